@@ -1,0 +1,54 @@
+# Everything a checkout needs, set-up included: see `make help`.
+# Needs python3 (3.11 or newer), python3-venv and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Touched when the virtual environment matches pyproject.toml.
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format acceptance-long bench install database clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## schedule, kill the broker, recover, deliver on time: the main job
+	$(BIN)/escapement demo
+
+test: $(INSTALLED) database ## all tests but the long ones, on SQLite and a private MariaDB or MySQL
+	$(BIN)/pytest -m "not long" $(ARGS)
+
+check: $(INSTALLED) ## format, lint, types and layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/unit/test_layers.py
+
+format: $(INSTALLED) ## put the code into its format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+acceptance-long: $(INSTALLED) database ## the tests too long for `make test`
+	$(BIN)/pytest -m long $(ARGS)
+
+bench: $(INSTALLED) database ## the figures of docs/benchmarks.md, on this machine
+	$(BIN)/python benchmarks/figures.py $(ARGS)
+
+install: $(INSTALLED) ## the virtual environment with the package and its tools
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "escapement needs Python 3.11 or newer, and $(PYTHON) is not:" \
+	       "try 'make PYTHON=python3.12 $(MAKECMDGOALS)'" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "try 'apt-get install python3-venv'" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+database:
+	@.ci/database
+
+clean: ## remove the virtual environment and everything built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,164 @@
+"""The figures of docs/benchmarks.md, taken on this machine.
+
+    python benchmarks/figures.py [--log URL | --sqlite] [--quick] [--only WORD] [--json FILE]
+
+Without a URL a private MariaDB or MySQL server is started, with its default durability
+(a flush to disk at each commit), and each measurement gets a database of its own there.
+``--quick`` takes a tenth of the messages, and few runs. Prints a table for each measurement
+and at the end all of them in one, ready for the document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Measurement(NamedTuple):
+    name: str
+    words: str  # of `escapement bench`
+    sized_by: str  # the option that --quick makes smaller
+    size: int
+    runs: int
+
+
+MIXED = "--payload-bytes 50-500"
+MEASUREMENTS = [
+    Measurement("publish, batches of 1000", "publish", "--messages", 1_000_000, 5),
+    Measurement("publish, batches of 100", "publish --batch-size 100", "--messages", 1_000_000, 5),
+    Measurement("publish, single sends", "publish --batch-size 1", "--messages", 200_000, 5),
+    Measurement("publish, 1000, 50-500 bytes", f"publish {MIXED}", "--messages", 1_000_000, 5),
+    Measurement(
+        "publish, 100, 50-500 bytes",
+        f"publish --batch-size 100 {MIXED}",
+        "--messages",
+        1_000_000,
+        5,
+    ),
+    Measurement("publish, 1000, no delays", "publish --window-ms 0", "--messages", 1_000_000, 5),
+    Measurement(
+        "publish, 100, no delays",
+        "publish --batch-size 100 --window-ms 0",
+        "--messages",
+        1_000_000,
+        5,
+    ),
+    Measurement(
+        "publish, 1000, 50-500 bytes, no delays",
+        f"publish --window-ms 0 {MIXED}",
+        "--messages",
+        1_000_000,
+        5,
+    ),
+    Measurement(
+        "publish, 100, 50-500 bytes, no delays",
+        f"publish --batch-size 100 --window-ms 0 {MIXED}",
+        "--messages",
+        1_000_000,
+        5,
+    ),
+    Measurement("burst, batches()", "burst", "--messages", 1_000_000, 5),
+    Measurement("burst, async for", "burst --one-by-one", "--messages", 1_000_000, 5),
+    Measurement("burst, batches(), from disk", "burst --restart", "--messages", 1_000_000, 5),
+    Measurement("burst, batches(), 50-500 bytes", f"burst {MIXED}", "--messages", 1_000_000, 5),
+    Measurement("lateness at 10,000 a second", "lateness --seconds 20", "--rate", 10_000, 5),
+    Measurement("restart, 1 million pending", "restart", "--pending", 1_000_000, 5),
+    Measurement("restart, 10 million pending", "restart", "--pending", 10_000_000, 5),
+    Measurement("publish with 10 million pending", "pending", "--pending", 10_000_000, 7),
+]
+
+
+@contextlib.contextmanager
+def databases(
+    options: argparse.Namespace,
+) -> Iterator[Callable[[], contextlib.AbstractContextManager[str | None]]]:
+    """Makes a context with the log for one measurement."""
+    if options.sqlite or options.log:
+        yield lambda: contextlib.nullcontext(options.log)
+        return
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from servers import private_server
+
+    with private_server() as server:
+
+        @contextlib.contextmanager
+        def fresh() -> Iterator[str | None]:
+            try:
+                yield server.url("escapement_bench")
+            finally:
+                server.admin("DROP DATABASE IF EXISTS escapement_bench")
+
+        yield fresh
+
+
+def measure(one: Measurement, log: str | None, quick: bool) -> dict[str, Any] | None:
+    """Run `escapement bench`; None if it failed, which it has then said."""
+    size, runs = (one.size // 10, min(one.runs, 3)) if quick else (one.size, one.runs)
+    words = [*one.words.split(), one.sized_by, str(size), "--runs", str(runs), "-o", "json"]
+    environment = dict(os.environ)
+    environment.pop("ESCAPEMENT_LOG", None)
+    if log is not None:
+        environment["ESCAPEMENT_LOG"] = log
+    command = [sys.executable, "-m", "escapement", "bench", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
+    found: dict[str, Any] | None = json.loads(done.stdout) if done.returncode == 0 else None
+    return found
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    """One line of the document's table."""
+    figures = []
+    if "messages_per_second" in found and found["bench"] != "lateness":
+        rates = [run["messages_per_second"] for run in found["runs"]]
+        figures.append(f"{found['messages_per_second']:,} msg/s ({min(rates):,} to {max(rates):,})")
+    if "ratio" in found:
+        ratios = [run["ratio"] for run in found["runs"]]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        figures.append(f"{found['ratio']:.2f} of an empty topic's rate ({spread})")
+    if found["bench"] == "restart":
+        peak = found["peak_resident_bytes"] / 1024**2
+        figures.append(f"{found['seconds']:.2f} s to the first delivery, {peak:.0f} MiB at most")
+    if "lateness_ms" in found:
+        late = found["lateness_ms"]
+        figures.append(f"late p50 {late['p50']:.1f} / p99 {late['p99']:.1f} ms")
+        figures.append(f"lost {found['lost']}, early {found['early']}, twice {found['duplicates']}")
+    load = found["machine"]["load"][0]
+    return f"| {name} | {'; '.join(figures)} | {len(found['runs'])} | {load:.1f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--log", help="a database to use instead of a private server's")
+    parser.add_argument("--sqlite", action="store_true", help="the embedded log")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="", help="measurements with this in their names")
+    parser.add_argument("--json", type=Path, help="where to write all that was found")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    lines = ["| what | figures | runs | load |", "|---|---|---|---|"]
+    with databases(options) as database:
+        for one in MEASUREMENTS:
+            if options.only not in one.name:
+                continue
+            with database() as log:
+                found = measure(one, log, options.quick)
+            if found is None:
+                lines.append(f"| {one.name} | failed | | |")
+            else:
+                results[one.name] = found
+                lines.append(line(one.name, found))
+            print(lines[-1], flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(results, indent=1))
+    print("\n" + "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`escapement bench`: what this machine does with its broker, measured through the real client."""

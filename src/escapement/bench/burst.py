@@ -1,0 +1,92 @@
+"""How fast what falls due together is delivered and acknowledged durably.
+
+All messages are scheduled at random times within a window some seconds ahead, and one
+consumer of a shared subscription waits for them. The clock runs from the moment the first
+is due until the acknowledgement of the last is durable, so it cannot show less than the
+window. Optionally the broker is stopped and started in between, so that everything comes
+from its disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from escapement.bench.outcome import Outcome, Run
+from escapement.bench.publish import fill
+from escapement.bench.stage import CpuMeter, Setting, Stage, now_ms, sleep_until, stage
+from escapement.bench.take import take_batches, take_one_by_one
+from escapement.bench.tally import Tally
+from escapement.client.broker import connect
+
+# Publishing must be over before the first message is due: so much time is allowed for it,
+# and tried again with twice as much if it was not enough.
+_PUBLISH_RATE: Final = 250_000
+_LEAD_MS: Final = 3_000
+_RESTART_MS: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """How much, within how long, taken how."""
+
+    messages: int
+    window_ms: int
+    permits: int
+    one_by_one: bool  # `async for message in inbox` instead of `inbox.batches()`
+    restart: bool  # stop and start the broker before the first is due
+
+
+async def measure(setting: Setting, burst: Burst) -> Outcome:
+    """Several bursts, each on a topic of its own."""
+    runs: list[Run] = []
+    lead_ms = _LEAD_MS + burst.messages * 1000 // _PUBLISH_RATE
+    async with stage(setting) as on:
+        while len(runs) < setting.runs:
+            run = await _burst_once(on, burst, lead_ms, f"burst {len(runs) + 1}")
+            if run is None:
+                lead_ms *= 2
+            else:
+                runs.append(run)
+    return Outcome(
+        "burst",
+        on.engine,
+        {
+            "taken": "one by one" if burst.one_by_one else "in batches",
+            "after a restart": "yes" if burst.restart else "no",
+            "window-ms": burst.window_ms,
+            "payload-bytes": str(setting.payload),
+            "tick-ms": setting.tick_ms,
+        },
+        runs,
+    )
+
+
+async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run | None:
+    """One burst; None if it was due before all was ready."""
+    topic, subscription = await on.new_subscription()
+    tally = Tally()
+    first_ms = now_ms() + lead_ms + (_RESTART_MS if burst.restart else 0)
+    at_ms = first_ms + on.rng.integers(0, burst.window_ms, burst.messages, dtype=np.int64)
+    offsets = await fill(on, topic, at_ms, f"{what}: scheduling")
+    tally.sent(np.concatenate(offsets), at_ms)
+    if burst.restart:
+        await on.host.stop()
+        await on.host.start()
+    async with connect(on.host.url) as broker:
+        async with broker.consumer(topic, subscription, permits=burst.permits) as inbox:
+            if now_ms() >= first_ms:
+                on.setting.progress(f"{what}: too late, again with more time", 0, 1)
+                return None
+            on.setting.progress(f"{what}: waiting for it", 0, 1)
+            await sleep_until(first_ms - 100)
+            cpu = CpuMeter(on.host)
+            take = take_one_by_one if burst.one_by_one else take_batches
+            await take(inbox, tally, burst.messages)
+            await inbox.flush_acks()
+            seconds = (now_ms() - int(at_ms.min())) / 1000
+            used = cpu.read()
+    await on.admin("topics.delete", topic=topic)
+    return Run.of(tally, seconds, **used)

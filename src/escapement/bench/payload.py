@@ -1,0 +1,39 @@
+"""Random payloads, in batches made before the clock starts."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from escapement.errors import InvalidRequest
+from escapement.message import Blobs, MessageBatch
+
+_SIZE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+class PayloadSize(NamedTuple):
+    """Bytes of a payload: from the one to the other, both included, equally often."""
+
+    least_bytes: int
+    most_bytes: int
+
+    @classmethod
+    def parse(cls, text: str) -> PayloadSize:
+        """Read ``100`` or ``50-500``. Raises ``InvalidRequest``."""
+        match = _SIZE.fullmatch(text)
+        size = cls(int(match[1]), int(match[2] or match[1])) if match else cls(1, 0)
+        if size.least_bytes > size.most_bytes:
+            raise InvalidRequest(f"{text!r} is no size of payloads: write 100, or 50-500")
+        return size
+
+    def __str__(self) -> str:
+        if self.least_bytes == self.most_bytes:
+            return str(self.least_bytes)
+        return f"{self.least_bytes}-{self.most_bytes}"
+
+    def batch(self, rng: np.random.Generator, count: int) -> MessageBatch:
+        """``count`` random payloads."""
+        lengths = rng.integers(self.least_bytes, self.most_bytes + 1, count, dtype=np.uint32)
+        return MessageBatch(Blobs(lengths, rng.bytes(int(lengths.sum()))))

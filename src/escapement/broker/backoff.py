@@ -1,0 +1,48 @@
+"""How long a delivered message may go unacknowledged, and when it is tried again.
+
+The first wait is ``ack_wait_ms``; each further attempt doubles it, within
+``min_backoff_ms`` and ``max_backoff_ms``. Up to ``jitter`` of the wait is added, so
+that a herd that failed together does not return together. The exponent is clamped:
+the wait grows monotonely for any number of attempts and never overflows. V4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Int64s
+
+# Doubling stops here: 2^31 times a wait of a millisecond is 24 days, of a second 68 years.
+_MAX_DOUBLINGS: Final = 31
+# No wait is longer, however it was configured: it must stay addable to a time.
+_CEILING_MS: Final = 3650 * 86_400_000
+
+DEFAULT_ACK_WAIT_MS: Final = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """The waiting policy of one consumer or subscription; all times in milliseconds."""
+
+    ack_wait_ms: int = DEFAULT_ACK_WAIT_MS
+    min_backoff_ms: int = 0
+    max_backoff_ms: int = 0  # 0: no upper bound but the ceiling
+    jitter: float = 0.33
+
+    def wait_ms(self, attempts: Int64s, chance: npt.NDArray[np.float64] | float) -> Int64s:
+        """How long to wait after each attempt (1 is the first); int64[n].
+
+        Args:
+          attempts: how often each message has been delivered, >= 1; int64[n].
+          chance: the share of the jitter to add, 0 to 1; float[n] or one for all.
+        """
+        doublings = np.clip(attempts - 1, 0, _MAX_DOUBLINGS).astype(np.float64)
+        base = self.ack_wait_ms * np.exp2(doublings)
+        upper = self.max_backoff_ms or _CEILING_MS
+        bounded = np.clip(base, min(self.min_backoff_ms, upper), min(upper, _CEILING_MS))
+        waits: Int64s = (bounded * (1.0 + self.jitter * np.asarray(chance))).astype(np.int64)
+        return waits

@@ -1,0 +1,219 @@
+"""Writes checkpoints: the index to disk, then the state the journal adds up to.
+
+In this order, always:
+
+1. in one synchronous step, remember how far each lane has come and freeze the index;
+2. write what is live of it as a segment, fsync, swap the manifest, fsync;
+3. write the state (cursors, attempts, producers, offsets), and last trim the journal up to
+   the positions of step 1, in short transactions.
+
+So the journal is never shorter than what the index lacks, and a crash between any two
+steps only makes the next start read a little more. The state is taken *after* step 2 and
+may be newer than the positions: replaying an entry that it contains changes nothing.
+
+What could not be written (MySQL was away) is kept and goes with the next checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from escapement.broker.registry import Registry
+from escapement.broker.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import StorageUnavailable
+from escapement.storage import checkpoint as state
+from escapement.storage.attempts import AttemptTable, encode_attempts
+from escapement.storage.blocking import Run
+from escapement.storage.checkpoint import Checkpoint, ChunkRow, ProducerRow, SubscriptionRow
+from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.index import DelayedIndex
+from escapement.storage.index.checkpoint import Part
+from escapement.storage.journal import JournalPosition
+from escapement.storage.lease import Lease
+from escapement.storage.log import Log
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the log has come, kept by whoever hears of commits."""
+
+    positions: dict[int, JournalPosition]  # by lane: the last group that was taken in
+    touched: set[int] = field(default_factory=set)  # topics changed since the last checkpoint
+    producers: dict[int, ProducerRow] = field(default_factory=dict)
+
+
+class Checkpointer:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lease: Lease,
+        log: Log,
+        log_identity: str,
+        index: DelayedIndex,
+        registry: Registry,
+        progress: Progress,
+        clock: Clock,
+        run: Run,
+        interval_s: float,
+    ) -> None:
+        self._engine = engine
+        self._lease = lease
+        self._journal_log = log
+        self._log_identity = log_identity
+        self._index = index
+        self._registry = registry
+        self._progress = progress
+        self._clock = clock
+        self._run = run
+        self._interval_s = interval_s
+        self._spacious = trio.lowlevel.ParkingLot()
+        self._wanted = trio.Event()
+        self._lock = trio.Lock()
+        self._connection: Connection | None = None
+        self._unwritten = Checkpoint()
+        self._covered = dict(progress.positions)
+
+    def want(self) -> None:
+        """Memory is filling: do not wait for the interval."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Write a checkpoint at each interval, or earlier when wanted, for ever."""
+        while True:
+            with trio.move_on_after(self._interval_s):
+                await self._wanted.wait()
+            self._wanted = trio.Event()
+            if self._index.needs_checkpoint or self._changed:
+                await self.checkpoint()
+
+    async def room(self) -> None:
+        """Wait until the index has room in memory."""
+        while self._index.is_full:
+            self.want()
+            await self._spacious.park()
+
+    @property
+    def _changed(self) -> bool:
+        return self._progress.positions != self._covered or bool(self._unwritten.trims)
+
+    async def checkpoint(self) -> None:
+        """Write one now. A database that is away is no error: the rest comes later."""
+        async with self._lock:
+            positions = dict(self._progress.positions)
+            fills = self._fills()
+            index_checkpoint = self._index.begin_checkpoint()
+            try:
+                for group in index_checkpoint.groups():
+                    keeps = [self._live(part) for part in group.parts()]
+                    await self._run(index_checkpoint.write, group, keeps)
+                await self._run(index_checkpoint.finish, self._log_identity, positions)
+            except BaseException:
+                self._index.abandon(index_checkpoint)
+                raise
+            self._index.install(index_checkpoint)
+            self._spacious.unpark_all()
+            await self._write_state(self._state(positions, fills))
+
+    def _live(self, part: Part) -> npt.NDArray[np.bool_] | None:
+        topic = self._registry.active.get(part.topic_id)
+        if topic is None:
+            return None  # nobody has touched it: all of it is kept
+        return topic.live(part.due_ms, part.offsets, self._clock.now_ms())
+
+    # -- the state -----------------------------------------------------------------
+
+    def _fills(self) -> list[SubscriptionRow]:
+        return [
+            SubscriptionRow(shared.record.id, shared.record.fill_from, shared.record.fill_until, 0)
+            for topic_id in self._progress.touched
+            if (topic := self._registry.active.get(topic_id)) is not None
+            for shared in topic.shared.values()
+        ]
+
+    def _state(
+        self, positions: dict[int, JournalPosition], fills: list[SubscriptionRow]
+    ) -> Checkpoint:
+        """Everything that changed since the last one; one synchronous step."""
+        touched, self._progress.touched = self._progress.touched, set()
+        marks, self._progress.producers = self._progress.producers, {}
+        now_ms = self._clock.now_ms()
+        chunks: dict[tuple[int, int], ChunkRow] = {
+            (row.subscription_id, row.chunk): row for row in self._unwritten.chunks
+        }
+        retries = dict(self._unwritten.retries)
+        next_offsets = dict(self._unwritten.next_offsets)
+        producers = {row.producer_id: row for row in self._unwritten.producers} | marks
+        for topic_id in touched:
+            topic = self._registry.active.get(topic_id)
+            if topic is None:
+                continue  # it was deleted
+            next_offsets[topic_id] = topic.next_offset
+            _take_cursors(topic, chunks, retries, now_ms)
+        subscriptions = {row.subscription_id: row for row in self._unwritten.subscriptions}
+        subscriptions |= {row.subscription_id: row for row in fills}
+        # What was deleted meanwhile must not come back.
+        alive = {record.id for record in self._registry.all_subscriptions()}
+        return Checkpoint(
+            [row for row in chunks.values() if row.subscription_id in alive],
+            {id: data for id, data in retries.items() if id in alive},
+            next_offsets,
+            list(producers.values()),
+            list(subscriptions.values()),
+            self._journal_log.current,
+            positions,
+        )
+
+    async def _write_state(self, checkpoint: Checkpoint) -> None:
+        self._unwritten = checkpoint
+        try:
+            await self._run(self._write, checkpoint)
+        except (StorageUnavailable, TransactionAborted) as error:
+            _log.warning("the checkpoint's state is not written yet: %s", error)
+            return
+        self._unwritten = Checkpoint()
+        self._covered = dict(checkpoint.trims)
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        try:
+            state.write(self._engine, self._connection, self._lease, checkpoint)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give up the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _take_cursors(
+    topic: Topic,
+    chunks: dict[tuple[int, int], ChunkRow],
+    retries: dict[int, bytes],
+    now_ms: int,
+) -> None:
+    for subscription in topic.subscriptions():
+        subscription_id = subscription.record.id
+        for chunk, data in subscription.acked.dirty_chunks().items():
+            chunks[subscription_id, chunk] = ChunkRow(subscription_id, chunk, data)
+        subscription.acked.mark_clean()
+        if subscription.attempts_changed:
+            rows, next_ms = subscription.attempts_snapshot(now_ms)
+            retries[subscription_id] = encode_attempts(
+                AttemptTable(rows.offsets, rows.attempts, next_ms, rows.due_ms)
+            )
+            # While something is in retry, what is acknowledged of it changes the rest.
+            subscription.attempts_changed = bool(rows.height)

@@ -1,0 +1,185 @@
+"""Taking consumers: subscribing, acknowledging, giving back, leaving.
+
+Each call is one synchronous step on a subscription, and a word to the pump that it may
+have something to do; only making a subscription waits, for it to be durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from escapement.broker.backoff import BackOff
+from escapement.broker.consumer import Consumer, Outlet
+from escapement.broker.desk import ConsumerHandle
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.pump import Pump
+from escapement.broker.registry import Registry
+from escapement.broker.revival import Revival
+from escapement.broker.subscription import Subscription
+from escapement.broker.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import (
+    AlreadyExists,
+    Conflict,
+    EscapementError,
+    NotFound,
+    StorageReadOnly,
+    StorageUnavailable,
+)
+from escapement.message import Int64s
+from escapement.names import TopicName, check_name
+from escapement.storage.catalog import Kind
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.lane import State
+
+
+class Consuming:
+    """See the module's docstring.
+
+    Args:
+      ack_wait_ms: of shared consumers that do not say.
+      on_change: called with a topic whose timers may have changed.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        revival: Revival,
+        pipeline: CommitPipeline,
+        pump: Pump,
+        clock: Clock,
+        limits: BrokerLimits,
+        ack_wait_ms: int,
+        on_change: Callable[[Topic], None],
+    ) -> None:
+        self._registry = registry
+        self._revival = revival
+        self._pipeline = pipeline
+        self._pump = pump
+        self._clock = clock
+        self._limits = limits
+        self._ack_wait_ms = ack_wait_ms
+        self._on_change = on_change
+        self._last_id = 0
+
+    # -- consumers come and go -------------------------------------------------
+
+    async def subscribe(
+        self,
+        topic_text: str,
+        name: str,
+        *,
+        kind: Kind,
+        position: str,
+        ack_wait_ms: int,
+        consumer_name: str,
+        wire_id: int,
+        outlet: Outlet,
+    ) -> ConsumerHandle:
+        """A consumer of a subscription, which is created if there is none.
+
+        It is not served before :meth:`joined`, which must follow without an await between.
+
+        Raises:
+          Conflict: the subscription is of another kind, or exclusive and taken.
+        """
+        topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
+        subscription = await self._ensure(topic, name, kind, earliest=position == "earliest")
+        if subscription.record.kind != kind:
+            raise Conflict(
+                f"the subscription {name} of {topic.name.full} is {subscription.record.kind}, "
+                f"not {kind}"
+            )
+        if kind == "exclusive" and subscription.consumers:
+            raise Conflict(
+                f"the exclusive subscription {name} of {topic.name.full} has a consumer; use "
+                "failover to let several stand by"
+            )
+        self._last_id += 1
+        if not ack_wait_ms and kind == "shared":
+            ack_wait_ms = self._ack_wait_ms
+        consumer = Consumer(self._last_id, wire_id, consumer_name, outlet, BackOff(ack_wait_ms))
+        return ConsumerHandle(topic, subscription, consumer)
+
+    async def _ensure(self, topic: Topic, name: str, kind: Kind, *, earliest: bool) -> Subscription:
+        if topic.subscription(name) is None:
+            with suppress(AlreadyExists):
+                await self.create(topic, name, kind, earliest=earliest)
+        subscription = topic.subscription(name)
+        if subscription is None:
+            raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
+        return subscription
+
+    async def create(self, topic: Topic, name: str, kind: Kind, *, earliest: bool) -> None:
+        """Create a subscription and serve it. Raises ``AlreadyExists``."""
+        check_name("subscription", name)
+        await self._registry.create_subscription(
+            topic,
+            name,
+            kind,
+            earliest=earliest,
+            serve=lambda record: self._revival.new_subscription(topic, record),
+        )
+
+    def joined(self, handle: ConsumerHandle) -> None:
+        """The consumer is ready for messages."""
+        handle.subscription.join(handle.consumer)
+        self.wake(handle)
+
+    def close(self, handle: ConsumerHandle) -> None:
+        """The consumer is gone; what it held goes to others at once."""
+        handle.subscription.leave(handle.consumer, self._clock.now_ms())
+        self.wake(handle)
+        self._on_change(handle.topic)
+
+    def wake(self, handle: ConsumerHandle) -> None:
+        """The consumer can be sent more."""
+        self._pump.wake_subscription(handle.topic, handle.subscription)
+
+    # -- what they say of messages ---------------------------------------------
+
+    def acknowledge(
+        self, handle: ConsumerHandle, offsets: Int64s, done: Callable[[int], None] | None
+    ) -> None:
+        """Take acknowledgements; ``done`` is told how many took effect, once durable.
+
+        Raises:
+          StorageReadOnly, StorageUnavailable: they cannot be kept now; send them again.
+        """
+        if self._pipeline.state is State.READ_ONLY:
+            raise StorageReadOnly("acknowledgements cannot be stored now; send them again later")
+        if self._pipeline.waiting_acks + len(offsets) > 2 * self._limits.unwritten_acks:
+            raise StorageUnavailable("too many acknowledgements wait for the database")
+        handle.subscription.acknowledge(offsets, done)
+        self.wake(handle)
+
+    def negative_acknowledge(
+        self, handle: ConsumerHandle, offsets: Int64s, delay_ms: int | None
+    ) -> int:
+        """Give messages back, to be tried again later; returns how many it held."""
+        count = handle.subscription.negative_acknowledge(
+            handle.consumer, offsets, delay_ms, self._clock.now_ms()
+        )
+        self.wake(handle)
+        self._on_change(handle.topic)
+        return count
+
+    # -- deleting --------------------------------------------------------------
+
+    async def delete(self, topic: Topic, name: str) -> None:
+        """Delete a subscription; its consumers are told. Raises ``NotFound``."""
+        await self._registry.delete_subscription(topic, name)
+        subscription = topic.subscription(name)
+        if subscription is not None:
+            gone = NotFound(f"the subscription {name} of {topic.name.full} was deleted")
+            self.dismiss(topic, subscription, gone)
+
+    def dismiss(self, topic: Topic, subscription: Subscription, error: EscapementError) -> None:
+        """A subscription is gone: stop serving it, and tell its consumers why."""
+        topic.remove(subscription.record.name)
+        self._revival.subscriptions.pop(subscription.record.id, None)
+        for consumer in list(subscription.consumers):
+            consumer.closed = True
+            subscription.consumers.remove(consumer)
+            consumer.outlet.consumer_closed(consumer.wire_id, error)

@@ -1,0 +1,93 @@
+"""A broker's data directory: its lock, its identity, and where its files are.
+
+The identity is made once and outlives the process, so that a restarted broker takes
+its own leases back at once. The lock is held as long as the process lives; the kernel
+gives it up when the process dies, however it dies.
+
+    broker.id   the identity, 32 hexadecimal digits
+    broker.lock locked while a broker runs here; holds its process id, for people
+    index/      the delayed index; may be deleted while no broker runs
+    log.sqlite3 the log, where it is not in MySQL
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+from pathlib import Path
+
+from escapement.errors import DataDirectoryInUse, StorageError
+
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
+
+
+class DataDirectory:
+    """An open, locked data directory. Use as a context manager."""
+
+    def __init__(self, path: Path, lock_fd: int, identity: str) -> None:
+        self.path = path
+        self.identity = identity
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def open(cls, path: Path) -> DataDirectory:
+        """Lock the directory, creating it and its identity if needed.
+
+        Raises:
+          DataDirectoryInUse: if another process has it open.
+          StorageError: if it cannot be written, or its identity is not readable.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock_fd = os.open(path / "broker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"cannot use the data directory {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(lock_fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(lock_fd)
+            raise DataDirectoryInUse(
+                f"the data directory {path} is in use by process {holder or 'unknown'}; "
+                "stop that broker or give this one a directory of its own (--data)"
+            ) from None
+        try:
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+            return cls(path, lock_fd, _identity(path / "broker.id"))
+        except BaseException:
+            os.close(lock_fd)
+            raise
+
+    @property
+    def index(self) -> Path:
+        """Where the delayed index lives."""
+        return self.path / "index"
+
+    def close(self) -> None:
+        """Give the lock up."""
+        os.close(self._lock_fd)
+
+    def __enter__(self) -> DataDirectory:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _identity(path: Path) -> str:
+    if path.exists():
+        text = path.read_text("ascii").strip()
+        if not _IDENTITY.fullmatch(text):
+            raise StorageError(f"{path} does not hold an identity; remove it to get a new one")
+        return text
+    text = secrets.token_hex(16)
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "w", encoding="ascii") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+    return text

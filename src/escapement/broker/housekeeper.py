@@ -1,0 +1,115 @@
+"""Slow work in small steps: generations of the log, what deletes left, idle producers.
+
+Nothing here is urgent, and each step is a short transaction of its own. A database that
+is away is no error: the step is tried again at the next round.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from escapement.broker.registry import Registry, Transact
+from escapement.clock import Clock
+from escapement.errors import StorageUnavailable
+from escapement.storage import producers, removal
+from escapement.storage.blocking import Run
+from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.lease import Lease
+from escapement.storage.log import Generation, Log, should_roll
+
+_logger = logging.getLogger(__name__)
+
+ROUND_S: Final = 10.0
+# Between two steps of freeing rows, so that commits always come first.
+_BREATH_S: Final = 0.05
+# A producer that published nothing for so long is forgotten, and its sequences with it.
+PRODUCER_IDLE_MS: Final = 7 * 86_400_000
+_PRODUCER_ROUND_MS: Final = 3_600_000
+
+
+class Housekeeper:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lease: Lease,
+        log: Log,
+        registry: Registry,
+        transact: Transact,
+        clock: Clock,
+        run: Run,
+        parallelism: int,
+    ) -> None:
+        self._engine = engine
+        self._lease = lease
+        self._log = log
+        self._registry = registry
+        self._transact = transact
+        self._clock = clock
+        self._run = run
+        self._parallelism = parallelism
+        self._producers_at_ms = clock.now_ms() + _PRODUCER_ROUND_MS
+
+    async def run(self) -> None:
+        """Keep house for ever."""
+        while True:
+            await trio.sleep(ROUND_S)
+            try:
+                await self._roll()
+                await self._free()
+                await self._expire_producers()
+            except (StorageUnavailable, TransactionAborted) as error:
+                _logger.warning("housekeeping waits for the database: %s", error)
+
+    async def _roll(self) -> None:
+        now_ms = self._clock.now_ms()
+        if should_roll(self._log.current, now_ms):
+            self._log.begin(await self._run(self._prepare_generation, now_ms))
+            _logger.info("the log goes on in generation %d", self._log.current.id)
+
+    def _prepare_generation(self, now_ms: int) -> Generation:
+        connection = self._engine.connect()
+        try:
+            return self._log.prepare(
+                self._engine, connection, self._lease, self._parallelism, now_ms
+            )
+        finally:
+            connection.close()
+
+    async def _free(self) -> None:
+        generations = self._log.generations
+
+        def step(connection: Connection) -> bool:
+            return removal.free_step(connection, generations)
+
+        more = True
+        while more:
+            more = await self._transact(step)
+            await trio.sleep(_BREATH_S)
+
+    async def _expire_producers(self) -> None:
+        now_ms = self._clock.now_ms()
+        if now_ms < self._producers_at_ms:
+            return
+        self._producers_at_ms = now_ms + _PRODUCER_ROUND_MS
+        before_ms = now_ms - PRODUCER_IDLE_MS
+        after_id = 0
+        while True:
+            idle, after_id = await self._transact(
+                lambda connection, after=after_id: producers.read_idle(  # type: ignore[misc]
+                    connection, before_ms, after
+                )
+            )
+            unheld = self._registry.forget_producers(set(idle))
+            if unheld:
+                await self._transact(
+                    lambda connection, ids=unheld: producers.forget(  # type: ignore[misc]
+                        connection, ids, before_ms
+                    )
+                )
+            if not after_id:
+                return

@@ -1,0 +1,97 @@
+"""Keeps the lease alive, and knows until when messages may be handed out under it.
+
+The epoch, checked inside every transaction, is what keeps a stale owner from writing;
+the deadline kept here is what keeps it from *delivering* once a successor may have
+taken over. It is counted on a clock that also runs while the machine sleeps, from
+before each renewal was sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from escapement.clock import Clock
+from escapement.errors import StorageUnavailable
+from escapement.storage import lease as leases
+from escapement.storage.blocking import Run
+from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+
+_log = logging.getLogger(__name__)
+
+# Renewals in the time of one lease: two may fail before it runs out.
+RENEWALS_PER_LEASE = 3
+
+
+class LeaseKeeper:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lease: leases.Lease,
+        clock: Clock,
+        run: Run,
+        on_renewed: Callable[[], None],
+    ) -> None:
+        self.lease = lease
+        self._engine = engine
+        self._clock = clock
+        self._run = run
+        self._on_renewed = on_renewed
+        self._connection: Connection | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether nobody else can have taken the lease yet."""
+        return self._clock.lease_ms() < self.lease.deadline_ms
+
+    async def run(self) -> None:
+        """Renew for ever.
+
+        Raises:
+          LeaseLost: when another broker has taken the lease.
+        """
+        period_s = self.lease.duration_ms / RENEWALS_PER_LEASE / 1000
+        while True:
+            await trio.sleep(period_s)
+            try:
+                renewed = await self._run(self._renew)
+                # Only now: it may have run out while the database did not answer.
+                was_held, self.lease = self.held, renewed
+                if not was_held:
+                    _log.warning("the lease had run out and is renewed; nobody had taken it")
+                    self._on_renewed()
+            except (StorageUnavailable, TransactionAborted) as error:
+                _log.warning("cannot renew the lease: %s", error)
+
+    def _renew(self) -> leases.Lease:
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            return leases.renew(self._engine, self._connection, self.lease, self._clock)
+        except BaseException:
+            self._close()
+            raise
+
+    def release(self, doubtful_until_ms: int) -> None:
+        """Blocking: give the lease up, after a clean stop; anyone may take it at once."""
+        self._close()
+        self._connection = self._engine.connect()
+        try:
+            leases.release(
+                self._engine,
+                self._connection,
+                self.lease,
+                clean=True,
+                doubtful_until_ms=doubtful_until_ms,
+            )
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

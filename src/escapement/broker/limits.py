@@ -1,0 +1,56 @@
+"""Every bound of a broker, by name, on one page.
+
+Memory is bounded by these numbers and nothing else (invariant 9). What happens
+when each is met stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+DAY_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLimits:
+    """Bounds of one broker; the defaults suit a machine with 1 GiB to spare."""
+
+    # -- connections
+    connections: int = 10_000  # the next one is refused and closed
+    handshake_timeout_s: float = 10.0  # a connection that says nothing is closed
+    idle_timeout_s: float = 90.0  # a connection without even a ping is closed
+    outbound_bytes: int = 8 * MIB  # per connection; its consumers get nothing more until drained
+    outbound_hard_bytes: int = 64 * MIB  # per connection; a peer that reads nothing is cut off
+    unconfirmed_bytes: int = 32 * MIB  # per connection; reading from it stops until receipts go out
+
+    # -- messages
+    max_delay_ms: int = 10 * 366 * DAY_MS  # publishes past it are refused
+
+    # -- a commit group
+    commit_waiting_bytes: int = 64 * MIB  # all connections wait when as much waits for commit
+    commit_lanes: int = 2
+    unwritten_acks: int = 1_000_000  # while MySQL is away: dispatch stops at as many
+
+    # -- the index
+    index_memory_bytes: int = 128 * MIB  # a checkpoint starts at half; commits wait when it is full
+    index_cache_bytes: int = 32 * MIB  # blocks of segments kept for delivery
+    window_messages: int = 2_000_000  # keys in all wheels, 20 bytes each; the rest waits on disk
+    checkpoint_interval_s: float = 5.0
+
+    # -- a subscription
+    ready_messages: int = 100_000  # what finds no room lowers the read mark
+    unacked_messages: int = 4_000_000  # in flight and in retry; dispatch pauses
+    deliver_messages: int = 4096  # in one frame
+    deliver_bytes: int = 1 * MIB  # in one frame, unless a single message is larger
+    permits: int = 1_000_000  # credit one consumer can hold
+
+    # -- time
+    max_sleep_s: float = 0.5  # how soon a jump of the wall clock is noticed
+    stop_timeout_s: float = 8.0  # for commits and the last checkpoint when stopping
+    lease_ms: int = 10_000
+
+
+DEFAULT_LIMITS: Final = BrokerLimits()

@@ -1,0 +1,181 @@
+"""An exclusive or failover subscription: reads the log, in its order, delays ignored.
+
+It has one active consumer; of a failover subscription the others stand by in the
+order in which they joined. Fresh messages come from reading the log from
+``position`` on, skipping what is acknowledged or held. What is given back lowers the
+position again, so that it is read once more and the order is restored: the log is the
+only queue there is. P7.
+
+The broker does the reading: ``begin_read`` says from where, ``end_read`` takes the
+rows. A read that was overtaken by a lowered position is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.consumer import Consumer
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.logreader import LogPart
+from escapement.broker.ready import Rows
+from escapement.broker.subscription import HandOver, Subscription
+from escapement.message import Int64s, MessageBatch
+from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.group import Acks, Attempts
+
+
+class OrderedSubscription(Subscription):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        record: SubscriptionRecord,
+        limits: BrokerLimits,
+        submit: Callable[[Acks | Attempts], None],
+        rng: np.random.Generator,
+        now_ms: int,
+        doubtful_until_ms: int,
+    ) -> None:
+        """As the base class, and:
+
+        Args:
+          doubtful_until_ms: what was accepted by then is marked redelivered, because a
+            broker that did not stop cleanly may have delivered it.
+        """
+        super().__init__(record, limits, submit, rng, now_ms)
+        self.position = record.start_offset
+        self._doubtful_until_ms = doubtful_until_ms
+        self._doubtful_below = 0  # the offset after the last that was accepted by then
+        self._buffer: deque[tuple[Rows, MessageBatch]] = deque()
+        self._attempts: dict[int, int] = {}  # of messages that were given back
+        self._reading = False
+        self._overtaken = False
+
+    # -- consumers ----------------------------------------------------------------
+
+    @property
+    def active(self) -> Consumer | None:
+        """Whose turn it is."""
+        return self.consumers[0] if self.consumers else None
+
+    def join(self, consumer: Consumer) -> None:
+        super().join(consumer)
+        consumer.outlet.active(consumer.wire_id, self.active is consumer)
+
+    def leave(self, consumer: Consumer, now_ms: int) -> None:
+        was_active = self.active is consumer
+        super().leave(consumer, now_ms)
+        if was_active and self.active is not None:
+            self.active.outlet.active(self.active.wire_id, True)
+
+    # -- reading ---------------------------------------------------------------------
+
+    def wants_read(self, end_offset: int) -> bool:
+        """Someone has credit, nothing is at hand, and the log goes on."""
+        return (
+            not self._reading
+            and not self._buffer
+            and self.active is not None
+            and self.active.capacity > 0
+            and self.position < end_offset
+            and len(self.held) < self.limits.unacked_messages
+        )
+
+    def begin_read(self) -> int:
+        """A read begins; returns from which offset. ``end_read`` must follow."""
+        assert not self._reading, "two reads at once"
+        self.position = self.acked.first_missing(self.position)
+        self._reading = True
+        self._overtaken = False
+        return self.position
+
+    def end_read(self, parts: Sequence[LogPart], end_offset: int) -> None:
+        """Take rows of the log, in order.
+
+        Args:
+          end_offset: everything below it and from where the read began is in ``parts``.
+        """
+        self._reading = False
+        if self._overtaken:
+            return
+        for part in parts:
+            base_offset, due_ms, batch, accepted_at_ms = part
+            if accepted_at_ms <= self._doubtful_until_ms:
+                self._doubtful_below = max(self._doubtful_below, part.end_offset)
+            offsets = np.arange(base_offset, base_offset + len(batch))
+            wanted = offsets >= self.position
+            for taken in (self.acked, self.held):
+                wanted &= ~taken.contains(offsets)
+            at = np.flatnonzero(wanted)
+            if not len(at):
+                continue
+            offsets = offsets[at]
+            attempts = np.zeros(len(at), np.int64)
+            if self._attempts:
+                attempts[:] = [self._attempts.pop(offset, 0) for offset in offsets.tolist()]
+            self.held.add(offsets)
+            if len(at) < len(batch):
+                batch = batch.take(at)
+            self._buffer.append((Rows(due_ms[at], offsets, attempts), batch))
+        self.position = max(self.position, end_offset)
+
+    def break_read(self) -> None:
+        """The read failed; it is tried again."""
+        self._reading = False
+
+    def _rewind_to(self, offset: int) -> None:
+        """Read again from here; what was at hand is read again too."""
+        while self._buffer:
+            rows, _ = self._buffer.popleft()
+            self.held.discard(rows.offsets)
+            self._remember(rows)
+            offset = min(offset, int(rows.offsets[0]))
+        self.position = min(self.position, offset)
+        self._overtaken = True
+
+    def _remember(self, rows: Rows) -> None:
+        tried = rows.pick(rows.attempts > 0)
+        self._attempts.update(zip(tried.offsets.tolist(), tried.attempts.tolist(), strict=True))
+
+    # -- handing out -------------------------------------------------------------------
+
+    def assign(self, now_ms: int, frame_messages: int) -> list[HandOver]:
+        """Take the next messages in log order for the active consumer."""
+        consumer = self.active
+        taken: list[HandOver] = []
+        # In flight and in retry: what is held and not at hand.
+        unacked = len(self.held) - sum(rows.height for rows, _ in self._buffer)
+        room = self.limits.unacked_messages - unacked
+        while consumer is not None and self._buffer and min(consumer.capacity, room) > 0:
+            rows, batch = self._buffer.popleft()
+            count = min(consumer.capacity, frame_messages, room)
+            if count < rows.height:
+                rest = np.arange(count, rows.height)
+                self._buffer.appendleft((rows.pick(slice(count, None)), batch.take(rest)))
+                rows, batch = rows.pick(slice(0, count)), batch.take(np.arange(count))
+            taken.append(self._hand_over(consumer, rows, now_ms, batch))
+            room -= rows.height
+        return taken
+
+    def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        before = (rows.attempts > 1) | (rows.offsets < self._doubtful_below)
+        return before if before.any() else None
+
+    def _again(self, rows: Rows) -> None:
+        self.held.discard(rows.offsets)
+        self._remember(rows)
+        self._rewind_to(int(rows.offsets.min()))
+
+    def _forget_ready(self, offsets: Int64s) -> None:
+        if self._buffer:
+            self._rewind_to(int(self._buffer[0][0].offsets[0]))
+
+    def _ready_again(self) -> Rows:
+        waiting = [rows for rows, _ in self._buffer]
+        offsets = np.array(list(self._attempts), np.int64)
+        attempts = np.array(list(self._attempts.values()), np.int64)
+        return Rows.concat([*waiting, Rows(np.zeros_like(offsets), offsets, attempts)])

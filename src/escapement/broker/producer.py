@@ -1,0 +1,91 @@
+"""One producer's place in a topic: what is stored of it, and who may add to it.
+
+A producer numbers its messages. ``last_sequence`` is the highest that is committed
+and ``queued_sequence`` the highest that was handed to the commit pipeline; a batch
+that was sent before is trimmed by its range of sequences, so that a retry after a
+lost reply creates nothing new (B3).
+
+Order is kept across refusals: a batch names its predecessor, and is refused while that
+one is not queued or stored. Otherwise, after a refusal, a later batch would be committed
+first, and the refused one would be taken for a repetition and lost.
+
+The newer holder of a name fences the older (``holder``): the older's publishes are
+refused for good. Pure; the session is a mere token here.
+"""
+
+from __future__ import annotations
+
+from escapement.errors import Busy, ProducerFenced, SequenceGap
+
+
+class Producer:
+    """See the module's docstring."""
+
+    __slots__ = (
+        "epoch",
+        "holder",
+        "id",
+        "last_offset",
+        "last_sequence",
+        "name",
+        "pending",
+        "queued_sequence",
+    )
+
+    def __init__(
+        self, id: int, name: str, epoch: int, last_sequence: int, last_offset: int
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.epoch = epoch
+        self.last_sequence = last_sequence
+        self.last_offset = last_offset
+        self.queued_sequence = last_sequence
+        self.pending = 0  # batches in the commit pipeline
+        self.holder: object | None = None
+
+    def admit(self, holder: object, sequence: int, count: int, after: int) -> int:
+        """How many of the first messages of a batch are known already, 0 to ``count``.
+
+        Args:
+          after: the sequence of the message before the batch, -1 if there is none.
+
+        Raises:
+          ProducerFenced: if a newer producer has the name.
+          SequenceGap: if the message before the batch is neither queued nor stored.
+          Busy: if all of the batch is known and some of it is still under way.
+        """
+        if holder is not self.holder:
+            raise ProducerFenced(f"a newer producer named {self.name!r} has taken over")
+        if after > self.queued_sequence:
+            raise SequenceGap(
+                f"sequence {sequence} follows {after}, which is not stored: send that first"
+            )
+        known = min(max(self.queued_sequence - sequence + 1, 0), count)
+        if known == count and sequence + count - 1 > self.last_sequence:
+            raise Busy(f"sequence {sequence} is being committed")
+        return known
+
+    def queued(self, last_sequence: int) -> None:
+        """A batch that ends here was handed to the pipeline."""
+        assert last_sequence > self.queued_sequence, "a batch was queued out of order"
+        self.queued_sequence = last_sequence
+        self.pending += 1
+
+    def committed(self, last_sequence: int, last_offset: int) -> None:
+        """A batch that ends here is durable."""
+        assert last_sequence > self.last_sequence, "a sequence was committed twice"
+        self.last_sequence = last_sequence
+        self.last_offset = last_offset
+        self.pending -= 1
+
+    def refused(self, sequence: int) -> None:
+        """A batch that began here was not committed and may be sent again."""
+        self.pending -= 1
+        self.queued_sequence = max(min(self.queued_sequence, sequence - 1), self.last_sequence)
+
+    def take_over(self, holder: object, epoch: int) -> object | None:
+        """Give the name to a new holder; returns the one that is fenced by it."""
+        fenced, self.holder = self.holder, holder
+        self.epoch = epoch
+        return fenced

@@ -1,0 +1,162 @@
+"""Taking batches: who may publish, what is refused at once, what is stored already.
+
+A batch goes from here to the commit pipeline and comes back either as committed, to
+``Broker``, or as failed, to the publication itself. Either way its producer moves on, and
+whoever waits for the producer to settle is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from escapement.broker.checkpointer import Checkpointer
+from escapement.broker.desk import ProducerHandle, Publication
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.producer import Producer
+from escapement.broker.registry import Registry
+from escapement.broker.topic import Topic
+from escapement.clock import Clock
+from escapement.durations import format as duration_text
+from escapement.errors import (
+    DelaysDisabled,
+    DelayTooLong,
+    EscapementError,
+    InvalidRequest,
+    NotFound,
+    ProducerFenced,
+)
+from escapement.message import Times
+from escapement.names import TopicName, check_name
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.group import Append
+
+
+class Publishing:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        pipeline: CommitPipeline,
+        checkpointer: Checkpointer,
+        clock: Clock,
+        limits: BrokerLimits,
+    ) -> None:
+        self._registry = registry
+        self._pipeline = pipeline
+        self._checkpointer = checkpointer
+        self._clock = clock
+        self._limits = limits
+        self._moved = trio.lowlevel.ParkingLot()
+
+    # -- producers -------------------------------------------------------------
+
+    async def open(
+        self,
+        topic_text: str,
+        name: str,
+        epoch: int,
+        fenced: Callable[[EscapementError], None],
+    ) -> ProducerHandle:
+        """Hold a producer's name; whoever held it before is fenced.
+
+        Args:
+          epoch: -1 to take the name over, or the epoch under which it was held before a
+            connection was lost.
+          fenced: tells the new holder that it lost the name.
+
+        Raises:
+          ProducerFenced: if ``epoch`` is given and the name has a newer one.
+        """
+        topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
+        check_name("producer", name)
+        producer, epoch = await self._registry.open_producer(topic, name, epoch, self._settle)
+        handle = ProducerHandle(topic, fenced, producer)
+        producer.take_over(handle, epoch)
+        return handle
+
+    async def _settle(self, producer: Producer) -> None:
+        """Fence the holder, and wait until nothing it sent is under way."""
+        holder, producer.holder = producer.holder, None
+        if isinstance(holder, ProducerHandle):
+            holder.fenced(
+                ProducerFenced(f"a newer producer named {producer.name!r} has taken over")
+            )
+        while producer.pending:
+            await self._moved.park()
+
+    def settled(self) -> None:
+        """Batches of some producers are committed or refused."""
+        self._moved.unpark_all()
+
+    def close(self, handle: ProducerHandle) -> None:
+        """Give the name up; what is under way still ends as it ends."""
+        if handle.producer.holder is handle:
+            handle.producer.holder = None
+
+    # -- batches ---------------------------------------------------------------
+
+    async def room(self) -> None:
+        """Wait until a batch may be handed in: the pipeline and the index have bounds."""
+        await self._checkpointer.room()
+        if not self._pipeline.has_room:
+            await self._pipeline.room()
+
+    def publish(self, handle: ProducerHandle, publication: Publication) -> None:
+        """Hand a batch to the commit pipeline, or say at once that it is stored already.
+
+        Raises:
+          DelaysDisabled, DelayTooLong, InvalidRequest: for its times; nothing happened.
+          ProducerFenced, SequenceGap, Busy: for its sequence.
+          StorageUnavailable, StorageReadOnly: the log takes nothing now.
+        """
+        topic, producer = handle.topic, handle.producer
+        if topic.deleting or topic.id not in self._registry.active:
+            raise NotFound(f"the topic {topic.name.full} was deleted")
+        self._check_times(topic, publication.times)
+        count = len(publication.batch)
+        known = producer.admit(handle, publication.sequence, count, publication.after)
+        if known == count:
+            publication.done(-1, True)
+            return
+        publication.producer = producer
+        publication.trim(known)
+
+        def fail(error: EscapementError) -> None:
+            publication.refused(error)
+            self.settled()
+
+        self._pipeline.submit(
+            Append(
+                topic.id,
+                publication.body,
+                len(publication.batch),
+                publication.times,
+                producer.id,
+                publication.last_sequence,
+                publication,
+                fail,
+            )
+        )
+        producer.queued(publication.last_sequence)
+
+    def _check_times(self, topic: Topic, times: Times) -> None:
+        for column in (times.delay_ms, times.at_ms):
+            if column is not None and int(column.min()) < -1:
+                raise InvalidRequest("a delay or delivery time is negative")
+        if not times.given:
+            return
+        if not topic.namespace.delays_enabled:
+            raise DelaysDisabled(
+                f"delayed messages are disabled in {topic.name.namespace_full}; enable them "
+                "with `escapement admin namespaces enable-delayed-message`"
+            )
+        most_ms = self._limits.max_delay_ms
+        now_ms = self._clock.now_ms()
+        for column, furthest_ms in ((times.delay_ms, most_ms), (times.at_ms, now_ms + most_ms)):
+            if column is not None and int(column.max()) > furthest_ms:
+                raise DelayTooLong(
+                    f"a delivery time lies past the maximum delay of {duration_text(most_ms)}"
+                )

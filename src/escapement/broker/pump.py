@@ -1,0 +1,239 @@
+"""Moves messages: windows from the index into wheels, backlogs into ready, frames out.
+
+A few workers take turns over the topics and subscriptions that were *woken*. One
+subscription is served by one worker at a time, so what it reads and hands over happens
+in order; while it is served, waking it again means one more round afterwards.
+
+What decides is in :mod:`topic <escapement.broker.topic>`,
+:mod:`shared <escapement.broker.shared>` and :mod:`ordered <escapement.broker.ordered>`;
+here is only the waiting. Reads that touch the disk or the database run through
+``run``; those from memory happen at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.logreader import LogReader
+from escapement.broker.ordered import OrderedSubscription
+from escapement.broker.shared import SharedSubscription
+from escapement.broker.subscription import HandOver, Subscription
+from escapement.broker.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import StorageUnavailable
+from escapement.storage.blocking import Run
+from escapement.storage.index import DelayedIndex, Key
+
+# Enough to overlap one topic's disk reads with others' deliveries; more would only
+# compete for the interpreter.
+WORKERS: Final = 4
+# How much of the log an ordered subscription reads at once.
+READ_BYTES: Final = 1024 * 1024
+# How often a frame that was decided on asks whether it may leave by now; it is rare.
+_PAUSE_S: Final = 0.05
+
+
+_Work = tuple[Topic, Subscription | None]
+
+
+class Pump:
+    """See the module's docstring.
+
+    Args:
+      may_dispatch: whether messages may leave at all now.
+      reschedule: called after a topic's timers may have changed.
+    """
+
+    def __init__(
+        self,
+        index: DelayedIndex,
+        clock: Clock,
+        limits: BrokerLimits,
+        run: Run,
+        log: LogReader,
+        may_dispatch: Callable[[], bool],
+        reschedule: Callable[[Topic], None],
+    ) -> None:
+        self._index = index
+        self._clock = clock
+        self._limits = limits
+        self._run = run
+        self._log = log
+        self._may_dispatch = may_dispatch
+        self._reschedule = reschedule
+        self._woken: OrderedDict[_Work, None] = OrderedDict()
+        self._busy: set[_Work] = set()
+        self._work = trio.Event()
+
+    def wake(self, topic: Topic) -> None:
+        """Look at a topic and at all of its subscriptions."""
+        self._add((topic, None))
+        for subscription in topic.subscriptions():
+            self._add((topic, subscription))
+
+    def wake_subscription(self, topic: Topic, subscription: Subscription) -> None:
+        """Look at one subscription: it has credit, or something to send."""
+        self._add((topic, subscription))
+
+    def _add(self, work: _Work) -> None:
+        self._woken[work] = None
+        self._work.set()
+
+    async def run(self) -> None:
+        """Work for ever."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(WORKERS):
+                nursery.start_soon(self._worker)
+
+    async def _worker(self) -> None:
+        while True:
+            work = next((work for work in self._woken if work not in self._busy), None)
+            if work is None:
+                if self._work.is_set():
+                    self._work = trio.Event()
+                await self._work.wait()
+                continue
+            del self._woken[work]
+            self._busy.add(work)
+            topic, subscription = work
+            try:
+                if subscription is None:
+                    await self._serve_topic(topic)
+                else:
+                    await self._serve(topic, subscription)
+            finally:
+                self._busy.remove(work)
+                self._work.set()
+            await trio.lowlevel.checkpoint()
+
+    # -- windows -------------------------------------------------------------------
+
+    async def _serve_topic(self, topic: Topic) -> None:
+        moved = False
+        while topic.wants_window(self._clock.now_ms()):
+            plan = topic.begin_window()
+            due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
+            topic.end_window(plan, due_ms, offsets)
+            moved = True
+            await trio.lowlevel.checkpoint()
+        if moved:
+            for subscription in topic.shared.values():
+                self._add((topic, subscription))
+        self._reschedule(topic)
+
+    # -- one subscription -------------------------------------------------------------
+
+    async def _serve(self, topic: Topic, subscription: Subscription) -> None:
+        while self._may_dispatch():
+            progress = False
+            if isinstance(subscription, SharedSubscription):
+                if subscription.wants_scan:
+                    await self._scan(topic, subscription)
+                    progress = True
+            elif isinstance(subscription, OrderedSubscription) and subscription.wants_read(
+                topic.next_offset
+            ):
+                if not await self._read(topic, subscription):
+                    break
+                progress = True
+            frame_messages = topic.sizes.frame_messages(
+                self._limits.deliver_messages, self._limits.deliver_bytes
+            )
+            hands = subscription.assign(self._clock.now_ms(), frame_messages)
+            for number, hand in enumerate(hands):
+                await self._send(topic, subscription, hand, fresh=number == 0)
+            if not hands and not progress:
+                break
+            await trio.lowlevel.checkpoint()
+        self._reschedule(topic)
+
+    async def _scan(self, topic: Topic, subscription: SharedSubscription) -> None:
+        """Read the backlog from the read mark on, as far as there is room."""
+        mark = subscription.mark
+        assert mark is not None
+        frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
+        plan = self._index.plan(topic.id, mark, max(frontier, mark), subscription.ready.room)
+        subscription.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
+        try:
+            due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
+        except BaseException:
+            subscription.break_scan()
+            raise
+        subscription.end_scan(due_ms, offsets)
+
+    async def _read(self, topic: Topic, subscription: OrderedSubscription) -> bool:
+        """Read the log from an ordered subscription's position on; False if it cannot be."""
+        position, until = subscription.begin_read(), topic.next_offset
+        try:
+            parts = await self._log.read(topic.id, position, until, READ_BYTES)
+        except StorageUnavailable:
+            # The broker wakes every topic when the database is back.
+            subscription.break_read()
+            return False
+        except BaseException:
+            subscription.break_read()
+            raise
+        subscription.end_read(parts, parts[-1].end_offset if parts else until)
+        return True
+
+    # -- frames ---------------------------------------------------------------------------
+
+    async def _send(
+        self, topic: Topic, subscription: Subscription, hand: HandOver, fresh: bool
+    ) -> None:
+        """Fetch a run's payloads and send it.
+
+        Args:
+          fresh: whether it was put in flight in this very step. Otherwise, and after any
+            wait, others may have acknowledged some of it (it may then have left the index),
+            or it may have been taken back: that is not sent, and the credit comes back.
+        """
+        consumer, rows, batch = hand.consumer, hand.rows, hand.batch
+        if batch is None:
+            if not fresh:
+                rows = rows.pick(subscription.still_held(hand))
+                if consumer.closed or not rows.height:
+                    consumer.permits += hand.rows.height
+                    return
+            fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets)
+            if fetch.in_memory:
+                batch = fetch.read()
+            else:
+                fresh = False
+                self._reschedule(topic)  # ack timeouts run while the disk is slow
+                batch = await self._run(fetch.read)
+            topic.sizes.saw(batch)
+        # What was decided some time ago is not allowed any more once the lease has ended.
+        if not self._may_dispatch():
+            fresh = False
+            self._reschedule(topic)
+        while not self._may_dispatch() and not consumer.closed:  # noqa: ASYNC110 (it is rare)
+            await trio.sleep(_PAUSE_S)
+        # Whether a consumer that left meanwhile had it is decided: leaving took it back.
+        if consumer.closed:
+            return
+        if not fresh:
+            there = hand.rows.pick(subscription.still_held(hand))
+            consumer.permits += hand.rows.height - there.height
+            if there.height < rows.height:
+                batch = batch.take(np.flatnonzero(np.isin(rows.offsets, there.offsets)))
+                rows = there
+                if not rows.height:
+                    return
+        if batch.size_bytes <= 2 * self._limits.deliver_bytes or rows.height == 1:
+            consumer.outlet.deliver(
+                consumer.wire_id, rows, subscription.was_sent_before(rows), batch
+            )
+            return
+        pieces = min(rows.height, -(-batch.size_bytes // self._limits.deliver_bytes))
+        for at in np.array_split(np.arange(rows.height), pieces):
+            part = rows.pick(at)
+            consumer.outlet.deliver(
+                consumer.wire_id, part, subscription.was_sent_before(part), batch.take(at)
+            )

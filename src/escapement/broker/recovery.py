@@ -1,0 +1,139 @@
+"""From what is on disk to a broker that serves: the same road as live traffic.
+
+1. The catalog, the bitmaps and the attempts as of the last checkpoint.
+2. The index as its manifest has it, if the manifest is about this very log; otherwise it
+   is discarded and the whole log is read again.
+3. The journal behind the checkpoint, replayed on top: acknowledgements, attempts,
+   producers. It names the log rows that the index lacks; each goes through
+   ``Topic.recover``, as a live group does.
+
+Replaying what the state already contains changes nothing, so it does not matter that
+the checkpoint may be newer than the manifest. The cost is that of the log since the last
+checkpoint, not of what is pending (B5).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from escapement.errors import IndexDamaged
+from escapement.storage import journal
+from escapement.storage.blocking import Run
+from escapement.storage.checkpoint import State, load_state
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.index import DelayedIndex, IndexLimits
+from escapement.storage.journal import JournalPosition, JournalRow
+from escapement.storage.lease import Lease
+from escapement.storage.log import Log, LogRow, RowKey
+
+_log = logging.getLogger(__name__)
+
+# Log rows read at once: a few group commits.
+_STEP_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a broker starts from, before any of it is served."""
+
+    connection: Connection
+    log: Log
+    state: State
+    log_identity: str
+    journal: Sequence[JournalRow]
+    index: DelayedIndex
+    index_positions: dict[int, JournalPosition]  # empty: the index has nothing
+    rebuild: bool  # the index was discarded, or there never was one
+
+    def missing(self) -> Iterator[list[LogRow]]:
+        """The log rows that the index lacks, in order, in bounded steps; blocking."""
+        if self.rebuild:
+            return self.log.scan(self.connection, _STEP_BYTES)
+        return self.log.read_rows(self.connection, self._missing_keys(), _STEP_BYTES)
+
+    def _missing_keys(self) -> Iterator[RowKey]:
+        # The rows of a topic that was deleted since may be gone already.
+        there = {topic.id for topic in self.state.topics}
+        for row in self.journal:
+            known = self.index_positions.get(row.lane)
+            if known is None or row.position.seq > known.seq:
+                yield from (key for key in row.entry.rows if key.topic_id in there)
+
+    def next_offsets(self) -> dict[int, int]:
+        """Where each topic's log goes on, for topics with anything after the checkpoint."""
+        ends: dict[int, int] = {}
+        for row in self.journal:
+            for key in row.entry.rows:
+                end = key.base_offset + key.message_count
+                ends[key.topic_id] = max(ends.get(key.topic_id, 0), end)
+        return ends
+
+
+def survey(
+    engine: Engine,
+    lease: Lease,
+    directory: Path,
+    limits: IndexLimits,
+    parallelism: int,
+    now_ms: int,
+) -> Ground:
+    """Read what there is; blocking. The connection stays open for :meth:`Ground.missing`."""
+    connection = engine.connect()
+    try:
+        log = Log.open(engine, connection, lease, parallelism, now_ms)
+        state = load_state(connection, lease.bundle_id)
+        rows = list(journal.read(connection, lease.bundle_id))
+        identity = state.log_identity.hex()
+        index = _open_index(directory, limits)
+        manifest = index.manifest
+        positions: dict[int, JournalPosition] = {}
+        if manifest is not None:
+            positions = {n: JournalPosition(*at) for n, at in manifest.positions.items()}
+            if manifest.log_identity != identity or not _known(
+                connection, lease.bundle_id, positions, state
+            ):
+                _log.warning("the delayed index belongs to another log: building it again")
+                index = _fresh_index(directory, limits)
+                manifest, positions = None, {}
+        # Without a manifest the index is whole only if no checkpoint ever trimmed the journal.
+        rebuild = manifest is None and any(at.seq for at in state.trims.values())
+        return Ground(connection, log, state, identity, rows, index, positions, rebuild)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _known(
+    connection: Connection, bundle_id: int, positions: dict[int, JournalPosition], state: State
+) -> bool:
+    """Whether the log passed through what the manifest names, and lacks nothing behind it."""
+    for lane, trimmed in state.trims.items():
+        if trimmed.seq and lane not in positions:
+            return False
+    return all(
+        journal.knows(connection, bundle_id, lane, position)
+        for lane, position in positions.items()
+        if position.seq
+    )
+
+
+def _open_index(directory: Path, limits: IndexLimits) -> DelayedIndex:
+    try:
+        return DelayedIndex.open(directory, limits)
+    except IndexDamaged as error:
+        _log.error("the delayed index is damaged, building it again from the log: %s", error)
+        return _fresh_index(directory, limits)
+
+
+def _fresh_index(directory: Path, limits: IndexLimits) -> DelayedIndex:
+    DelayedIndex.discard(directory)
+    return DelayedIndex.open(directory, limits)
+
+
+async def next_step(run: Run, iterator: Iterator[list[LogRow]]) -> list[LogRow] | None:
+    """The next rows of a blocking iterator, read where blocking calls run."""
+    return await run(next, iterator, None)

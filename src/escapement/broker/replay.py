@@ -1,0 +1,155 @@
+"""Replays what happened since the last checkpoint: the second half of recovery.
+
+The journal's acknowledgements and attempts go onto the cursors, and the log rows that
+the index lacks go into it, in bounded steps; whenever memory fills on the way, a
+checkpoint is written. Until all is replayed such a checkpoint claims no more of the
+journal than the index had, or a crash in the middle of recovery would lose the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from escapement.broker.checkpointer import Checkpointer, Progress
+from escapement.broker.ready import Rows
+from escapement.broker.recovery import Ground
+from escapement.broker.registry import Registry
+from escapement.broker.revival import Revival
+from escapement.broker.subscription import Subscription
+from escapement.storage.blocking import Run
+from escapement.storage.checkpoint import ProducerRow
+from escapement.storage.producers import ProducerRecord
+
+
+class Replay:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        registry: Registry,
+        revival: Revival,
+        progress: Progress,
+        checkpointer: Checkpointer,
+        run: Run,
+    ) -> None:
+        self._ground = ground
+        self._registry = registry
+        self._revival = revival
+        self._progress = progress
+        self._checkpointer = checkpointer
+        self._run = run
+        self._topic_of: dict[int, int] = {}  # by subscription id
+
+    async def run(self) -> None:
+        """Bring everything to the end of the last group commit."""
+        state = self._ground.state
+        self._registry.load(
+            state.namespaces, state.topics, state.subscriptions, list(self._producers())
+        )
+        self._topic_of = {
+            record.id: record.topic_id for record in self._registry.all_subscriptions()
+        }
+        self._replay_ends()
+        self._replay_acks()
+        self._replay_attempts()
+        await self._replay_rows()
+        self._progress.positions.update(state.journal_ends)
+        self._activate()
+
+    def _producers(self) -> Iterator[ProducerRecord]:
+        ground = self._ground
+        marks = {mark.producer_id: mark for row in ground.journal for mark in row.entry.producers}
+        now_ms = self._revival.recovered_at_ms
+        for record in ground.state.producers:
+            mark = marks.get(record.id)
+            if mark is None or mark.last_sequence <= record.last_sequence:
+                yield record
+                continue
+            self._progress.producers[record.id] = ProducerRow(*mark, now_ms)
+            yield replace(
+                record,
+                last_sequence=mark.last_sequence,
+                last_offset=mark.last_offset,
+                updated_at_ms=now_ms,
+            )
+
+    def _replay_ends(self) -> None:
+        """What only the journal says of where logs end goes into the next state.
+
+        Also of rows that the index has: a checkpoint that wrote its manifest may have ended
+        before its state, and the next one trims the journal.
+        """
+        for topic_id in self._ground.next_offsets():
+            if self._registry.exists(topic_id):
+                self._registry.activate(topic_id)
+                self._progress.touched.add(topic_id)
+
+    def _replay_acks(self) -> None:
+        for row in self._ground.journal:
+            for acked in row.entry.acks:
+                subscription = self._subscription(acked.subscription_id)
+                if subscription is not None:
+                    subscription.recover_acks(acked.offsets)
+
+    def _replay_attempts(self) -> None:
+        for row in self._ground.journal:
+            attempts = row.entry.attempts
+            if attempts is None:
+                continue
+            for subscription_id in np.unique(attempts.subscription_id).tolist():
+                subscription = self._subscription(subscription_id)
+                if subscription is not None:
+                    at = attempts.subscription_id == subscription_id
+                    subscription.recover_attempts(
+                        Rows(attempts.due_ms[at], attempts.offset[at], attempts.attempt[at]),
+                        attempts.next_ms[at],
+                    )
+
+    def _subscription(self, subscription_id: int) -> Subscription | None:
+        """The living subscription; None if it was deleted since."""
+        topic_id = self._topic_of.get(subscription_id)
+        if topic_id is None or not self._registry.exists(topic_id):
+            return None
+        self._registry.activate(topic_id)
+        self._progress.touched.add(topic_id)
+        return self._revival.subscriptions[subscription_id]
+
+    async def _replay_rows(self) -> None:
+        index = self._ground.index
+        missing = self._ground.missing()
+        while (rows := await self._run(next, missing, None)) is not None:
+            for row in rows:
+                topic_id = row.key.topic_id
+                if not self._registry.exists(topic_id):
+                    continue  # it was deleted, and its rows are being freed
+                topic = self._registry.activate(topic_id)
+                topic.recover(row.key.base_offset, row.content.due_ms, row.content.batch())
+                self._progress.touched.add(topic_id)
+            if index.needs_checkpoint:
+                await self._checkpointer.checkpoint()
+
+    def _activate(self) -> None:
+        """Make every topic alive that has something to deliver."""
+        registry, index = self._registry, self._ground.index
+        for topic_id in index.topics():
+            if not registry.exists(topic_id):
+                index.drop_topic(topic_id)
+            elif registry.has_shared(topic_id):
+                registry.activate(topic_id)
+        for record in list(registry.all_subscriptions()):
+            if record.fill_from < record.fill_until or self._revival.has_attempts(record.id):
+                registry.activate(record.topic_id)
+        now_ms = self._revival.recovered_at_ms
+        self._revival.replaying = False
+        for topic in registry.active.values():
+            topic.recovered(now_ms)
+            for subscription in topic.subscriptions():
+                subscription.begin(now_ms)
+                if subscription.attempts_changed:
+                    # A checkpoint on the way has not written them, and the next one trims
+                    # the journal that says them.
+                    self._progress.touched.add(topic.id)

@@ -1,0 +1,144 @@
+"""Brings topics and subscriptions to life from what is stored of them.
+
+A topic is made when somebody first uses it, or at recovery if it has something to
+deliver. Until then, what the last checkpoint says of its subscriptions (bitmaps,
+attempts) waits here as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from escapement.broker.budget import WindowBudget
+from escapement.broker.filler import Filler
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.ordered import OrderedSubscription
+from escapement.broker.ready import Rows
+from escapement.broker.shared import SharedSubscription
+from escapement.broker.subscription import Subscription
+from escapement.broker.topic import Topic
+from escapement.clock import Clock
+from escapement.names import TopicName
+from escapement.storage.attempts import decode_attempts
+from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.index import KEY_MIN, DelayedIndex, Key
+
+
+class Revival:
+    """See the module's docstring.
+
+    Args:
+      chunks: bitmap chunks by subscription id; taken out as they are used.
+      retries: attempts by subscription id, likewise.
+      end_offsets: where the log goes on, of topics that have grown since the checkpoint.
+      doubtful_until_ms: of what was accepted by then, a broker before us may have delivered
+        more than is recorded.
+    """
+
+    def __init__(
+        self,
+        pipeline: CommitPipeline,
+        index: DelayedIndex,
+        filler: Filler,
+        clock: Clock,
+        limits: BrokerLimits,
+        rng: np.random.Generator,
+        *,
+        chunks: dict[int, list[tuple[int, bytes]]],
+        retries: dict[int, bytes],
+        end_offsets: Mapping[int, int],
+        doubtful_until_ms: int,
+        on_change: Callable[[Topic], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._index = index
+        self._filler = filler
+        self._clock = clock
+        self._limits = limits
+        self._budget = WindowBudget(limits.window_messages)
+        self._rng = rng
+        self._chunks = chunks
+        self._retries = retries
+        self._end_offsets = end_offsets
+        self.doubtful_until_ms = doubtful_until_ms
+        self._on_change = on_change
+        self.recovered_at_ms = clock.now_ms()
+        self.replaying = True  # the journal may still add to what is brought to life
+        self.subscriptions: dict[int, Subscription] = {}  # every living one, by id
+
+    def has_attempts(self, subscription_id: int) -> bool:
+        """Whether attempts of this one wait to be brought to life."""
+        return subscription_id in self._retries
+
+    def topic(
+        self,
+        record: TopicRecord,
+        name: TopicName,
+        namespace: Namespace,
+        subscriptions: Iterable[SubscriptionRecord],
+    ) -> Topic:
+        """Make a topic and all of its subscriptions."""
+        end = max(record.next_offset, self._end_offsets.get(record.id, 0))
+        topic = Topic(record.id, name, namespace, end, self._index, self._budget)
+        self._pipeline.open_topic(record.id, end)
+        for subscription in subscriptions:
+            self._subscription(topic, subscription, new=False)
+        return topic
+
+    def new_subscription(self, topic: Topic, record: SubscriptionRecord) -> None:
+        """Serve a subscription that was just created."""
+        self._subscription(topic, record, new=True)
+        self._on_change(topic)
+
+    def _subscription(self, topic: Topic, record: SubscriptionRecord, *, new: bool) -> None:
+        now_ms = self._clock.now_ms()
+        # Of a new subscription nothing was delivered yet.
+        doubtful_until_ms = 0 if new else self.doubtful_until_ms
+        subscription: SharedSubscription | OrderedSubscription
+        if record.kind == "shared":
+            subscription = SharedSubscription(
+                record,
+                self._limits,
+                self._pipeline.submit,
+                self._rng,
+                now_ms,
+                _first_mark(topic, record) if new else KEY_MIN,
+                doubtful_until_ms,
+            )
+        else:
+            subscription = OrderedSubscription(
+                record,
+                self._limits,
+                self._pipeline.submit,
+                self._rng,
+                now_ms,
+                doubtful_until_ms,
+            )
+        self._remember(subscription, now_ms)
+        self.subscriptions[record.id] = subscription
+        if isinstance(subscription, SharedSubscription):
+            topic.add_shared(subscription, now_ms)
+            if record.fill_from < record.fill_until:
+                self._filler.add(topic, subscription)
+        else:
+            topic.add_ordered(subscription)
+
+    def _remember(self, subscription: Subscription, now_ms: int) -> None:
+        subscription_id = subscription.record.id
+        for chunk, data in self._chunks.pop(subscription_id, []):
+            subscription.acked.load_chunk(chunk, data)
+        table = decode_attempts(self._retries.pop(subscription_id, b""))
+        if len(table.offsets):
+            subscription.recover_attempts(
+                Rows(table.due_ms, table.offsets, table.attempts), table.next_ms
+            )
+        if not self.replaying:
+            subscription.begin(now_ms)
+
+
+def _first_mark(topic: Topic, record: SubscriptionRecord) -> Key:
+    """Where a new subscription begins to read: also what came while it was made durable."""
+    return Key(min(record.start_due_ms, topic.accepted_since_ms), 0)

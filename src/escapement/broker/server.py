@@ -1,0 +1,214 @@
+"""The server process: listen, serve, recover from damage, stop in good order.
+
+The order of starting is the order of what an operator gets wrong most cheaply: the data
+directory, the port, the database, the lease; only then is anything read. Connections are
+accepted when recovery is done.
+
+A damaged index is no operator's business: the broker crashes, and is started again in
+the same process on an index that it builds anew from the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from escapement.broker.broker import Broker, BrokerConfig
+from escapement.broker.crash import one_error
+from escapement.broker.datadir import DataDirectory
+from escapement.broker.session import Session
+from escapement.clock import SystemClock
+from escapement.errors import Busy, EscapementError, IndexDamaged, ShuttingDown, StorageError
+from escapement.protocol.connection import Connection
+from escapement.storage.blocking import in_threads
+from escapement.storage.engine.open import open_engine
+from escapement.storage.index import DelayedIndex
+from escapement.storage.lease import Identity
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_PORT: Final = 7650
+DEFAULT_HOST: Final = "127.0.0.1"
+# Lanes, lease, checkpoint, log reads, and as many index reads as the pump has workers.
+_THREADS: Final = 16
+# How long a thread that computes (a checkpoint, a fetch) may keep the event loop waiting:
+# Python's own 5 ms is as long as half a tick.
+_SWITCH_S: Final = 0.001
+_BACKLOG: Final = 1024
+# For a peer that is turned away to take in why.
+_LAST_WORDS_S: Final = 1.0
+# Beyond the broker's own patience when it stops; together they are less than ten seconds.
+_LEAVE_S: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What `escapement serve` takes."""
+
+    data: Path
+    log_url: str | None = None  # None: SQLite in the data directory
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+
+
+async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda at: None) -> None:
+    """Serve until SIGTERM or SIGINT, then stop in good order.
+
+    Args:
+      on_ready: called with ``host:port`` each time connections are accepted.
+
+    Raises:
+      EscapementError: if it cannot start, or must not go on; the message says why.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    with DataDirectory.open(config.data) as directory:
+        listeners = await _listen(config)
+        host, port = listeners[0].socket.getsockname()[:2]
+        engine = open_engine(config.log_url, config.data)
+        try:
+            while True:
+                identity = Identity(directory.identity, f"{host}:{port}")
+                broker = Broker(
+                    engine,
+                    directory.index,
+                    identity,
+                    SystemClock(),
+                    in_threads(_THREADS),
+                    config.broker,
+                )
+                try:
+                    with one_error():
+                        await _serve_once(broker, listeners, lambda: on_ready(f"{host}:{port}"))
+                    return
+                except IndexDamaged as error:
+                    _log.error("building the delayed index again from the log: %s", error)
+                    DelayedIndex.discard(directory.index)
+        finally:
+            engine.close()
+            for listener in listeners:
+                await listener.aclose()
+
+
+async def _listen(config: ServerConfig) -> list[trio.SocketListener]:
+    try:
+        return await trio.open_tcp_listeners(config.port, host=config.host, backlog=_BACKLOG)
+    except OSError as error:
+        raise StorageError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; "
+            "is another broker running, or is the address not this machine's? (--listen)"
+        ) from error
+
+
+async def _serve_once(
+    broker: Broker, listeners: list[trio.SocketListener], on_ready: Callable[[], None]
+) -> None:
+    front = Front(broker)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_watch_signals, broker)
+        async with trio.open_nursery() as connections:
+            await connections.start(front.run_broker)
+            for listener in listeners:
+                # A duplicate, because whoever accepts closes it: the port outlives a broker.
+                own = trio.SocketListener(listener.socket.dup())
+                connections.start_soon(front.accept, own, connections)
+            on_ready()
+            await broker.stopped.wait()
+            connections.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
+
+
+class Front:
+    """The connections of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sessions: set[Session] = set()
+
+    async def run_broker(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run the broker; peers are told good-bye when the last receipts are queued."""
+        self._broker.on_stop(self.say_goodbye)
+        await self._broker.run(task_status=task_status)
+
+    async def accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        """Accept connections for ever; one bad connection never disturbs another."""
+        await trio.serve_listeners(self.serve_stream, [listener], handler_nursery=nursery)
+
+    async def serve_stream(self, stream: trio.abc.Stream) -> None:
+        """Serve one connection until it ends."""
+        limits = self._broker.config.limits
+        if len(self._sessions) >= limits.connections:
+            await _turn_away(stream, Busy(f"the broker has {limits.connections} connections"))
+            return
+        if self._broker.stopping:
+            await _turn_away(stream, ShuttingDown("the broker is stopping"))
+            return
+        session = Session(self._broker, stream, limits)
+        self._sessions.add(session)
+        try:
+            await session.run()
+        except Exception as error:
+            # A mistake of ours in one session ends that session. A broken invariant is
+            # another matter: then nothing that follows can be trusted.
+            if _holds(error, AssertionError):
+                raise
+            _log.exception("a session failed; its connection is closed")
+        finally:
+            self._sessions.discard(session)
+
+    def say_goodbye(self) -> None:
+        """Tell every peer that the broker is stopping."""
+        for session in self._sessions:
+            session.say_goodbye("the broker is stopping")
+
+
+def _holds(error: BaseException, kind: type[BaseException]) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kind) is not None
+    return isinstance(error, kind)
+
+
+async def _turn_away(stream: trio.abc.Stream, error: EscapementError) -> None:
+    """Say why there is no session for a connection, and close it."""
+    with trio.move_on_after(_LAST_WORDS_S), suppress(trio.BrokenResourceError):
+        await stream.send_all(b"".join(Connection("broker").last_words(error)))
+    await trio.aclose_forcefully(stream)
+
+
+async def _watch_signals(broker: Broker) -> None:
+    patience_s = broker.config.limits.stop_timeout_s + _LEAVE_S
+    last_resort = threading.Timer(patience_s, _leave)
+    last_resort.daemon = True
+    try:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                if broker.stopping:
+                    raise KeyboardInterrupt  # asked twice: do not wait for anything
+                _log.info("stopping: %s", signal.Signals(number).name)
+                last_resort.start()
+                broker.stop()
+    finally:
+        last_resort.cancel()
+
+
+def _leave() -> None:
+    """End the process: a database that hangs holds threads which nobody can interrupt.
+
+    What they have not finished is as unfinished as after a crash, which the next start
+    knows how to take.
+    """
+    _log.warning("the database does not answer: stopping without it")
+    logging.shutdown()
+    os._exit(0)

@@ -1,0 +1,44 @@
+"""How large a topic's messages are, as far as it is known: what bounds a frame.
+
+Payloads are fetched by number, and only what was fetched has a size; so the number is
+chosen by what the topic's messages weighed lately, and, because a run of small ones may be
+followed by large ones, by the largest that was seen. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from escapement.message import MessageBatch
+
+# Before anything was seen (a topic that was recovered): the first frames are short, and
+# tell how long the next may be.
+_FIRST_MEAN_BYTES: Final = 16 * 1024
+_FIRST_LARGEST_BYTES: Final = 16 * 1024
+# A frame of messages that all turn out as large as the largest is no larger than this.
+_WORST_FRAME_BYTES: Final = 64 * 1024 * 1024
+# How much the newest batch counts in the mean.
+_NEWEST: Final = 0.3
+
+
+class Sizes:
+    """See the module's docstring."""
+
+    __slots__ = ("_largest_bytes", "_mean_bytes")
+
+    def __init__(self) -> None:
+        self._mean_bytes = float(_FIRST_MEAN_BYTES)
+        self._largest_bytes = _FIRST_LARGEST_BYTES
+
+    def saw(self, batch: MessageBatch) -> None:
+        """Messages came by."""
+        self._mean_bytes += _NEWEST * (batch.size_bytes / len(batch) - self._mean_bytes)
+        largest = int(batch.payloads.lengths.max())
+        if largest > self._largest_bytes:
+            self._largest_bytes = largest
+
+    def frame_messages(self, most: int, frame_bytes: int) -> int:
+        """How many messages to fetch for one frame: 1 to ``most``."""
+        fair = int(frame_bytes / max(self._mean_bytes, 1.0))
+        safe = _WORST_FRAME_BYTES // self._largest_bytes
+        return max(1, min(most, fair, safe))

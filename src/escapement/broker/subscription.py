@@ -1,0 +1,363 @@
+"""What every kind of subscription does: hold, acknowledge, give back, retry.
+
+A subscription's messages are in one of these places, and ``held`` is the union of
+the first three::
+
+    not held ──► ready ──► in flight ──► acknowledged
+                   ▲           │  ack
+                   │           │ nack, timeout, disconnect
+                   └── retry ◄─┘
+
+``acked`` is the cursor: a set of offsets. It is changed the moment an
+acknowledgement arrives, so that nothing acknowledged is sent again (V2), and
+``undurable`` remembers what of it is not committed yet, because until then the
+index must keep the message and the consumer gets no receipt.
+
+Every change here is one synchronous step. Time arrives as an argument; what must
+become durable leaves through ``submit``. Subclasses say where fresh messages come
+from: :mod:`~escapement.broker.shared` from the delivery order,
+:mod:`~escapement.broker.ordered` from the log.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.consumer import Consumer
+from escapement.broker.inflight import InFlight
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.ready import Rows
+from escapement.message import Int64s, MessageBatch
+from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.group import Acks, Attempts
+from escapement.storage.offsets import OffsetSet
+from escapement.timewheel import TimingWheel
+
+# Retries and ack timeouts are watched at this resolution, whatever the topic's tick:
+# they are measured in seconds, and a coarse tick for delays must not stretch them.
+TIMER_TICK_MS: Final = 10
+# An attempt count is kept in 16 bits beside the due time; the wait stopped growing long before.
+_MOST_ATTEMPTS: Final = 0xFFFF
+_NEVER_MS: Final = 1 << 62
+# Timers of deliveries that are over are dropped once they outnumber the others, and this.
+_TIDY_TIMERS: Final = 16_384
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to a subscription since this broker serves it."""
+
+    delivered: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    given_back: int = 0
+    timed_out: int = 0
+
+
+class HandOver(NamedTuple):
+    """One run for one consumer, already in flight; the payload where it is at hand."""
+
+    consumer: Consumer
+    rows: Rows
+    delivery_id: int
+    batch: MessageBatch | None
+
+
+class Subscription(ABC):
+    """State of one subscription; see the module's docstring."""
+
+    def __init__(
+        self,
+        record: SubscriptionRecord,
+        limits: BrokerLimits,
+        submit: Callable[[Acks | Attempts], None],
+        rng: np.random.Generator,
+        now_ms: int,
+    ) -> None:
+        self.record = record
+        self.limits = limits
+        self.acked = OffsetSet()
+        self.undurable = OffsetSet()
+        self.held = OffsetSet()
+        self.in_flight = InFlight()
+        self.consumers: list[Consumer] = []
+        self.counts = Counts()
+        self.attempts_changed = False  # since the last checkpoint
+        self._recovered: list[tuple[Rows, Int64s]] = []
+        self._submit = submit
+        self._rng = rng
+        self._timers = TimingWheel(TIMER_TICK_MS, now_ms)
+
+    # -- what subclasses decide ------------------------------------------------
+
+    @abstractmethod
+    def assign(self, now_ms: int, frame_messages: int) -> list[HandOver]:
+        """Take what may go now and put it in flight, at most one run for each consumer.
+
+        Args:
+          frame_messages: the longest run.
+        """
+
+    @abstractmethod
+    def _again(self, rows: Rows) -> None:
+        """These are wanted again now; they are held."""
+
+    @abstractmethod
+    def _forget_ready(self, offsets: Int64s) -> None:
+        """These were acknowledged while they were neither in flight nor unknown."""
+
+    @abstractmethod
+    def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        """Which rows must be marked redelivered; None for none."""
+
+    # -- consumers -------------------------------------------------------------
+
+    def join(self, consumer: Consumer) -> None:
+        """A consumer arrived."""
+        self.consumers.append(consumer)
+
+    def leave(self, consumer: Consumer, now_ms: int) -> None:
+        """A consumer is gone; what it holds is wanted again at once."""
+        if consumer.closed:
+            return
+        consumer.closed = True
+        self.consumers.remove(consumer)
+        rows = self.in_flight.take_back_consumer(consumer.id)
+        self._return(rows, np.full(rows.height, now_ms), now_ms)
+
+    # -- acknowledgements --------------------------------------------------------
+
+    def acknowledge(self, offsets: Int64s, done: Callable[[int], None] | None) -> int:
+        """Take acknowledgements; returns how many took effect.
+
+        Args:
+          offsets: what is done; int64[n], any order, repeats allowed. Any consumer
+            of the subscription may acknowledge any message.
+          done: called with that number when all of it is durable, also for what was
+            acknowledged before by someone whose commit is still under way.
+        """
+        fresh = self.acked.new_of(offsets)
+        if len(fresh):
+            self.acked.add(fresh)
+            self.undurable.add(fresh)
+            settled = self.in_flight.settle(fresh)
+            if self.held.discard(fresh) > settled:
+                self._forget_ready(fresh)
+            self.counts.acknowledged += len(fresh)
+        told = None if done is None else partial(done, len(fresh))
+        if len(fresh) or (told is not None and self.undurable.intersects(offsets)):
+            self._submit(Acks(self.record.topic_id, self.record.id, fresh, told))
+        elif told is not None:
+            told()
+        return len(fresh)
+
+    def acks_committed(self, offsets: Int64s) -> None:
+        """These acknowledgements are durable."""
+        self.undurable.discard(offsets)
+
+    def durably_acked(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these are acknowledged for good; bool[n]."""
+        acked = self.acked.contains(offsets)
+        if len(self.undurable):
+            acked &= ~self.undurable.contains(offsets)
+        return acked
+
+    # -- giving back -------------------------------------------------------------
+
+    def negative_acknowledge(
+        self, consumer: Consumer, offsets: Int64s, delay_ms: int | None, now_ms: int
+    ) -> int:
+        """The consumer could not; tried again after ``delay_ms``, or after its back-off.
+
+        Returns how many it held; others are ignored.
+        """
+        rows = self.in_flight.take_back(offsets, consumer.id)
+        if delay_ms is None:
+            wait = consumer.back_off.wait_ms(rows.attempts, self._rng.random(rows.height))
+        else:
+            wait = np.full(rows.height, delay_ms, np.int64)
+        self.counts.given_back += rows.height
+        self._return(rows, now_ms + wait, now_ms)
+        return rows.height
+
+    def _return(self, rows: Rows, next_ms: Int64s, now_ms: int) -> None:
+        if not rows.height:
+            return
+        self.attempts_changed = True
+        self._submit(
+            Attempts(
+                self.record.topic_id,
+                self.record.id,
+                rows.offsets,
+                rows.attempts,
+                next_ms,
+                rows.due_ms,
+            )
+        )
+        self._retry(rows, next_ms, now_ms)
+
+    def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int) -> None:
+        at_once = next_ms <= now_ms
+        if at_once.any():
+            self._again(rows.pick(at_once))
+            rows, next_ms = rows.pick(~at_once), next_ms[~at_once]
+        if rows.height:
+            tags = (rows.due_ms << 16) | np.minimum(rows.attempts, _MOST_ATTEMPTS)
+            elapsed = self._timers.insert(next_ms, rows.offsets, tags)
+            if elapsed is not None and len(elapsed):
+                # The wall clock went back a little, and the wheel has seen later.
+                self._again(_tagged(elapsed.ids, elapsed.tags))
+
+    # -- time ----------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> bool:
+        """Let timeouts and retries happen; returns whether anything became ready."""
+        fired = self._timers.advance(max(now_ms, self._timers.now_ms))
+        if not len(fired):
+            return False
+        moved = False
+        for timer in fired.ids[fired.ids < 0].tolist():
+            rows, deadline_ms = self.in_flight.expire(-timer, now_ms)
+            if deadline_ms is not None:
+                self._watch(deadline_ms, timer)
+            if rows.height:
+                self.counts.timed_out += rows.height
+                self._return(rows, np.full(rows.height, now_ms), now_ms)
+                moved = True
+        retry = np.flatnonzero(fired.ids >= 0)
+        if len(retry):
+            assert fired.tags is not None
+            retry = retry[self.held.contains(fired.ids[retry])]
+            if len(retry):
+                self._again(_tagged(fired.ids[retry], fired.tags[retry]))
+                moved = True
+        return moved
+
+    def next_wake_ms(self) -> int | None:
+        """When ``advance`` has something to do."""
+        return self._timers.next_wake_ms()
+
+    def rewind(self, now_ms: int) -> None:
+        """The wall clock went back: timers are laid out again; deadlines stay as they are."""
+        waiting = self._timers.drain()
+        self._timers = TimingWheel(TIMER_TICK_MS, now_ms)
+        elapsed = self._timers.insert(
+            np.maximum(waiting.when_ms, now_ms + 1), waiting.ids, waiting.tags
+        )
+        assert elapsed is None
+
+    # -- handing over --------------------------------------------------------------
+
+    def _hand_over(
+        self, consumer: Consumer, rows: Rows, now_ms: int, batch: MessageBatch | None = None
+    ) -> HandOver:
+        """Record that these are in the consumer's hands, counting the attempt."""
+        rows = rows._replace(attempts=rows.attempts + 1)
+        consumer.permits -= rows.height
+        policy = consumer.back_off
+        if policy.ack_wait_ms:
+            deadline_ms = now_ms + policy.wait_ms(rows.attempts, self._chance(rows))
+        else:
+            deadline_ms = np.full(rows.height, _NEVER_MS)
+        delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms)
+        if policy.ack_wait_ms:
+            self._watch(int(deadline_ms.min()), -delivery_id)
+        self.counts.delivered += rows.height
+        self.counts.redelivered += int((rows.attempts > 1).sum())
+        return HandOver(consumer, rows, delivery_id, batch)
+
+    def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
+        """Which rows are still in this very hand: not acknowledged, not taken back."""
+        return self.in_flight.holds(hand.delivery_id, hand.rows.height)
+
+    def _chance(self, rows: Rows) -> float | npt.NDArray[np.float64]:
+        """The share of jitter for each row; first deliveries have none, and one deadline."""
+        if not (rows.attempts > 1).any():
+            return 0.0
+        return self._rng.random(rows.height)
+
+    def _watch(self, deadline_ms: int, timer: int) -> None:
+        if len(self._timers) > _TIDY_TIMERS + 4 * (len(self.held) + self.in_flight.deliveries):
+            self._tidy()
+        elapsed = self._timers.insert_one(max(deadline_ms, self._timers.now_ms + 1), timer)
+        assert not elapsed
+
+    def _tidy(self) -> None:
+        """Drop timers of deliveries that are over: with a long wait they are most."""
+        waiting = self._timers.drain()
+        live = np.fromiter(
+            (id >= 0 or self.in_flight.has_delivery(-id) for id in waiting.ids.tolist()),
+            bool,
+            len(waiting),
+        )
+        tags = None if waiting.tags is None else waiting.tags[live]
+        elapsed = self._timers.insert(waiting.when_ms[live], waiting.ids[live], tags)
+        assert elapsed is None or not len(elapsed)
+
+    # -- durable attempts ------------------------------------------------------------
+
+    def recover_acks(self, offsets: Int64s) -> None:
+        """At recovery, before ``begin``: these were acknowledged, durably."""
+        self.acked.add(offsets)
+
+    def recover_attempts(self, rows: Rows, next_ms: Int64s) -> None:
+        """At recovery, before ``begin``: these were tried; later statements win."""
+        self._recovered.append((rows, next_ms))
+
+    def begin(self, now_ms: int) -> None:
+        """Everything that was stored is known: lay out what waits for another attempt."""
+        recovered, self._recovered = self._recovered, []
+        if not recovered:
+            return
+        rows = Rows.concat([rows for rows, _ in recovered])
+        next_ms = np.concatenate([next_ms for _, next_ms in recovered])
+        _, last = np.unique(rows.offsets[::-1], return_index=True)
+        at = rows.height - 1 - last
+        at = at[~self.acked.contains(rows.offsets[at])]
+        rows, next_ms = rows.pick(at), next_ms[at]
+        # The next checkpoint must write what only the journal said so far.
+        self.attempts_changed = True
+        if rows.height:
+            self.held.add(rows.offsets)
+            self._retry(rows, next_ms, now_ms)
+
+    def attempts_snapshot(self, now_ms: int) -> tuple[Rows, Int64s]:
+        """Every message that was tried before and is not done: rows, and when next."""
+        waiting = self._timers.entries()
+        retry = np.flatnonzero(waiting.ids >= 0)
+        parts = [Rows.none()]
+        next_parts = [np.zeros(0, np.int64)]
+        if len(retry):
+            assert waiting.tags is not None
+            retry = retry[self.held.contains(waiting.ids[retry])]
+            parts.append(_tagged(waiting.ids[retry], waiting.tags[retry]))
+            next_parts.append(waiting.when_ms[retry])
+        flying = self.in_flight.rows()
+        flying = flying._replace(attempts=flying.attempts - 1)
+        for rows in (flying, self._ready_again()):
+            rows = rows.pick(rows.attempts > 0)
+            parts.append(rows)
+            next_parts.append(np.full(rows.height, now_ms))
+        return Rows.concat(parts), np.concatenate(next_parts)
+
+    @abstractmethod
+    def _ready_again(self) -> Rows:
+        """What is ready and was tried before, among other rows."""
+
+    def stop(self, now_ms: int) -> None:
+        """Give back everything in flight, so that a clean start knows the attempts."""
+        for consumer in list(self.consumers):
+            self.leave(consumer, now_ms)
+
+
+def _tagged(offsets: Int64s, tags: Int64s | None) -> Rows:
+    """The rows whose due time and attempts were packed into tags."""
+    assert tags is not None
+    return Rows(tags >> 16, offsets, tags & _MOST_ATTEMPTS)

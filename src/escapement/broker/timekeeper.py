@@ -1,0 +1,87 @@
+"""The one task that waits for time to pass, for all topics together.
+
+Each topic says when it next has something to do. The task sleeps until the first of those
+times, and never longer than ``max_sleep_s``, so that a jump of the wall clock is noticed.
+An idle topic has no entry and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from sortedcontainers import SortedList
+
+from escapement.clock import Clock
+
+
+class Timekeeper:
+    """See the module's docstring. Scheduling costs O(log topics).
+
+    Args:
+      clock: tells the time.
+      on_wake: called with a topic id and the time, synchronously.
+      on_step_back: called with the time when the wall clock went back.
+      max_sleep_s: how long to sleep at most.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        on_wake: Callable[[int, int], None],
+        on_step_back: Callable[[int], None],
+        max_sleep_s: float,
+    ) -> None:
+        self._clock = clock
+        self._on_wake = on_wake
+        self._on_step_back = on_step_back
+        self._max_sleep_s = max_sleep_s
+        self._seen_ms = clock.now_ms()
+        self._wakes: dict[int, int] = {}  # topic id -> when
+        self._order = SortedList()  # the same as (when, topic id)
+        self._sleeps_until_ms = 0
+        self._earlier = trio.Event()
+
+    def schedule(self, topic_id: int, wake_ms: int | None) -> None:
+        """Wake a topic at ``wake_ms``, and at no other time; None for never."""
+        known = self._wakes.get(topic_id)
+        if known == wake_ms:
+            return
+        if known is not None:
+            self._order.remove((known, topic_id))
+        if wake_ms is None:
+            del self._wakes[topic_id]
+            return
+        self._wakes[topic_id] = wake_ms
+        self._order.add((wake_ms, topic_id))
+        if wake_ms < self._sleeps_until_ms:
+            self._earlier.set()
+
+    def next_wake_ms(self) -> int | None:
+        """When something is to be done next, for clocks that jump there."""
+        return int(self._order[0][0]) if self._order else None
+
+    async def run(self) -> None:
+        """Wake topics for ever."""
+        while True:
+            now_ms = self._clock.now_ms()
+            if now_ms < self._seen_ms:
+                self._on_step_back(now_ms)
+            self._seen_ms = now_ms
+            # Each topic once a round: it may want to be woken again at once, to ask whether
+            # others have got on with what it waits for.
+            for topic_id in [id for _, id in self._order.irange(maximum=(now_ms + 1,))]:
+                self.schedule(topic_id, None)
+                self._on_wake(topic_id, now_ms)
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        now_ms = self._clock.now_ms()
+        longest_ms = int(self._max_sleep_s * 1000)
+        next_ms = self.next_wake_ms()
+        wait_ms = longest_ms if next_ms is None else min(max(next_ms - now_ms, 0), longest_ms)
+        self._sleeps_until_ms = now_ms + wait_ms
+        self._earlier = trio.Event()
+        with trio.move_on_after(wait_ms / 1000):
+            await self._earlier.wait()
+        self._sleeps_until_ms = 0

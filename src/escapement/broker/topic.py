@@ -1,0 +1,349 @@
+"""A topic: its wheel, its horizon, its subscriptions; the synchronous heart.
+
+Where a message is, seen from here::
+
+    accept ─► index ─┬─ due now ─────────────────────────────► offered to subscriptions
+                     ├─ below the horizon ─► wheel ─ advance ─►      "
+                     └─ beyond it ─ window ─► wheel ─ advance ─►     "
+
+*Horizon*: a key of the delivery order. Below it the wheel knows every message that is
+not yet due; beyond it only the index does. It ends at a partition's end, or earlier
+where the wheels of all topics would hold more than their budget. A window is planned in one
+synchronous step (horizon and pinned sources together), and read by the broker, in a
+thread where it touches the disk. If the clock gets past the horizon first, every
+subscription's read mark is lowered to it, so nothing is lost and nothing waits.
+
+A topic without a shared subscription has neither wheel nor horizon: it costs nothing.
+
+No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.budget import WindowBudget
+from escapement.broker.ordered import OrderedSubscription
+from escapement.broker.producer import Producer
+from escapement.broker.shared import SharedSubscription
+from escapement.broker.sizes import Sizes
+from escapement.broker.subscription import Subscription
+from escapement.message import Int64s, MessageBatch
+from escapement.names import TopicName
+from escapement.storage.catalog import Namespace
+from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
+from escapement.timewheel import TimingWheel
+
+# The next window is read this long before its partition begins, or half a partition if
+# that is shorter: reading a window of 2 million keys takes less than a second.
+WINDOW_LEAD_MS: Final = 5_000
+_NEVER_MS: Final = 1 << 62
+
+
+class Topic:
+    """Runtime state of one topic; see the module's docstring."""
+
+    __slots__ = (
+        "_budget",
+        "_counted",
+        "_horizon",
+        "_index",
+        "_index_next_ms",
+        "_loading",
+        "_wheel",
+        "accepted_since_ms",
+        "deleting",
+        "id",
+        "name",
+        "namespace",
+        "next_offset",
+        "ordered",
+        "producers",
+        "published",
+        "shared",
+        "sizes",
+        "subscribing",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        name: TopicName,
+        namespace: Namespace,
+        next_offset: int,
+        index: DelayedIndex,
+        budget: WindowBudget,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.namespace = namespace
+        self.next_offset = next_offset
+        self.shared: dict[str, SharedSubscription] = {}
+        self.ordered: dict[str, OrderedSubscription] = {}
+        self.producers: dict[str, Producer] = {}
+        self.sizes = Sizes()
+        self.published = 0  # messages since this broker serves the topic
+        self.deleting = False  # nothing more is taken
+        self.subscribing = 0  # subscriptions being made durable: nothing may be forgotten
+        self.accepted_since_ms = _NEVER_MS  # the earliest due time accepted meanwhile
+        self._index = index
+        self._budget = budget
+        self._counted = 0  # keys of our wheel that the budget knows of
+        self._wheel: TimingWheel | None = None
+        self._horizon = KEY_MIN
+        self._index_next_ms: int | None = None  # no entry at or past the horizon is due earlier
+        self._loading: TimingWheel | None = None  # the wheel that a window is being read for
+
+    # -- subscriptions ------------------------------------------------------------
+
+    def subscriptions(self) -> Iterable[Subscription]:
+        """All of them."""
+        yield from self.shared.values()
+        yield from self.ordered.values()
+
+    def subscription(self, name: str) -> Subscription | None:
+        """The one of this name."""
+        return self.shared.get(name) or self.ordered.get(name)
+
+    def add_shared(self, subscription: SharedSubscription, now_ms: int) -> None:
+        """Serve a shared subscription; its mark says what of the past it still wants."""
+        if self._wheel is None:
+            self._wheel = TimingWheel(self.namespace.tick_ms, now_ms)
+            self._set_horizon(Key(now_ms + 1, 0))
+        self.shared[subscription.record.name] = subscription
+
+    def begin_subscribing(self) -> None:
+        """A subscription is being made durable; ``subscribing`` is lowered when it is."""
+        if not self.subscribing:
+            self.accepted_since_ms = _NEVER_MS
+        self.subscribing += 1
+
+    def add_ordered(self, subscription: OrderedSubscription) -> None:
+        """Serve an exclusive or failover subscription."""
+        self.ordered[subscription.record.name] = subscription
+
+    def remove(self, name: str) -> None:
+        """Stop serving a subscription."""
+        self.ordered.pop(name, None)
+        if self.shared.pop(name, None) is not None and not self.shared:
+            self._wheel = None
+            self._loading = None
+            self._horizon = KEY_MIN
+            self._index_next_ms = None
+            self._count()
+
+    # -- messages arrive ------------------------------------------------------------
+
+    def accept(self, base_offset: int, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
+        """Take committed messages: one call for each group."""
+        assert base_offset == self.next_offset, "the log has a gap, or went back"
+        count = len(due_ms)
+        self.recover(base_offset, due_ms, batch)
+        self.published += count
+        if self.subscribing:
+            self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
+        if self.shared:
+            self.place(due_ms, np.arange(base_offset, base_offset + count), now_ms)
+
+    def place(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> None:
+        """Offer what is due; put what is below the horizon into the wheel."""
+        assert self._wheel is not None
+        due = due_ms <= now_ms
+        if due.all():
+            self._offer(*_in_order(due_ms, offsets))
+            return
+        if due.any():
+            self._offer(*_in_order(due_ms[due], offsets[due]))
+            due_ms, offsets = due_ms[~due], offsets[~due]
+        horizon = self._horizon
+        below = (due_ms < horizon.due_ms) | (
+            (due_ms == horizon.due_ms) & (offsets < horizon.offset)
+        )
+        if below.any():
+            elapsed = self._wheel.insert(due_ms[below], offsets[below])
+            if elapsed is not None and len(elapsed):
+                # The wall clock went back a little, and the wheel has seen later.
+                self._offer(elapsed.when_ms, elapsed.ids)
+            self._count()
+            if self._budget.asks_to_shrink(len(self._wheel)):
+                self._shrink_window()
+        if not below.all():
+            next_ms = int(due_ms[~below].min())
+            if self._index_next_ms is None or next_ms < self._index_next_ms:
+                self._index_next_ms = next_ms
+
+    def _offer(self, due_ms: Int64s, offsets: Int64s) -> None:
+        for subscription in self.shared.values():
+            subscription.offer(due_ms, offsets)
+
+    def recover(self, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> None:
+        """Take messages of the log that the index lacks; subscriptions come to them later."""
+        self._index.add(self.id, base_offset, due_ms, batch)
+        self.sizes.saw(batch)
+        self.next_offset = max(self.next_offset, base_offset + len(due_ms))
+
+    def recovered(self, now_ms: int) -> None:
+        """All of the past is in the index now: look for what comes next from here on."""
+        if self._wheel is not None:
+            self._set_horizon(Key(now_ms + 1, 0))
+
+    # -- time passes ------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> None:
+        """Move the frontier to ``now_ms``; offers, timeouts and retries follow."""
+        if self._wheel is not None:
+            if self._index_next_ms is not None and self._index_next_ms <= now_ms:
+                # The clock got past the horizon before a window was read.
+                for subscription in self.shared.values():
+                    subscription.fall_behind(self._horizon)
+                self._set_horizon(max(self._horizon, Key(now_ms + 1, 0)))
+            expired = self._wheel.advance(max(now_ms, self._wheel.now_ms))
+            self._count()
+            if len(expired):
+                self._offer(expired.when_ms, expired.ids)
+        for any_kind in self.subscriptions():
+            any_kind.advance(now_ms)
+
+    def frontier_ms(self, now_ms: int) -> int:
+        """Up to when messages have been offered, or are now; ahead of a clock that went back."""
+        return now_ms if self._wheel is None else max(now_ms, self._wheel.now_ms)
+
+    def next_wake_ms(self, now_ms: int) -> int | None:
+        """When ``advance`` or a window has something to do; None for never."""
+        wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
+        if self._wheel is not None:
+            wakes.append(self._wheel.next_wake_ms())
+            wakes.append(self._index_next_ms)
+            if self._loading is None and self._window_fits():
+                wakes.append(self._window_at_ms())
+        known = [wake for wake in wakes if wake is not None]
+        return max(min(known), now_ms) if known else None
+
+    def rewind(self, now_ms: int) -> None:
+        """The wall clock went back; behind the frontier by more than a tick, all is rebuilt."""
+        if self._wheel is not None:
+            if self._wheel.now_ms - now_ms <= self.namespace.tick_ms:
+                return
+            self._wheel = TimingWheel(self.namespace.tick_ms, now_ms)
+            self._loading = None
+            self._count()
+            self._set_horizon(Key(now_ms + 1, 0))
+        for subscription in self.subscriptions():
+            subscription.rewind(now_ms)
+
+    def set_policy(self, namespace: Namespace, now_ms: int) -> None:
+        """Take new granularity and tick; no message's time moves. P4."""
+        self.namespace = namespace
+        if self._wheel is not None and self._wheel.tick_ms != namespace.tick_ms:
+            waiting = self._wheel.drain()
+            loading = self._loading is self._wheel
+            self._wheel = TimingWheel(namespace.tick_ms, now_ms)
+            self._loading = self._wheel if loading else None
+            elapsed = self._wheel.insert(waiting.when_ms, waiting.ids)
+            self._count()
+            if elapsed is not None and len(elapsed):
+                self._offer(elapsed.when_ms, elapsed.ids)
+
+    # -- windows ----------------------------------------------------------------------
+
+    def wants_window(self, now_ms: int) -> bool:
+        """Whether the next window should be planned and read now."""
+        at_ms = self._window_at_ms()
+        return (
+            at_ms is not None and at_ms <= now_ms and self._loading is None and self._window_fits()
+        )
+
+    def _window_at_ms(self) -> int | None:
+        if self._index_next_ms is None or self._wheel is None:
+            return None
+        granularity = self.namespace.granularity_ms
+        begins_ms = self._index_next_ms // granularity * granularity
+        return begins_ms - min(WINDOW_LEAD_MS, granularity // 2)
+
+    def _window_fits(self) -> bool:
+        return self._wheel is not None and self._budget.allows_window(len(self._wheel))
+
+    def begin_window(self) -> Plan:
+        """Move the horizon and pin what lies below it; ``end_window`` must follow."""
+        assert self._index_next_ms is not None
+        assert self._loading is None, "two windows at once"
+        granularity = self.namespace.granularity_ms
+        until = Key((self._index_next_ms // granularity + 1) * granularity, 0)
+        plan = self._index.plan(
+            self.id, self._horizon, max(until, self._horizon), self._budget.window()
+        )
+        self._loading = self._wheel
+        self._set_horizon(plan.stop)
+        return plan
+
+    def end_window(self, plan: Plan, due_ms: Int64s, offsets: Int64s) -> None:
+        """Put a window's keys into the wheel they were read for, if it is still turning."""
+        del plan
+        wheel, self._loading = self._loading, None
+        if wheel is None or wheel is not self._wheel or not len(offsets):
+            return
+        elapsed = wheel.insert(due_ms, offsets)
+        self._count()
+        if elapsed is not None and len(elapsed):
+            self._offer(elapsed.when_ms, elapsed.ids)
+
+    def _count(self) -> None:
+        """Tell the budget how many keys our wheel has now."""
+        count = self.wheel_count
+        self._budget.used += count - self._counted
+        self._counted = count
+
+    def _set_horizon(self, horizon: Key) -> None:
+        self._horizon = horizon
+        self._index_next_ms = self._index.next_due(self.id, horizon)
+
+    def _shrink_window(self) -> None:
+        """Too much was published below the horizon: move it back to what is bounded."""
+        assert self._wheel is not None
+        if self._loading is not None:
+            return
+        waiting = self._wheel.entries()
+        rank = np.lexsort((waiting.ids, waiting.when_ms))[len(waiting) // 2]
+        cut = Key(int(waiting.when_ms[rank]), int(waiting.ids[rank]))
+        self._wheel.drop_from(cut.due_ms, cut.offset)
+        self._count()
+        self._set_horizon(cut)
+
+    # -- what the index must keep ---------------------------------------------------------
+
+    def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
+        """Which messages a checkpoint must write; bool[n].
+
+        With shared subscriptions: what one of them is to get and has not durably
+        acknowledged. Without: what is not yet due, because one may still come. And
+        everything while a subscription is being made that may want what arrives meanwhile.
+        """
+        if self.subscribing:
+            return np.ones(len(offsets), bool)
+        if not self.shared:
+            return due_ms > now_ms
+        live = np.zeros(len(offsets), bool)
+        for subscription in self.shared.values():
+            wanted = subscription.covers(due_ms, offsets)
+            wanted &= ~subscription.durably_acked(offsets)
+            live |= wanted
+        return live
+
+    # -- figures ----------------------------------------------------------------------------
+
+    @property
+    def wheel_count(self) -> int:
+        """How many messages the wheel holds."""
+        return 0 if self._wheel is None else len(self._wheel)
+
+
+def _in_order(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
+    """Sorted by due time, then offset; offsets arrive ascending."""
+    if (due_ms[1:] >= due_ms[:-1]).all():
+        return due_ms, offsets
+    order = np.argsort(due_ms, kind="stable")
+    return due_ms[order], offsets[order]

@@ -1,0 +1,9 @@
+"""The commands: what an operator and a newcomer type.
+
+A command reads its words, calls what does the work, and prints. It decides nothing that
+the broker or the client could decide.
+"""
+
+from escapement.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,141 @@
+"""`escapement consume`: print what a subscription delivers, and acknowledge it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import click
+import trio
+
+from escapement.cli.remote import broker_option, with_broker
+from escapement.client.batch import Message
+from escapement.client.broker import Broker
+from escapement.client.inbox import Inbox
+
+# Messages that wait in memory here; more only delay other consumers.
+_PERMITS: Final = 1000
+
+
+@click.command(
+    epilog="""\b
+    Examples:
+      escapement consume orders billing
+      escapement consume shop/eu/orders audit --from earliest --count 10 -o json
+      escapement consume orders mirror --kind failover
+
+    Each message is acknowledged once it is printed; what was printed right before a crash
+    may come again. JSON is one object a line.
+    """
+)
+@click.argument("topic")
+@click.argument("subscription")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option(
+    "--from",
+    "position",
+    type=click.Choice(["latest", "earliest"]),
+    default="latest",
+    show_default=True,
+    help="Where the subscription begins if it is new.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["shared", "exclusive", "failover"]),
+    default="shared",
+    show_default=True,
+    help="Shared obeys delays; the others deliver in the order of arrival and ignore them.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Payloads alone, or all there is to a message.",
+)
+@broker_option
+def consume(
+    topic: str,
+    subscription: str,
+    count: int | None,
+    position: str,
+    kind: str,
+    output: str,
+    at_broker: tuple[str, int],
+) -> None:
+    """Print the messages of SUBSCRIPTION on TOPIC as they come due.
+
+    Both are created if need be. Ctrl-C stops it.
+    """
+    show = _show_json if output == "json" else _show_text
+
+    async def print_all(inbox: Inbox) -> None:
+        left = count
+        async for message in inbox:
+            # If it cannot be shown, it goes back at once, when the inbox is closed.
+            show(message)
+            await message.ack()
+            if left is not None:
+                left -= 1
+                if not left:
+                    return
+
+    async def work(broker: Broker) -> None:
+        permits = _PERMITS if count is None else min(count, _PERMITS)
+        async with broker.consumer(
+            topic, subscription, kind=kind, position=position, permits=permits
+        ) as inbox:
+            await _until_interrupted(print_all, inbox)
+
+    with_broker(at_broker, work)
+
+
+async def _until_interrupted(print_all: Callable[[Inbox], Awaitable[None]], inbox: Inbox) -> None:
+    """Ctrl-C ends it between two messages; by itself it would fall between any two steps."""
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on, signals, nursery.cancel_scope)
+            await print_all(inbox)
+            nursery.cancel_scope.cancel()
+            return
+    raise KeyboardInterrupt
+
+
+async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
+
+
+def _show_text(message: Message) -> None:
+    payload = message.payload
+    if sys.stdout.isatty():
+        # A payload must not be able to command the terminal.
+        text = payload.decode(errors="backslashreplace")
+        click.echo("".join(c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text))
+    else:
+        click.echo(payload)
+
+
+def _show_json(message: Message) -> None:
+    shown: dict[str, Any] = {"id": str(message.id)}
+    try:
+        shown["payload"] = message.payload.decode()
+    except UnicodeDecodeError:
+        shown["payload_base64"] = _base64(message.payload)
+    shown |= {
+        "key": message.key,
+        "properties": message.properties,
+        "due_ms": message.due_ms,
+        "attempt": message.attempt,
+        "redelivered": message.redelivered,
+    }
+    click.echo(json.dumps(shown, default=_base64))
+
+
+def _base64(value: bytes) -> str:
+    return b64encode(value).decode("ascii")

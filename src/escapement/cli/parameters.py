@@ -1,0 +1,91 @@
+"""What people write on a command line, as values: addresses, durations, sizes, times.
+
+Each function is the ``type`` of an option. What cannot be meant is ``BadParameter``, a
+usage error that names the option it stands in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+from urllib.parse import urlsplit
+
+import click
+
+from escapement.durations import parse
+from escapement.errors import InvalidRequest
+from escapement.protocol.limits import DEFAULT_PORT
+
+_SIZE: Final = re.compile(r"([0-9]{1,15})(B|KiB|MiB|GiB)?")
+_BYTES_OF: Final = {None: 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+def duration_ms(text: str) -> int:
+    """``500ms``, ``30s``, ``5m``, ``1h``, ``3d``, ``2w``, in milliseconds."""
+    try:
+        return parse(text)
+    except InvalidRequest as error:
+        raise click.BadParameter(f"{error}.") from None
+
+
+def positive_duration_ms(text: str) -> int:
+    """A duration of a millisecond at least."""
+    found_ms = duration_ms(text)
+    if found_ms == 0:
+        raise click.BadParameter("a duration of nothing is too short.")
+    return found_ms
+
+
+def size_bytes(*, least: str) -> Callable[[str], int]:
+    """``64MiB``, or plain bytes; not below a least."""
+
+    def read(text: str) -> int:
+        found, bound = _bytes(text), _bytes(least)
+        assert bound is not None, least
+        if found is None:
+            raise click.BadParameter(f"{text!r} is not a size: write 64MiB, 1GiB or plain bytes.")
+        if found < bound:
+            raise click.BadParameter(f"{text} is less than {least}.")
+        return found
+
+    return read
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """``host``, ``host:port`` or ``[address]:port``, as a pair."""
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or parts.netloc != text or "@" in text:
+        raise click.BadParameter(f"{text!r} is not host:port, such as 127.0.0.1:7650.")
+    return host, DEFAULT_PORT if port is None else port
+
+
+def host_and_port_text(host: str, port: int) -> str:
+    """The way back: what ``host_and_port`` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def moment(text: str) -> datetime:
+    """An ISO 8601 time with its offset from UTC."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not a time such as 2026-12-24T18:00+01:00."
+        ) from None
+    if at.utcoffset() is None:
+        raise click.BadParameter(
+            f"{text!r} has no time zone: which moment it names is not known. "
+            "Add an offset such as +01:00, or Z for UTC."
+        )
+    return at
+
+
+def _bytes(text: str) -> int | None:
+    match = _SIZE.fullmatch(text)
+    return None if match is None else int(match[1]) * _BYTES_OF[match[2]]

@@ -1,0 +1,136 @@
+"""`escapement produce`: messages from the command line, a file or a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import BinaryIO, Final
+
+import click
+import trio
+
+from escapement.cli.parameters import duration_ms, moment
+from escapement.cli.remote import broker_option, with_broker
+from escapement.client.broker import Broker
+from escapement.client.producer import Producer
+from escapement.client.receipt import Receipts
+from escapement.errors import LimitExceeded
+from escapement.protocol.limits import MAX_FRAME_BYTES
+
+# What is read at once from a file or pipe: some thousand lines make a good batch.
+_READ_BYTES: Final = 256 * 1024
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
+    return name, value
+
+
+@click.command(
+    epilog="""\b
+    Examples:
+      escapement produce orders "pay me"
+      escapement produce shop/eu/orders "remind me" --delay 3m --key order-7
+      escapement produce orders "a gift" --at 2026-12-24T18:00+01:00 --property kind=gift
+      tail -F events.log | escapement produce events --stdin
+
+    Prints the id of each message, TOPIC@OFFSET, once it is durable.
+    """
+)
+@click.argument("topic")
+@click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
+@click.option(
+    "--delay",
+    "delay_ms",
+    type=duration_ms,
+    metavar="DURATION",
+    help="Deliver it so long after the broker has it: 500ms, 30s, 5m, 1h, 3d, 2w.",
+)
+@click.option(
+    "--at",
+    type=moment,
+    metavar="TIME",
+    help="Deliver it then: ISO 8601 with an offset or Z; a time that has passed is now.",
+)
+@click.option("--key", help="Its key, for whoever receives it.")
+@click.option(
+    "--property",
+    "properties",
+    type=_property,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A property, for whoever receives it; may be given several times.",
+)
+@click.option("--stdin", is_flag=True, help="Send each line of standard input.")
+@click.option(
+    "--file", type=click.File("rb"), metavar="FILE", help="Send each line of a file; - is stdin."
+)
+@broker_option
+def produce(
+    topic: str,
+    messages: tuple[str, ...],
+    delay_ms: int | None,
+    at: datetime | None,
+    key: str | None,
+    properties: tuple[tuple[str, str], ...],
+    stdin: bool,
+    file: BinaryIO | None,
+    at_broker: tuple[str, int],
+) -> None:
+    """Send messages to TOPIC, now or for later.
+
+    A topic is tenant/namespace/name, or a name alone in public/default, and is created on
+    first use. All messages of one command have the same time, key and properties.
+    """
+    if delay_ms is not None and at is not None:
+        raise click.UsageError("--delay or --at, not both.")
+    if bool(messages) + stdin + (file is not None) != 1:
+        raise click.UsageError("Give messages as arguments, or --stdin, or --file.")
+    source = sys.stdin.buffer if stdin else file
+    delay = None if delay_ms is None else (delay_ms, "ms")
+
+    async def send_all(producer: Producer, values: list[bytes]) -> None:
+        receipts = await producer.send_many(
+            values,
+            delay=delay,
+            at=at,
+            keys=None if key is None else [key] * len(values),
+            properties=[dict(properties)] * len(values) if properties else None,
+        )
+        _print(receipts)
+
+    async def work(broker: Broker) -> None:
+        async with await broker.producer(topic) as producer:
+            if source is None:
+                await send_all(producer, [os.fsencode(message) for message in messages])
+                return
+            async for lines in _lines(source):
+                await send_all(producer, lines)
+
+    with_broker(at_broker, work)
+
+
+async def _lines(source: BinaryIO) -> AsyncIterator[list[bytes]]:
+    """The lines of a file as they come, without their ends, some at a time."""
+    begun = b""
+    # Not by the buffered reader: its lock would outlive an interrupt.
+    number = source.fileno()
+    while piece := await trio.to_thread.run_sync(
+        os.read, number, _READ_BYTES, abandon_on_cancel=True
+    ):
+        *lines, begun = (begun + piece).split(b"\n")
+        if lines:
+            yield lines
+        if len(begun) > MAX_FRAME_BYTES:
+            raise LimitExceeded(f"a line is longer than {MAX_FRAME_BYTES} bytes")
+    if begun:
+        yield [begun]
+
+
+def _print(receipts: Receipts) -> None:
+    for receipt in receipts:
+        click.echo(str(receipt.id))

@@ -1,0 +1,54 @@
+"""How commands reach a broker: where it is, and one connection as long as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import click
+import trio
+
+from escapement.broker.crash import one_error
+from escapement.cli.parameters import host_and_port, host_and_port_text
+from escapement.client.broker import Broker, connect
+from escapement.protocol.limits import DEFAULT_PORT
+
+Result = TypeVar("Result")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
+
+
+def broker_address(text: str) -> tuple[str, int]:
+    """``host:port``, or the URL that applications write: ``escapement://host:port``."""
+    return host_and_port(text.removeprefix("escapement://"))
+
+
+def broker_option(command: Command) -> Command:
+    """``--broker HOST:PORT``, or ESCAPEMENT_BROKER, or this machine; given as ``at_broker``."""
+    return click.option(
+        "--broker",
+        "at_broker",
+        type=broker_address,
+        metavar="HOST:PORT",
+        default=DEFAULT_BROKER,
+        envvar="ESCAPEMENT_BROKER",
+        show_default=True,
+        show_envvar=True,
+        help="The broker to talk to.",
+    )(command)
+
+
+def with_broker(at: tuple[str, int], work: Callable[[Broker], Awaitable[Result]]) -> Result:
+    """What ``work`` returns, done on a connection to the broker at ``at``.
+
+    Raises:
+      EscapementError: if it cannot be reached, or refused.
+    """
+
+    async def connected() -> Result:
+        async with connect(f"escapement://{host_and_port_text(*at)}", name="cli") as broker:
+            return await work(broker)
+
+    with one_error():
+        return trio.run(connected)

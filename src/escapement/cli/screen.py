@@ -1,0 +1,153 @@
+"""What the demo shows: its steps, and a picture of what is due and what arrives.
+
+On a terminal the picture moves; elsewhere the steps are printed as they happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from escapement.cli.ledger import Arrival, Ledger, Outage
+
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+_COLUMNS: Final = 56  # fits a terminal of 80 with its labels
+_LATEST: Final = 6
+_FRAMES_PER_SECOND: Final = 10
+
+
+class Screen:
+    """Shows one demo; use as a context manager around all that happens."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._console = Console(highlight=False)
+        self._steps: list[Text] = []
+        self._span_ms = (0, 1)
+        self._due_ms: list[int] = []
+        self._live = Live(
+            console=self._console,
+            refresh_per_second=_FRAMES_PER_SECOND,
+            get_renderable=self._picture,
+            auto_refresh=self._console.is_terminal,
+            transient=True,
+        )
+
+    def __enter__(self) -> Screen:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._live.stop()
+        if self._console.is_terminal:
+            self._console.print(self._picture())
+
+    def step(self, at_s: float, what: str, style: str = "") -> None:
+        """Something happened."""
+        line = Text(f"{at_s:5.1f} s  {what}", style)
+        self._steps.append(line)
+        if not self._console.is_terminal:
+            self._console.print(line, soft_wrap=True)
+
+    def span(self, first_ms: int, last_ms: int) -> None:
+        """What time the picture shows."""
+        self._span_ms = (first_ms, last_ms)
+
+    def due(self, due_ms: Iterable[int]) -> None:
+        """When messages are to arrive."""
+        self._due_ms.extend(due_ms)
+
+    # -- the picture -------------------------------------------------------------------
+
+    def _picture(self) -> RenderableType:
+        ledger = self._ledger
+        arrived_ms = [arrival.at_ms for arrival in ledger.arrivals]
+        # What caught up at once after the outage would make all else look like nothing.
+        most = max(*self._counts(self._due_ms), 1)
+        bars = Table.grid(padding=(0, 2))
+        bars.add_row("due", Text(self._bars(self._due_ms, most), "cyan"))
+        bars.add_row("arrived", Text(self._bars(arrived_ms, most), "green"))
+        figures = Text.assemble(
+            "pending ",
+            (f"{ledger.pending:,}", "bold"),
+            "   delivered ",
+            (f"{ledger.delivered:,}", "bold"),
+            "   early ",
+            (str(ledger.early), "bold"),
+        )
+        return Group(*self._steps, "", bars, "", figures, "", self._latest())
+
+    def _latest(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("message", "due", "arrived"):
+            table.add_column(name)
+        table.add_column("late", justify="right")
+        for arrival in self._ledger.arrivals[-_LATEST:]:
+            table.add_row(
+                f"reminder {arrival.number}",
+                _time(arrival.due_ms),
+                _time(arrival.at_ms),
+                f"{arrival.late_ms:,} ms",
+            )
+        return table
+
+    def _counts(self, times_ms: list[int]) -> list[int]:
+        first_ms, last_ms = self._span_ms
+        counts = [0] * _COLUMNS
+        for at_ms in times_ms:
+            column = (at_ms - first_ms) * _COLUMNS // (last_ms - first_ms)
+            if 0 <= column < _COLUMNS:
+                counts[column] += 1
+        return counts
+
+    def _bars(self, times_ms: list[int], most: int) -> str:
+        top = len(_BARS) - 1
+        heights = [-(-min(count, most) * top // most) for count in self._counts(times_ms)]
+        return "".join(_BARS[height] for height in heights)
+
+    # -- the end -----------------------------------------------------------------------
+
+    def verdict(self, outage: Outage | None) -> None:
+        """What was promised, and whether it was kept."""
+        ledger = self._ledger
+        p50, p99, most = ledger.lateness_ms(outage)
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(justify="right", style="bold")
+        table.add_column()
+        table.add_row(f"{ledger.sent:,}", "sent, each with a receipt")
+        table.add_row(f"{ledger.delivered:,}", "delivered")
+        table.add_row(_judged(ledger.pending), "lost")
+        table.add_row(_judged(ledger.early), "early")
+        table.add_row(_judged(ledger.duplicates), "delivered again after their acknowledgement")
+        table.add_row(f"{ledger.again:,}", "delivered again because the kill cut theirs off")
+        table.add_row(f"{p50:,.0f} ms", f"late in the median; p99 {p99:,.0f}, at most {most:,.0f}")
+        if outage is not None:
+            held_up = ledger.held_up(outage)
+            table.add_row(f"{len(held_up):,}", f"were due without a broker; {_caught_up(held_up)}")
+        self._console.print()
+        self._console.print(table)
+        self._console.print()
+        if ledger.kept:
+            self._console.print("Every promise was kept.", style="bold green")
+        else:
+            self._console.print("A promise was broken.", style="bold red")
+
+
+def _judged(count: int) -> Text:
+    return Text(f"{count:,}", "bold green" if count == 0 else "bold red")
+
+
+def _caught_up(held_up: list[Arrival]) -> str:
+    if not held_up:
+        return "none had to wait"
+    return f"the last of them came {max(a.late_ms for a in held_up) / 1000:.1f} s late"
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000).strftime("%H:%M:%S.%f")[:-3]

@@ -1,0 +1,77 @@
+"""Plain values as people read them: tables, with durations and times in words.
+
+A name's unit says how its value is written: ``_at_ms`` is a time, ``_ms`` a duration,
+``_bytes`` a size. Columns are set apart by spaces alone and are never cut where the
+output is no terminal, so that it can be searched and piped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from escapement.durations import format as duration_text
+
+# Wider than any table of names: what is not a terminal has no edge.
+_NO_EDGE: Final = 10_000
+_UNITS: Final = ("_at_ms", "_ms", "_bytes")
+
+
+def console() -> Console:
+    """Where tables are printed to."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=_NO_EDGE)
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str) -> None:
+    """A table with a line for each row; ``empty`` if there are none."""
+    to = console()
+    if not rows:
+        to.print(Text(empty))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        number = isinstance(rows[0][name], int | float) and not isinstance(rows[0][name], bool)
+        table.add_column(_title(name), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(name, row[name])) for name in columns))
+    to.print(table)
+
+
+def print_record(record: Mapping[str, Any]) -> None:
+    """One thing: a line for each of its values."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in record.items():
+        table.add_row(_title(name), Text(_cell(name, value)))
+    console().print(table)
+
+
+def _title(name: str) -> str:
+    for unit in _UNITS:
+        name = name.removesuffix(unit)
+    return name.replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    if name.endswith("_at_ms"):
+        at = datetime.fromtimestamp(value / 1000, UTC).astimezone()
+        return at.isoformat(" ", "seconds")
+    if name.endswith("_ms"):
+        return duration_text(value)
+    if name.endswith("_bytes"):
+        return decimal(value)
+    return str(value)

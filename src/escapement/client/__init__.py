@@ -1,0 +1,1 @@
+"""The client: one implementation for trio and asyncio, by anyio."""

@@ -1,0 +1,40 @@
+"""Where a broker is: ``escapement://host:port``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from escapement.errors import InvalidRequest
+from escapement.protocol.limits import DEFAULT_PORT
+
+
+class Address(NamedTuple):
+    """A host, by name or number, and a port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read ``escapement://host``, with or without ``:port``.
+
+        Raises:
+          InvalidRequest: if it is anything else.
+        """
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise InvalidRequest(f"{url!r} is not a broker's address: {error}") from None
+        rest = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+        if parts.scheme != "escapement" or not host or rest or port == 0:
+            raise InvalidRequest(
+                f"{url!r} is not a broker's address: write escapement://host:port "
+                f"(port {DEFAULT_PORT} may be left out)"
+            )
+        return cls(host, DEFAULT_PORT if port is None else port)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"escapement://{host}:{self.port}"

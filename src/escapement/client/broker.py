@@ -1,0 +1,234 @@
+"""The client's face: ``connect``, and the ``Broker`` it gives."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+
+from escapement.client import schedule
+from escapement.client.address import Address
+from escapement.client.inbox import Inbox
+from escapement.client.line import Line
+from escapement.client.link import Stream, StreamFactory
+from escapement.client.outbox import Bounds
+from escapement.client.producer import Producer
+from escapement.client.schedule import Delay
+from escapement.client.serializers import SerializerLike
+from escapement.client.settings import Settings
+from escapement.errors import Disconnected, InvalidRequest
+from escapement.protocol import commands as wire
+from escapement.protocol import limits
+
+# A body's header, generously.
+_BODY_BYTES: Final = 64
+
+
+class Broker:
+    """A connection to a broker, kept up. Made by ``connect``."""
+
+    def __init__(self, line: Line, welcome: wire.Welcome) -> None:
+        self._line = line
+        self._welcome = welcome
+
+    @property
+    def name(self) -> str:
+        """What the broker calls itself."""
+        return self._welcome.broker
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """How much it takes, as it said when we first connected."""
+        return self._welcome.limits
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection just now."""
+        return self._line.link is not None
+
+    async def producer(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        serializer: SerializerLike = bytes,
+        linger: Delay = (1, "ms"),
+        max_batch_messages: int = 10_000,
+        max_batch_bytes: int = 1024 * 1024,
+        max_in_flight_messages: int = 100_000,
+        max_in_flight_bytes: int = 64 * 1024 * 1024,
+        send_timeout: Delay = (30, "s"),
+    ) -> Producer:
+        """A producer for a topic, which is created if need be.
+
+        Args:
+          topic: ``tenant/namespace/name``, or ``name`` in public/default.
+          name: makes it exactly-once across restarts: whoever opens the name goes on
+            where it ended (``next_sequence``), and fences an earlier holder. Without one,
+            it is exactly-once for as long as this object lives.
+          serializer: see ``escapement.client.serializers``.
+          linger: while a batch is under way, how long at most messages gather for the next.
+          max_batch_messages, max_batch_bytes: bounds of a batch; the broker's are kept too. A
+            single message may be larger than a batch, up to what the broker takes.
+          max_in_flight_messages, max_in_flight_bytes: when as much is without a receipt,
+            sending waits.
+          send_timeout: after so long without a receipt a send fails; then it is not known
+            whether the message is stored, unless the error says so.
+
+        Raises:
+          InvalidRequest: before anything is sent, if an argument cannot be meant.
+          EscapementError: if the broker refuses, or there is none in time.
+        """
+        if min(max_batch_messages, max_batch_bytes, max_in_flight_messages) < 1:
+            raise InvalidRequest("a bound is at least 1")
+        largest_bytes = min(
+            self._limit(limits.LIMIT_BATCH_BYTES, limits.MAX_FRAME_BYTES) - _BODY_BYTES,
+            self._limit(limits.LIMIT_FRAME_BYTES, limits.MAX_FRAME_BYTES) // 2,
+        )
+        bounds = Bounds(
+            linger_s=schedule.delay_ms(linger) / 1000,
+            batch_messages=min(
+                max_batch_messages,
+                self._limit(limits.LIMIT_BATCH_MESSAGES, limits.MAX_BATCH_MESSAGES),
+            ),
+            batch_bytes=min(max_batch_bytes, largest_bytes),
+            message_bytes=largest_bytes,
+            in_flight_messages=max_in_flight_messages,
+            in_flight_bytes=max_in_flight_bytes,
+            send_timeout_s=schedule.delay_ms(send_timeout) / 1000,
+        )
+        producer = Producer(self._line, topic, name, serializer, bounds)
+        self._line.attach(producer)
+        await producer.opened()
+        return producer
+
+    @asynccontextmanager
+    async def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        kind: str = "shared",
+        position: str = "latest",
+        permits: int = 1000,
+        ack_wait: Delay | None = None,
+        serializer: SerializerLike = bytes,
+        name: str = "",
+    ) -> AsyncIterator[Inbox]:
+        """An inbox on a subscription, which is created if need be.
+
+        When the block ends, acknowledgements are sent and what is not acknowledged goes
+        back to the subscription at once.
+
+        Args:
+          topic: as for ``producer``.
+          subscription: its name.
+          kind: shared, exclusive or failover.
+          position: where a new subscription begins, latest or earliest.
+          permits: how many messages may wait here, beyond those taken out.
+          ack_wait: how long a message may go unacknowledged; None is the broker's default.
+          serializer: see ``escapement.client.serializers``.
+          name: of this consumer, for whoever looks at the broker.
+
+        Raises:
+          InvalidRequest: before anything is sent, if an argument cannot be meant.
+          EscapementError: if the broker refuses, or there is none in time.
+        """
+        inbox = Inbox(
+            self._line,
+            topic,
+            subscription,
+            kind=kind,
+            position=position,
+            permits=permits,
+            ack_wait_ms=0 if ack_wait is None else schedule.delay_ms(ack_wait),
+            choice=serializer,
+            name=name,
+        )
+        self._line.attach(inbox)
+        await inbox.opened()
+        try:
+            yield inbox
+        finally:
+            await inbox.aclose()
+
+    async def admin(self, verb: str, **arguments: Any) -> Any:
+        """Ask the broker by name, with plain arguments; returns its plain answer.
+
+        Raises:
+          Disconnected: if no answer came; what became of the request is not known.
+          EscapementError: if the broker refused.
+        """
+        answer = await self._line.ask(lambda number: wire.Admin(number, verb, arguments))
+        assert isinstance(answer, wire.AdminReply)
+        return answer.result
+
+    def _limit(self, name: str, ceiling: int) -> int:
+        given = self._welcome.limits.get(name, ceiling)
+        return min(given, ceiling) if isinstance(given, int) and given > 0 else ceiling
+
+
+@asynccontextmanager
+async def connect(
+    url: str = "escapement://localhost",
+    *,
+    name: str = "",
+    stream_factory: StreamFactory | None = None,
+    settings: Settings | None = None,
+) -> AsyncIterator[Broker]:
+    """Connect to a broker, and stay connected until the block ends.
+
+    When a connection is lost, it is made again, and everything goes on. When the block
+    ends well, publishes and acknowledgements under way are waited for; when it ends with
+    an exception, they are not.
+
+    Args:
+      url: ``escapement://host:port``.
+      name: of this client, for whoever looks at the broker.
+      stream_factory: makes the connection instead of TCP to ``url``; an async callable
+        that returns a byte stream as anyio has them.
+      settings: how patient to be.
+
+    Raises:
+      InvalidRequest: if the url is none.
+      Disconnected: if the broker cannot be reached the first time.
+      EscapementError: if it refuses us.
+    """
+    address = Address.parse(url)
+    line = Line(stream_factory or _tcp(address), name, settings or Settings())
+    link = await line.connect()
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        line.up(link)
+        tasks.start_soon(line.keep, link)
+        tasks.start_soon(line.pump)
+        try:
+            yield Broker(line, link.welcome)
+            await _finish(line)
+        except Exception as error:
+            failure = error  # raised as it is, not in the group that the tasks make of it
+        finally:
+            line.close(Disconnected("the connection was closed by this side"))
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _finish(line: Line) -> None:
+    with anyio.move_on_after(line.settings.close_timeout_s):
+        await line.drain()
+        await line.say_goodbye()
+
+
+def _tcp(address: Address) -> Callable[[], Any]:
+    async def factory() -> Stream:
+        try:
+            return await anyio.connect_tcp(address.host, address.port)
+        except OSError as error:
+            # Of one attempt the cause says more; of several, their group says less.
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+            raise OSError(f"{address}: {cause.strerror or cause}") from error
+
+    return factory

@@ -1,0 +1,52 @@
+"""What travels with a value (key, properties, priority), checked and as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from escapement.errors import InvalidRequest
+
+MAX_PRIORITY: Final = 255
+
+
+def key(text: str) -> bytes:
+    """A key as bytes."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"a key of type {type(text).__name__} is not a str")
+    return text.encode()
+
+
+def properties(values: Mapping[str, Any]) -> bytes:
+    """Properties as a msgpack map."""
+    if not all(isinstance(name, str) for name in values):
+        raise InvalidRequest("the names of properties are strings")
+    try:
+        packed: bytes = msgpack.packb(dict(values))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"properties hold plain values only: {error}") from None
+    return packed
+
+
+def check_priority(priority: int) -> None:
+    """Raise ``InvalidRequest`` unless it is a priority."""
+    if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
+        raise InvalidRequest(f"a priority is 0 to {MAX_PRIORITY}, not {priority!r}")
+
+
+def priorities(values: Any, count: int) -> npt.NDArray[np.uint8] | None:
+    """The priorities of ``count`` messages, given as one for all or one each."""
+    if values is None:
+        return None
+    column = np.asarray(values)
+    if column.dtype.kind not in "iu" or column.ndim > 1:
+        raise InvalidRequest("priorities are one integer, or one each")
+    if column.size and not (column.min() >= 0 and column.max() <= MAX_PRIORITY):
+        raise InvalidRequest(f"a priority is 0 to {MAX_PRIORITY}")
+    if column.ndim == 0:
+        return np.full(count, column, np.uint8)
+    return column.astype(np.uint8)

@@ -1,0 +1,188 @@
+"""What was delivered: columns, and rows, which are views of one message.
+
+A row is made when someone iterates, and reads its columns only when asked: what is not
+looked at costs nothing. How a message is acknowledged is not known here, because that
+differs between the faces of the client: see ``batch`` and ``escapement.sync``.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from escapement.client.schedule import moment
+from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, MessageId
+
+
+class Origin(Protocol):
+    """Where it comes from, and what its payloads mean."""
+
+    @property
+    def topic(self) -> str: ...
+
+    def loads(self, payload: bytes) -> Any: ...
+
+
+class Columns:
+    """Messages as they were delivered, in columns of equal height.
+
+    ``offsets`` and ``due_ms`` are int64, ``attempts`` counts from 1 (uint16), and
+    ``redelivered`` says which may have been delivered before (bool).
+    """
+
+    __slots__ = (
+        "_attempts",
+        "_keys",
+        "_origin",
+        "_payloads",
+        "_properties",
+        "_redelivered",
+        "due_ms",
+        "messages",
+        "offsets",
+    )
+
+    def __init__(
+        self,
+        origin: Origin,
+        offsets: Int64s,
+        due_ms: Int64s,
+        attempts: npt.NDArray[np.uint16] | None,
+        redelivered: npt.NDArray[np.uint8] | None,
+        messages: MessageBatch,
+    ) -> None:
+        self.offsets = offsets
+        self.due_ms = due_ms
+        self.messages = messages
+        self._origin = origin
+        self._attempts = attempts
+        self._redelivered = redelivered
+        self._payloads: list[bytes] | None = None
+        self._keys: list[bytes] | None = None
+        self._properties: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def topic(self) -> str:
+        """The full name of the topic."""
+        return self._origin.topic
+
+    @property
+    def payloads(self) -> Blobs:
+        """The payloads as one column."""
+        return self.messages.payloads
+
+    @property
+    def attempts(self) -> npt.NDArray[np.uint16]:
+        """How often each has been delivered, this time included."""
+        if self._attempts is None:
+            self._attempts = np.ones(len(self), np.uint16)
+        return self._attempts
+
+    @property
+    def redelivered(self) -> npt.NDArray[np.bool_]:
+        """Whether each may have been delivered before."""
+        if self._redelivered is None:
+            return np.zeros(len(self), np.bool_)
+        return self._redelivered.astype(np.bool_)
+
+    def values(self) -> list[Any]:
+        """The values of all messages, deserialized."""
+        loads = self._origin.loads
+        return [loads(payload) for payload in self._payload_list()]
+
+    def _payload_list(self) -> list[bytes]:
+        if self._payloads is None:
+            self._payloads = self.messages.payloads.to_list()
+        return self._payloads
+
+    def _key_list(self) -> list[bytes]:
+        if self._keys is None:
+            keys = self.messages.keys
+            self._keys = [b""] * len(self) if keys is None else keys.to_list()
+        return self._keys
+
+    def _properties_list(self) -> list[bytes]:
+        if self._properties is None:
+            found = self.messages.properties
+            self._properties = [b""] * len(self) if found is None else found.to_list()
+        return self._properties
+
+
+class Row:
+    """One message among columns; reads them only when asked."""
+
+    __slots__ = ("_columns", "_row")
+
+    def __init__(self, columns: Columns, row: int) -> None:
+        self._columns = columns
+        self._row = row
+
+    @property
+    def value(self) -> Any:
+        """The payload, deserialized."""
+        return self._columns._origin.loads(self.payload)
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes as they were sent."""
+        return self._columns._payload_list()[self._row]
+
+    @property
+    def key(self) -> str | None:
+        """The key it was sent with, if any."""
+        key = self._columns._key_list()[self._row]
+        return key.decode(errors="backslashreplace") if key else None
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """The properties it was sent with."""
+        packed = self._columns._properties_list()[self._row]
+        return dict(msgpack.unpackb(packed)) if packed else {}
+
+    @property
+    def priority(self) -> int:
+        """The priority it was sent with; lower goes first."""
+        column = self._columns.messages.priorities
+        return DEFAULT_PRIORITY if column is None else int(column[self._row])
+
+    @property
+    def id(self) -> MessageId:
+        """Its name for ever."""
+        return MessageId(self._columns.topic, self.offset)
+
+    @property
+    def offset(self) -> int:
+        """Its place in the topic's log."""
+        return self._columns.offsets.item(self._row)
+
+    @property
+    def due_ms(self) -> int:
+        """When it was due, Unix milliseconds."""
+        return self._columns.due_ms.item(self._row)
+
+    @property
+    def deliver_at(self) -> datetime:
+        """When it was due, in UTC."""
+        return moment(self.due_ms)
+
+    @property
+    def attempt(self) -> int:
+        """How often it has been delivered, this time included."""
+        column = self._columns._attempts
+        return 1 if column is None else int(column[self._row])
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it may have been delivered before (after a crash: perhaps falsely)."""
+        column = self._columns._redelivered
+        return column is not None and bool(column[self._row])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} attempt {self.attempt}>"

@@ -1,0 +1,376 @@
+"""An inbox: what a subscription delivers to one consumer.
+
+At most ``permits`` messages wait here: see ``tray`` for the credit that bounds them, and
+``ackbox`` for what becomes of acknowledgements.
+
+When a link is lost, what waits here is dropped: the broker delivers it again, to
+whomever. What was taken out already can still be acknowledged; an acknowledgement counts
+by the message's offset, not by who held it.
+
+Taking a message out of what waits here costs no checkpoint, but for one in
+``CHECKPOINT_EVERY``; when nothing waits, iterating waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from copy import copy
+from typing import Any, Final
+
+import anyio
+import numpy as np
+
+from escapement.client import schedule
+from escapement.client.ackbox import AckBox, Slip
+from escapement.client.attachment import Attached, State
+from escapement.client.batch import Batch, Message
+from escapement.client.line import Answer, Line
+from escapement.client.promise import Promise
+from escapement.client.retry import Retry
+from escapement.client.schedule import Delay
+from escapement.client.serializers import SerializerLike, serializer
+from escapement.client.tray import Tray
+from escapement.errors import Disconnected, EscapementError, InvalidRequest
+from escapement.message import Int64s, MessageId
+from escapement.names import TopicName, check_name
+from escapement.protocol import commands as wire
+from escapement.protocol.commands import Command
+from escapement.protocol.limits import MAX_ACK_ROWS, MAX_PERMITS
+
+log = logging.getLogger("escapement.client")
+
+# A loop that never waits gives others a turn this often: 64 messages of a few
+# microseconds are well below what anyone notices, and a checkpoint costs as much as one.
+CHECKPOINT_EVERY: Final = 64
+BACK_OFF: Final = -1
+
+Ids = MessageId | int | Int64s | Iterable[MessageId | int]
+
+
+class Inbox(Attached):
+    """Made by ``Broker.consumer``; for one task at a time, but acks are for any."""
+
+    def __init__(
+        self,
+        line: Line,
+        topic: str,
+        subscription: str,
+        *,
+        kind: str,
+        position: str,
+        permits: int,
+        ack_wait_ms: int,
+        choice: SerializerLike,
+        name: str,
+    ) -> None:
+        super().__init__(line)
+        if not 1 <= permits <= MAX_PERMITS:
+            raise InvalidRequest(f"permits are 1 to {MAX_PERMITS}, not {permits}")
+        if kind not in ("shared", "exclusive", "failover"):
+            raise InvalidRequest(f"a subscription is shared, exclusive or failover, not {kind!r}")
+        if position not in ("latest", "earliest"):
+            raise InvalidRequest(f"a subscription begins at latest or earliest, not {position!r}")
+        self.topic = TopicName.parse(topic).full
+        self.subscription: Final = check_name("subscription", subscription)
+        self.name: Final = check_name("consumer", name) if name else ""
+        self.active = kind != "failover"  # of a failover: whether it is the one that receives
+        self._kind = kind
+        self._position = position
+        self._ack_wait_ms = ack_wait_ms
+        self.loads = serializer(choice).loads
+        self._tray = Tray(permits)
+        self._turns = 0
+        self._arrived = Promise()
+        self._acks = AckBox(Retry())
+        self._room = Promise()
+        self._nacks: list[tuple[Int64s, int]] = []
+        self._closed = False  # by this side
+
+    # -- taking out ------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        """The next message; waits for it. Ends when the inbox is closed."""
+        self._turns += 1
+        if self._turns % CHECKPOINT_EVERY == 0:
+            # Before a message is taken: a cancellation must not lose one.
+            await anyio.lowlevel.checkpoint()
+        message = self._tray.pop()
+        if message is None:
+            if not await self._some():
+                raise StopAsyncIteration
+            message = self._tray.pop()
+            assert message is not None
+        self._give_credit()
+        return message
+
+    async def receive(self, timeout_s: float | None = None) -> Message | None:
+        """The next message, or None if none comes within ``timeout_s`` or ever."""
+        if self._tray.empty:
+            with anyio.move_on_after(timeout_s):
+                await self._some()
+        message = self._tray.pop()
+        self._give_credit()
+        return message
+
+    def batches(self) -> Batches:
+        """The messages in columns, as they were delivered: ``async for batch in ...``."""
+        return Batches(self)
+
+    async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+        """What is left of the batch begun, or the next; None if none comes in time or ever."""
+        await anyio.lowlevel.checkpoint()
+        if self._tray.empty:
+            with anyio.move_on_after(timeout_s):
+                await self._some()
+        batch = self._tray.pop_batch()
+        self._give_credit()
+        return batch
+
+    async def _some(self) -> bool:
+        """Wait until messages are there; False says that none will ever be."""
+        while self._tray.empty:
+            if self.error is not None:
+                if self._closed:
+                    return False
+                raise copy(self.error)
+            if self._arrived.settled:
+                self._arrived = Promise()
+            await self._arrived.wait()
+        return True
+
+    def _give_credit(self) -> None:
+        if self._state is State.READY and (permits := self._tray.due_credit()):
+            self._line.send(wire.Flow(self.id, permits))
+
+    # -- giving back -----------------------------------------------------------------
+
+    async def ack(self, ids: Ids, *, durable: bool = False) -> int | None:
+        """Be done with messages: one or many ids or offsets, or a column of offsets.
+
+        Without ``durable`` it returns at once and the acknowledgement travels with the
+        next; with it, it returns when they will never come again, and on how many it took
+        effect (those already acknowledged do not count again).
+        """
+        return await self._acknowledge(_offsets(ids), None, durable)
+
+    async def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
+        """Be done with the messages from offset ``first`` to ``last``, both included."""
+        if not 0 <= first <= last:
+            raise InvalidRequest(f"{first} to {last} is no range of offsets")
+        return await self._acknowledge(None, (first, last + 1), durable)
+
+    async def nack(self, ids: Ids, delay: Delay | None = None) -> None:
+        """Give messages back, to be delivered again after ``delay`` or the usual back-off.
+
+        If the connection is lost meanwhile, they come again at once.
+        """
+        self.give_back(_offsets(ids), delay)
+
+    async def flush(self) -> None:
+        """Wait until every acknowledgement so far is answered, one way or the other."""
+        for slip in self._acks.unsettled:
+            await slip.wait()
+
+    async def flush_acks(self) -> None:
+        """Wait until every acknowledgement so far is durable.
+
+        Raises:
+          EscapementError: what the first was refused with, of those that were.
+        """
+        slips = self._acks.unsettled
+        for slip in slips:
+            await slip.wait()
+        for slip in slips:
+            if slip.error is not None:
+                raise copy(slip.error)
+
+    async def _acknowledge(
+        self, offsets: Int64s | None, span: tuple[int, int] | None, durable: bool
+    ) -> int | None:
+        await self.have_room()
+        now_s = anyio.current_time()
+        slip = Slip(now_s) if durable else self._acks.gathering(now_s)
+        before = slip.rows
+        if offsets is not None:
+            slip.add(offsets)
+        if span is not None:
+            slip.add_range(*span)
+        if not durable:
+            self._acks.added(slip.rows - before)
+            self._line.wake(self)
+            return None
+        self._acks.put(slip)
+        self._line.wake(self)
+        await slip.wait()
+        if slip.error is not None:
+            raise copy(slip.error)
+        return slip.count
+
+    async def have_room(self) -> None:
+        """Wait while too many acknowledgements are unanswered."""
+        self._check()
+        while self._acks.full:
+            if self._room.settled:
+                self._room = Promise()
+            await self._room.wait()
+            self._check()
+
+    def done(self, offset: int) -> Slip:
+        """Acknowledge one message, some time soon; never waits."""
+        # Asking for the time costs as much as all the rest of this.
+        slip = self._acks.begun or self._acks.gathering(anyio.current_time())
+        slip.add_one(offset)
+        self._acks.added(1)
+        self._line.wake(self)
+        return slip
+
+    def give_back(self, offsets: Int64s, delay: Delay | None) -> None:
+        """Nack messages; never waits."""
+        delay_ms = BACK_OFF if delay is None else schedule.delay_ms(delay)
+        if self._state is State.READY and len(offsets):
+            self._nacks.append((offsets, delay_ms))
+            self._line.wake(self)
+
+    async def aclose(self) -> None:
+        """Have the acknowledgements answered, then leave; what is not acknowledged goes back.
+
+        When it is cancelled, the broker is told all the same, and its answers not awaited.
+        """
+        if self.error is not None:
+            return
+        with anyio.move_on_after(self._line.settings.close_timeout_s):
+            try:
+                await self.flush()
+            finally:
+                if self._state is State.READY:
+                    self._work(anyio.current_time(), True)
+                self._closed = True
+                done = self._close("this consumer is closed")
+            await done.wait()
+
+    # -- what it says to the broker, and back ------------------------------------------
+
+    def _request(self, request_id: int) -> Command:
+        return wire.Subscribe(
+            request_id,
+            self.id,
+            self.topic,
+            self.subscription,
+            self._kind,
+            self._position,
+            self._ack_wait_ms,
+            self.name,
+        )
+
+    def _closing(self, request_id: int) -> Command:
+        return wire.CloseConsumer(request_id, self.id)
+
+    def _ready(self, answer: Command) -> None:
+        self._line.send(wire.Flow(self.id, self._tray.all_credit()))
+
+    def _work(self, now_s: float, ready: bool) -> float:
+        if not ready:
+            return float("inf")
+        nacks, self._nacks = self._nacks, []
+        for delay_ms in {delay_ms for _, delay_ms in nacks}:
+            offsets = np.concatenate([column for column, ms in nacks if ms == delay_ms])
+            for low in range(0, len(offsets), MAX_ACK_ROWS):
+                piece = offsets[low : low + MAX_ACK_ROWS]
+                self._line.send(wire.Nack(0, self.id, piece, delay_ms))
+        slips, again_s = self._acks.take(now_s)
+        for slip in slips:
+            self._send_slip(slip)
+        return again_s
+
+    def _send_slip(self, slip: Slip) -> None:
+        def answered(answer: Answer) -> None:
+            if isinstance(answer, wire.Acked):
+                self._acks.answered(slip, answer.count)
+            elif isinstance(answer, Disconnected):
+                slip.sent = False
+            elif isinstance(answer, EscapementError):
+                if not answer.retryable:
+                    log.warning("%s: an acknowledgement was refused: %s", self.topic, answer)
+                self._acks.refused(slip, answer, anyio.current_time())
+            if not self._room.settled and not self._acks.full:
+                self._room.settle()
+            self._line.wake(self)
+
+        offsets, firsts, lasts = slip.columns()
+        self._line.request(
+            lambda number: wire.Ack(number, self.id, offsets, firsts, lasts), answered
+        )
+
+    def _lost(self) -> None:
+        self._tray.clear()
+        self._nacks.clear()
+        self._acks.lost()
+        if self._kind == "failover":
+            self.active = False
+
+    def _fail(self, error: EscapementError) -> None:
+        self._tray.clear()
+        self._acks.fail(error)
+        self._room.settle()
+        self._arrived.settle()
+
+    def heard(self, command: Command) -> None:
+        match command:
+            case wire.Deliver():
+                self._deliver(command)
+            case wire.ConsumerActive():
+                self.active = command.active
+            case wire.ConsumerClosed():
+                self._refused(command.error())
+
+    def _deliver(self, command: wire.Deliver) -> None:
+        if self._state is not State.READY:
+            return
+        self._tray.put(
+            Batch(
+                self,
+                command.offsets,
+                command.due_ms,
+                command.attempts,
+                command.redelivered,
+                command.decode(),
+            )
+        )
+        self._arrived.settle()
+
+
+class Batches:
+    """Iterates over what is delivered, batch by batch. Made by ``Inbox.batches``."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def __aiter__(self) -> Batches:
+        return self
+
+    async def __anext__(self) -> Batch:
+        batch = await self._inbox.next_batch()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+
+def _offsets(ids: Any) -> Int64s:
+    """The offsets that ``ids`` names, as a column."""
+    if isinstance(ids, np.ndarray):
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise InvalidRequest("offsets are one column of integers")
+        found = ids.astype(np.int64, copy=False)
+    else:
+        if isinstance(ids, int | MessageId):
+            ids = [ids]
+        found = np.array([i.offset if isinstance(i, MessageId) else i for i in ids], np.int64)
+    if len(found) > MAX_ACK_ROWS:
+        raise InvalidRequest(f"{len(found)} offsets at once are more than {MAX_ACK_ROWS}")
+    if len(found) and found.min() < 0:
+        raise InvalidRequest(f"{found.min()} is no offset")
+    return found

@@ -1,0 +1,207 @@
+"""One connection, from the first byte to the last: reading, writing, and a heartbeat.
+
+A link carries commands between a stream and whoever dispatches them, and knows what none
+of them means, but for the handshake and the heartbeat. It is used once: when it ends, for
+whatever reason, another is made.
+
+What is sent is queued at once and written by a task of its own, so that sending never
+waits and what gathers meanwhile is one write. The queue's bound is that of those who
+fill it: producers and consumers bound what they have unanswered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Final, Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+
+from escapement.errors import Disconnected, EscapementError, RemoteProtocolError
+from escapement.message import Buffer
+from escapement.protocol.commands import Command, Goodbye, Hello, Ping, Pong, Refused, Welcome
+from escapement.protocol.connection import Connection
+from escapement.protocol.limits import PROTOCOL_VERSION
+
+# As much as one read takes: what the kernel likes to give at once, and small enough for
+# the allocator to have it at hand.
+READ_BYTES: Final = 64 * 1024
+# Buffers are joined up to this size; a larger one goes by itself, uncopied.
+WRITE_BYTES: Final = 256 * 1024
+
+
+class Stream(Protocol):
+    """What a link needs of a connection; anyio's byte streams have it."""
+
+    async def receive(self, max_bytes: int = ...) -> bytes: ...
+
+    async def send(self, item: bytes) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+StreamFactory = Callable[[], Awaitable[Stream]]
+
+# What a stream raises when it is at its end, however that came about.
+_ENDS: Final = (
+    OSError,
+    anyio.EndOfStream,
+    anyio.ClosedResourceError,
+    anyio.BrokenResourceError,
+)
+
+
+class Link:
+    """A connection to a broker that has welcomed us; made by ``open``."""
+
+    def __init__(self, stream: Stream, connection: Connection, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self.error: EscapementError | None = None  # why it ended
+        self._stream = stream
+        self._connection = connection
+        self._outgoing: list[Buffer] = []
+        self._bell = anyio.Event()
+        self._idle = anyio.Event()
+        self._heard_s = anyio.current_time()
+        self._tasks: TaskGroup | None = None
+
+    @classmethod
+    async def open(cls, factory: StreamFactory, client: str, timeout_s: float) -> Link:
+        """Connect and shake hands.
+
+        Raises:
+          Disconnected: if nobody answers, or not in time.
+          EscapementError: if the broker refuses us, what it says.
+        """
+        try:
+            with anyio.fail_after(timeout_s):
+                stream = await factory()
+                try:
+                    return await cls._greet(stream, client)
+                except BaseException:
+                    with anyio.CancelScope(shield=True):
+                        await stream.aclose()
+                    raise
+        except TimeoutError:
+            raise Disconnected(f"the broker did not answer within {timeout_s:g} s") from None
+        except _ENDS as error:
+            raise Disconnected(f"the broker cannot be reached: {error or 'it closed'}") from error
+
+    @classmethod
+    async def _greet(cls, stream: Stream, client: str) -> Link:
+        connection = Connection("client")
+        await stream.send(b"".join(connection.send(Hello(PROTOCOL_VERSION, client, {}))))
+        while True:
+            connection.receive_data(await stream.receive(READ_BYTES))
+            event = connection.next_event()
+            if isinstance(event, Welcome):
+                return cls(stream, connection, event)
+            if isinstance(event, Refused):
+                raise event.error()
+            if isinstance(event, Goodbye):
+                raise Disconnected(f"the broker said goodbye: {event.reason}")
+
+    def send(self, command: Command) -> None:
+        """Queue a command.
+
+        Raises:
+          LocalProtocolError: if the protocol does not allow it, or it does not fit.
+        """
+        self._outgoing += self._connection.send(command)
+        self._bell.set()
+
+    def end(self, error: EscapementError) -> None:
+        """End now, and say why; of several reasons the first stays."""
+        self.error = self.error or error
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+
+    async def written(self) -> None:
+        """Return when all that was sent is handed to the stream."""
+        while self._outgoing or not self._idle.is_set():
+            await self._idle.wait()
+
+    async def run(
+        self,
+        dispatch: Callable[[Command], None],
+        heartbeat_s: float | None,
+        heartbeat_timeout_s: float,
+    ) -> None:
+        """Hand what comes in to ``dispatch``, until the link ends; ``error`` says why."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                if self.error is not None:
+                    return
+                tasks.start_soon(self._write)
+                if heartbeat_s is not None:
+                    tasks.start_soon(self._beat, heartbeat_s, heartbeat_timeout_s)
+                await self._read(dispatch)
+                tasks.cancel_scope.cancel()
+        finally:
+            self.error = self.error or Disconnected("the connection was closed")
+            with anyio.CancelScope(shield=True):
+                await self._stream.aclose()
+
+    async def _read(self, dispatch: Callable[[Command], None]) -> None:
+        connection = self._connection
+        try:
+            while not connection.closed:
+                for command in connection.events():
+                    if isinstance(command, Ping):
+                        self.send(Pong(command.token))
+                    elif isinstance(command, Goodbye):
+                        self.end(Disconnected(f"the broker said goodbye: {command.reason}"))
+                    else:
+                        dispatch(command)
+                connection.receive_data(await self._stream.receive(READ_BYTES))
+                self._heard_s = anyio.current_time()
+        except RemoteProtocolError as error:
+            self.end(error)
+        except _ENDS as error:
+            self.end(Disconnected(f"the connection was lost: {error or 'closed'}"))
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                if not self._outgoing:
+                    self._idle.set()
+                    await self._bell.wait()
+                    self._idle = anyio.Event()
+                self._bell = anyio.Event()
+                buffers, self._outgoing = self._outgoing, []
+                for piece in _joined(buffers):
+                    await self._stream.send(piece)
+        except _ENDS as error:
+            self.end(Disconnected(f"the connection was lost: {error or 'closed'}"))
+
+    async def _beat(self, heartbeat_s: float, timeout_s: float) -> None:
+        asked_s = anyio.current_time()
+        for token in count(1):
+            await anyio.sleep_until(asked_s + heartbeat_s)
+            asked_s = anyio.current_time()
+            self.send(Ping(token))
+            await anyio.sleep(timeout_s)
+            if self._heard_s < asked_s:
+                self.end(Disconnected(f"nothing was heard from the broker for {timeout_s:g} s"))
+
+
+def _joined(buffers: list[Buffer]) -> list[bytes]:
+    """The same bytes in few pieces: small buffers together, large ones as they are."""
+    pieces: list[bytes] = []
+    small: list[Buffer] = []
+    size = 0
+    for buffer in buffers:
+        if len(buffer) >= WRITE_BYTES or size + len(buffer) > WRITE_BYTES:
+            if small:
+                pieces.append(b"".join(small))
+            small, size = [], 0
+        if len(buffer) >= WRITE_BYTES:
+            pieces.append(bytes(buffer))
+        else:
+            small.append(buffer)
+            size += len(buffer)
+    if small:
+        pieces.append(b"".join(small))
+    return pieces

@@ -1,0 +1,333 @@
+"""What a producer has to send, until it is durable: gathering, numbering, sending again.
+
+Single messages gather in an open *parcel*; a parcel that is closed is one Publish. A
+parcel is sent, and then it is known to be durable (a receipt), refused for good, or
+neither: then it is sent again, in the order of sequences, as often as it takes or until
+its deadline.
+
+Gathering is Nagle's rule with a bound: while nothing is under way a message goes at once
+(that is, when the task that sends gets to run, so that what many tasks send in one go is
+one parcel); while something is, messages gather until its receipt is there, or
+``linger_s`` has passed, or the parcel is full.
+
+Each parcel is sent with the sequence of its predecessor (``after``), so that the broker
+never stores a parcel whose predecessor it has refused (see ``Publish``).
+
+Pure: takes the time as an argument, sends nothing itself. In ``_parcels`` stand, in
+order, exactly the closed parcels that are not settled; the first ``_under_way`` of them
+are sent and not answered. ``messages`` and ``size_bytes`` count them and the open one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from escapement.client.parcel import Draft, Parcel
+from escapement.client.retry import Retry
+from escapement.errors import Disconnected, EscapementError, InvalidRequest, LimitExceeded
+from escapement.message import Int64s, MessageBatch, Times
+
+# What a message weighs beside its bytes: lengths, times, and its place in the lists.
+_ROW_BYTES: Final = 32
+NEVER: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much a producer gathers and keeps; the broker's limits make them smaller."""
+
+    linger_s: float
+    batch_messages: int
+    batch_bytes: int
+    message_bytes: int  # the largest single message; it goes alone if a batch is smaller
+    in_flight_messages: int
+    in_flight_bytes: int
+    send_timeout_s: float
+
+
+class Outbox:
+    """The unsettled messages of one producer."""
+
+    def __init__(self, bounds: Bounds, retry: Retry) -> None:
+        self.bounds = bounds
+        self.next_sequence = 0
+        self.stored = -1  # the last sequence known to be durable
+        self.messages = 0
+        self.size_bytes = 0
+        self._draft: Draft | None = None
+        self._parcels: deque[Parcel] = deque()
+        self._under_way = 0
+        self._retry = retry
+        self._retry_at = -NEVER
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything is settled."""
+        return not self._parcels and self._draft is None
+
+    @property
+    def full(self) -> bool:
+        """Whether what comes next has to wait for receipts."""
+        return (
+            self.messages >= self.bounds.in_flight_messages
+            or self.size_bytes >= self.bounds.in_flight_bytes
+        )
+
+    @property
+    def last(self) -> Parcel | None:
+        """The parcel that will be settled last, for whoever waits for all."""
+        if self._draft is not None:
+            return self._draft.parcel
+        return self._parcels[-1] if self._parcels else None
+
+    # -- what goes in --------------------------------------------------------------
+
+    def add(
+        self,
+        payload: bytes,
+        key: bytes,
+        properties: bytes,
+        priority: int,
+        delay_ms: int,
+        at_ms: int,
+        sequence: int | None,
+        now_s: float,
+    ) -> tuple[Parcel, int]:
+        """Take one message; returns its parcel and its row there. O(1).
+
+        Raises:
+          LimitExceeded: if it is larger than the broker takes.
+          InvalidRequest: if ``sequence`` has been used for another message.
+        """
+        size = len(payload) + len(key) + len(properties) + _ROW_BYTES
+        if size > self.bounds.message_bytes:
+            raise LimitExceeded(
+                f"a message of {size} bytes is over the limit of {self.bounds.message_bytes}"
+            )
+        number, settled = self._number(sequence, 1)
+        if settled is not None:
+            return settled, 0
+        draft = self._draft
+        if draft is not None and (
+            draft.size_bytes + size > self.bounds.batch_bytes or draft.next_sequence != number
+        ):
+            self._close()
+            draft = None
+        if draft is None:
+            draft = self._draft = Draft(number, now_s, now_s + self.bounds.send_timeout_s)
+        row = draft.add(payload, key, properties, priority, delay_ms, at_ms, size)
+        self.messages += 1
+        self.size_bytes += size
+        if row + 1 >= self.bounds.batch_messages:
+            self._close()
+        return draft.parcel, row
+
+    def add_batch(
+        self, batch: MessageBatch, times: Times, sequence: int | None, now_s: float
+    ) -> list[Parcel]:
+        """Take a batch as it is, in as many parcels as the limits ask for.
+
+        Raises:
+          LimitExceeded: if one of its messages is larger than the broker takes.
+          InvalidRequest: if ``sequence`` has been used for another message.
+        """
+        pieces = list(self._split(batch, times))
+        number, settled = self._number(sequence, len(batch))
+        if settled is not None:
+            return [settled]
+        self._close()
+        parcels = []
+        for piece, piece_times in pieces:
+            parcel = Parcel(number, now_s + self.bounds.send_timeout_s)
+            parcel.fill(piece, piece_times, piece.size_bytes + _ROW_BYTES * len(piece))
+            self._parcels.append(parcel)
+            self.messages += parcel.count
+            self.size_bytes += parcel.size_bytes
+            number += parcel.count
+            parcels.append(parcel)
+        return parcels
+
+    def _number(self, sequence: int | None, count: int) -> tuple[int, Parcel | None]:
+        """The number of the next message; and, if all are stored already, their parcel."""
+        number = self.next_sequence if sequence is None else sequence
+        if number < self.next_sequence:
+            if number + count - 1 > self.stored or number < 0:
+                raise InvalidRequest(
+                    f"sequence {number} is used: the next of this producer is {self.next_sequence}"
+                )
+            stored = Parcel(number, NEVER)
+            stored.count = count
+            stored.settle(-1, True)
+            return number, stored
+        self.next_sequence = number + count
+        return number, None
+
+    def _split(self, batch: MessageBatch, times: Times) -> Iterator[tuple[MessageBatch, Times]]:
+        most, most_bytes = self.bounds.batch_messages, self.bounds.batch_bytes
+        if len(batch) <= most and batch.size_bytes <= most_bytes:
+            yield batch, times
+            return
+        ends = np.cumsum(_row_bytes(batch))
+        low = 0
+        while low < len(batch):
+            before = int(ends[low - 1]) if low else 0
+            high = min(int(np.searchsorted(ends, before + most_bytes, "right")), low + most)
+            if high == low:
+                high, size = low + 1, int(ends[low]) - before
+                if size > self.bounds.message_bytes:
+                    raise LimitExceeded(
+                        f"message {low} of a batch has {size} bytes, "
+                        f"over the limit of {self.bounds.message_bytes}"
+                    )
+            piece = Times(
+                None if times.delay_ms is None else times.delay_ms[low:high],
+                None if times.at_ms is None else times.at_ms[low:high],
+            )
+            yield batch.take(np.arange(low, high)), piece
+            low = high
+
+    def _close(self) -> None:
+        if self._draft is not None:
+            self._parcels.append(self._draft.close())
+            self._draft = None
+
+    # -- what goes out -------------------------------------------------------------
+
+    def take(self, now_s: float) -> tuple[list[tuple[Parcel, int]], float]:
+        """What to send now, each with its ``after``, and when to ask again."""
+        if now_s < self._retry_at:
+            return [], NEVER if self.empty else self._retry_at
+        draft = self._draft
+        if draft is not None and (
+            not self._parcels or now_s >= draft.since_s + self.bounds.linger_s
+        ):
+            self._close()
+        found = []
+        after = self._parcels[self._under_way - 1].last_sequence if self._under_way else self.stored
+        for index in range(self._under_way, len(self._parcels)):
+            parcel = self._parcels[index]
+            parcel.sent = True
+            found.append((parcel, min(after, parcel.sequence - 1)))
+            after = parcel.last_sequence
+        self._under_way = len(self._parcels)
+        draft = self._draft
+        return found, NEVER if draft is None else draft.since_s + self.bounds.linger_s
+
+    # -- what comes back -----------------------------------------------------------
+
+    def receipt(self, sequence: int, base_offset: int, duplicate: bool) -> None:
+        """The parcel that begins at ``sequence`` is durable; unknown ones are ignored."""
+        parcel = self._find(sequence)
+        if parcel is not None:
+            self._retry.succeeded()
+            self.stored = max(self.stored, parcel.last_sequence)
+            self._remove(parcel)
+            parcel.settle(base_offset, duplicate)
+
+    def refused(self, sequence: int, error: EscapementError, now_s: float) -> None:
+        """The parcel was not stored: sent again later if that may help, else failed.
+
+        What was sent after it is refused too (``sequence_gap``) and need not be waited
+        for. If it is refused once more after it was sent again, it is sent thrice, and
+        the broker tells the repetitions by their sequence.
+        """
+        parcel = self._find(sequence)
+        if parcel is None or not parcel.sent:
+            return
+        if not error.retryable:
+            self._remove(parcel)
+            parcel.fail(error)
+            return
+        while self._under_way and parcel.sent:
+            self._under_way -= 1
+            self._parcels[self._under_way].sent = False
+        parcel.refusal = error
+        if now_s >= self._retry_at:  # of many refused at once only the first counts
+            self._retry_at = now_s + self._retry.next_s()
+
+    def lost(self) -> None:
+        """The connection is gone: what was under way is so no longer."""
+        for parcel in self._parcels:
+            if parcel.sent:
+                parcel.sent = False
+                parcel.refusal = None  # whether it is stored is not known now
+        self._under_way = 0
+        self._retry_at = -NEVER
+
+    def resume(self, last_sequence: int) -> None:
+        """A connection is there, and the broker has stored up to ``last_sequence``.
+
+        What is stored is settled as duplicate, its offsets unknown; a parcel that is
+        stored in part is trimmed.
+        """
+        assert not self._under_way, "resumed without having lost the connection"
+        self.stored = last_sequence
+        self.next_sequence = max(self.next_sequence, last_sequence + 1)
+        for parcel in list(self._parcels):
+            if parcel.last_sequence <= last_sequence:
+                self._remove(parcel)
+                parcel.settle(-1, True)
+            elif parcel.sequence <= last_sequence:
+                before = parcel.count, parcel.size_bytes
+                parcel.trim(last_sequence - parcel.sequence + 1)
+                self.messages -= before[0] - parcel.count
+                self.size_bytes -= before[1] - parcel.size_bytes
+
+    def expire(self, now_s: float) -> float:
+        """Fail what is past its deadline; returns the next deadline."""
+        while self._parcels and self._parcels[0].deadline_s <= now_s:
+            parcel = self._parcels[0]
+            self._remove(parcel)
+            parcel.fail(self._too_late(parcel))
+        draft = self._draft
+        if not self._parcels and draft is not None and draft.parcel.deadline_s <= now_s:
+            self._close()
+            return self.expire(now_s)
+        last = self._parcels[0] if self._parcels else draft.parcel if draft else None
+        return NEVER if last is None else last.deadline_s
+
+    def fail(self, error: EscapementError) -> None:
+        """Nothing more can be sent."""
+        self._close()
+        for parcel in list(self._parcels):
+            self._remove(parcel)
+            parcel.fail(error)
+
+    def _too_late(self, parcel: Parcel) -> EscapementError:
+        wait_s = self.bounds.send_timeout_s
+        if parcel.refusal is not None and not parcel.sent:
+            return type(parcel.refusal)(f"gave up after {wait_s:g} s: {parcel.refusal}")
+        return Disconnected(
+            f"no receipt within {wait_s:g} s: whether the messages from sequence "
+            f"{parcel.sequence} on are stored is not known"
+        )
+
+    def _find(self, sequence: int) -> Parcel | None:
+        return next((p for p in self._parcels if p.sequence == sequence), None)
+
+    def _remove(self, parcel: Parcel) -> None:
+        if parcel.sent:
+            self._under_way -= 1
+        if self._parcels[0] is parcel:
+            self._parcels.popleft()
+        else:
+            self._parcels.remove(parcel)
+        self.messages -= parcel.count
+        self.size_bytes -= parcel.size_bytes
+
+
+def _row_bytes(batch: MessageBatch) -> Int64s:
+    """What each message of a batch weighs on the wire; int64[n]."""
+    sizes = batch.payloads.lengths.astype(np.int64) + 4
+    for blobs in (batch.keys, batch.properties):
+        if blobs is not None:
+            sizes += blobs.lengths
+            sizes += 4
+    if batch.priorities is not None:
+        sizes += 1
+    return sizes

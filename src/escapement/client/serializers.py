@@ -1,0 +1,67 @@
+"""What an application's values are as bytes, and back.
+
+Where a serializer is asked for, these do: ``bytes`` (the default: values are bytes
+already), ``str`` (UTF-8), ``JSON``, ``MSGPACK``, or a pair of functions
+``(dumps, loads)`` of your own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from escapement.errors import InvalidRequest
+
+
+class Serializer(NamedTuple):
+    """Two functions that undo each other."""
+
+    dumps: Callable[[Any], bytes]
+    loads: Callable[[bytes], Any]
+
+
+SerializerLike = Serializer | tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | type
+
+
+def _same(value: Any) -> bytes:
+    if type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidRequest(
+        f"a value of type {type(value).__name__} is not bytes: choose a serializer"
+    )
+
+
+def _encoded(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"a value of type {type(value).__name__} is not a str")
+    return value.encode()
+
+
+def _as_json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+BYTES: Final = Serializer(_same, bytes)
+STR: Final = Serializer(_encoded, bytes.decode)
+JSON: Final = Serializer(_as_json, json.loads)
+MSGPACK: Final = Serializer(msgpack.packb, msgpack.unpackb)
+
+
+def serializer(choice: SerializerLike) -> Serializer:
+    """The serializer that ``choice`` names.
+
+    Raises:
+      InvalidRequest: if it names none.
+    """
+    if choice is bytes:
+        return BYTES
+    if choice is str:
+        return STR
+    if isinstance(choice, tuple) and len(choice) == 2 and all(map(callable, choice)):
+        return Serializer(*choice)
+    raise InvalidRequest(f"{choice!r} is no serializer: pass bytes, str, JSON, MSGPACK or a pair")

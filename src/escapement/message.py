@@ -1,0 +1,304 @@
+"""Messages in columns: what a producer builds once and nobody takes apart again.
+
+A batch is never a list of objects. It is a few columns of equal height:
+
+    ============  =========  ==================================================
+    payloads      Blobs      the bytes of every message
+    keys          Blobs      only if a message has one; empty where it has none
+    properties    Blobs      only if used; one msgpack map a message, or empty
+    priorities    uint8      only if used; lower goes first, 50 where none is given
+    ============  =========  ==================================================
+
+The *body* of a batch is their encoding (``MessageBatch.encode``), and it travels
+as it is: from the producer through the wire into the log, and from the index
+through the wire to the consumer. Times do not belong to the body, because only
+the topic's owner knows them: see :class:`Times`.
+
+A :class:`Message` is a view of one row. It is made in the consumer, when someone
+iterates, and nowhere else.
+
+This module does no I/O and reads no clock. Its errors are ``InvalidRequest``
+(what a caller passed) and ``RemoteProtocolError`` (bytes that do not decode).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.errors import RemoteProtocolError
+
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+Buffer = bytes | bytearray | memoryview
+
+DEFAULT_PRIORITY: Final = 50
+# A column of times uses this where a message has none of that kind.
+NO_TIME: Final = -1
+# Rows gathered at once: longer gathers hold the interpreter lock long enough for
+# other threads to notice (227 ms at 640,000 rows), shorter ones cost more calls.
+GATHER_ROWS: Final = 4096
+# Strings of mixed lengths are cheaper to slice one by one than to index byte by byte once
+# they are longer than this on average (4096 of 50 to 500 bytes: 1.0 ms against 6.4 ms).
+_SLICE_BYTES: Final = 24
+
+_BODY_VERSION: Final = 1
+_HEADER = struct.Struct("<BBxxI")  # version, flags, count
+_HAS_KEYS, _HAS_PROPERTIES, _HAS_PRIORITIES = 1, 2, 4
+_ALL_FLAGS = _HAS_KEYS | _HAS_PROPERTIES | _HAS_PRIORITIES
+
+
+class MessageId(NamedTuple):
+    """Names one message for ever: its topic's full name and its offset in it."""
+
+    topic: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blobs:
+    """A column of byte strings: their lengths, and all of them end to end."""
+
+    lengths: UInt32s
+    data: Buffer
+
+    @classmethod
+    def of(cls, values: Sequence[bytes]) -> Blobs:
+        """The column of ``values``; O(total bytes)."""
+        lengths = np.fromiter(map(len, values), np.uint32, len(values))
+        return cls(lengths, b"".join(values))
+
+    @classmethod
+    def empty(cls, count: int) -> Blobs:
+        """``count`` empty strings."""
+        return cls(np.zeros(count, np.uint32), b"")
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def starts(self) -> Int64s:
+        """Where each string begins in ``data``; int64[n]."""
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        return ends - self.lengths
+
+    def to_list(self) -> list[bytes]:
+        """The strings themselves, for the consumer's end; O(total bytes)."""
+        view = bytes(self.data)
+        ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
+        return [view[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
+
+    def take(self, rows: Int64s) -> Blobs:
+        """The column of the rows named, in that order; O(bytes taken)."""
+        return gather(self.data, self.starts(), self.lengths, rows)
+
+    @staticmethod
+    def concat(parts: Sequence[Blobs]) -> Blobs:
+        """The parts one below the other."""
+        if len(parts) == 1:
+            return parts[0]
+        lengths = np.concatenate([p.lengths for p in parts]) if parts else np.zeros(0, np.uint32)
+        return Blobs(lengths, b"".join([p.data for p in parts]))
+
+
+def gather(data: Buffer, starts: Int64s, lengths: UInt32s, rows: Int64s) -> Blobs:
+    """The strings ``data[starts[r] : starts[r] + lengths[r]]`` for each row, end to end.
+
+    Neighbours in ``data`` are copied as one run; strings of one length as a matrix; the
+    rest by slices or, where they are short, byte-wise. ``GATHER_ROWS`` at a time. O(bytes
+    taken).
+    """
+    taken_starts = starts[rows]
+    taken_lengths = lengths[rows]
+    if not len(rows):
+        return Blobs(taken_lengths, b"")
+    widths = taken_lengths.astype(np.int64)
+    gaps = np.flatnonzero(taken_starts[1:] != taken_starts[:-1] + widths[:-1]) + 1
+    if len(gaps) * 8 < len(rows):
+        firsts = np.concatenate(([0], gaps))
+        lasts = np.concatenate((gaps, [len(rows)])) - 1
+        view = memoryview(data)
+        begins = taken_starts[firsts].tolist()
+        ends = (taken_starts[lasts] + widths[lasts]).tolist()
+        return Blobs(
+            taken_lengths, b"".join([view[a:b] for a, b in zip(begins, ends, strict=True)])
+        )
+    source = np.frombuffer(data, np.uint8)
+    pieces = []
+    for low in range(0, len(rows), GATHER_ROWS):
+        begin = taken_starts[low : low + GATHER_ROWS]
+        width = widths[low : low + GATHER_ROWS]
+        pieces.append(_gather_run(source, begin, width))
+    return Blobs(taken_lengths, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+
+def _gather_run(source: npt.NDArray[np.uint8], begin: Int64s, width: Int64s) -> bytes:
+    first = int(width[0])
+    if (width == first).all():
+        if first == 0:
+            return b""
+        windows = np.lib.stride_tricks.sliding_window_view(source, first)
+        return bytes(windows[begin].tobytes())
+    ends = np.cumsum(width)
+    if int(ends[-1]) > _SLICE_BYTES * len(width):
+        view = source.data
+        stops = (begin + width).tolist()
+        return b"".join([view[a:b] for a, b in zip(begin.tolist(), stops, strict=True)])
+    shift = np.repeat(begin - (ends - width), width)
+    shift += np.arange(int(ends[-1]))
+    return bytes(source[shift].tobytes())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessageBatch:
+    """The columns of ``count`` messages, without their times and offsets."""
+
+    payloads: Blobs
+    keys: Blobs | None = None
+    properties: Blobs | None = None
+    priorities: npt.NDArray[np.uint8] | None = None
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the columns weigh, lengths included."""
+        size = 4 * len(self) + len(self.payloads.data)
+        for column in (self.keys, self.properties):
+            if column is not None:
+                size += 4 * len(self) + len(column.data)
+        return size + (len(self) if self.priorities is not None else 0)
+
+    def encode(self) -> bytes:
+        """The body: a header of 8 bytes, then each column, lengths first."""
+        flags = (
+            (_HAS_KEYS if self.keys is not None else 0)
+            | (_HAS_PROPERTIES if self.properties is not None else 0)
+            | (_HAS_PRIORITIES if self.priorities is not None else 0)
+        )
+        parts: list[Buffer] = [_HEADER.pack(_BODY_VERSION, flags, len(self))]
+        for column in (self.keys, self.properties):
+            if column is not None:
+                parts += [column.lengths.astype("<u4", copy=False).tobytes(), column.data]
+        if self.priorities is not None:
+            parts.append(self.priorities.tobytes())
+        parts += [
+            self.payloads.lengths.astype("<u4", copy=False).tobytes(),
+            self.payloads.data,
+        ]
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, body: Buffer) -> MessageBatch:
+        """The batch whose body this is, as views into it; O(1) copies, O(n) checks.
+
+        Raises:
+          RemoteProtocolError: if lengths and bytes do not agree exactly.
+        """
+        view = memoryview(body)
+        if len(view) < _HEADER.size:
+            raise RemoteProtocolError(f"a batch body of {len(view)} bytes has no header")
+        version, flags, count = _HEADER.unpack_from(view)
+        if version != _BODY_VERSION or flags & ~_ALL_FLAGS:
+            raise RemoteProtocolError(f"unknown batch version {version} or flags {flags:#x}")
+        at = _HEADER.size
+        keys = properties = priorities = None
+        if flags & _HAS_KEYS:
+            keys, at = _decode_blobs(view, at, count)
+        if flags & _HAS_PROPERTIES:
+            properties, at = _decode_blobs(view, at, count)
+        if flags & _HAS_PRIORITIES:
+            if len(view) - at < count:
+                raise RemoteProtocolError("a batch body ends inside its priorities")
+            priorities = np.frombuffer(view, np.uint8, count, at)
+            at += count
+        payloads, at = _decode_blobs(view, at, count)
+        if at != len(view):
+            raise RemoteProtocolError(f"a batch body has {len(view) - at} bytes too many")
+        return cls(payloads, keys, properties, priorities)
+
+    def take(self, rows: Int64s) -> MessageBatch:
+        """The rows named, in that order."""
+        return MessageBatch(
+            self.payloads.take(rows),
+            None if self.keys is None else self.keys.take(rows),
+            None if self.properties is None else self.properties.take(rows),
+            None if self.priorities is None else self.priorities[rows],
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[MessageBatch]) -> MessageBatch:
+        """The parts one below the other; a column that any of them uses is used."""
+        if len(parts) == 1:
+            return parts[0]
+        priorities = None
+        if any(p.priorities is not None for p in parts):
+            priorities = np.concatenate(
+                [
+                    np.full(len(p), DEFAULT_PRIORITY, np.uint8)
+                    if p.priorities is None
+                    else p.priorities
+                    for p in parts
+                ]
+            )
+        return MessageBatch(
+            Blobs.concat([p.payloads for p in parts]),
+            _concat_used([(len(p), p.keys) for p in parts]),
+            _concat_used([(len(p), p.properties) for p in parts]),
+            priorities,
+        )
+
+
+def _concat_used(parts: list[tuple[int, Blobs | None]]) -> Blobs | None:
+    if all(column is None for _, column in parts):
+        return None
+    return Blobs.concat([Blobs.empty(n) if column is None else column for n, column in parts])
+
+
+def _decode_blobs(view: memoryview, at: int, count: int) -> tuple[Blobs, int]:
+    if len(view) - at < 4 * count:
+        raise RemoteProtocolError("a batch body ends inside a column of lengths")
+    lengths = np.frombuffer(view, "<u4", count, at)
+    at += 4 * count
+    total = int(lengths.sum(dtype=np.uint64))
+    if len(view) - at < total:
+        raise RemoteProtocolError("a batch body ends inside a column of bytes")
+    return Blobs(lengths, view[at : at + total]), at + total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """When the messages of a batch are wanted; the owner turns them into ``due_ms``.
+
+    ``delay_ms`` counts from the moment the owner accepts the batch, so a client's
+    clock does not matter; ``at_ms`` is Unix time. Either column may be absent, and
+    a message with neither (``NO_TIME`` in both) is due when it is accepted.
+    """
+
+    delay_ms: Int64s | None = None
+    at_ms: Int64s | None = None
+
+    def resolve(self, accepted_at_ms: int, count: int) -> Int64s:
+        """``due_ms = max(wanted, accepted_at_ms)`` for each message; int64[count]."""
+        due = np.full(count, accepted_at_ms, np.int64)
+        if self.delay_ms is not None:
+            due += np.maximum(self.delay_ms, 0)
+        if self.at_ms is not None:
+            np.maximum(due, self.at_ms, out=due)
+        return due
+
+    @property
+    def given(self) -> bool:
+        """Whether any message was given a time ("delayed", where delays are disabled)."""
+        return any(c is not None and bool((c >= 0).any()) for c in (self.delay_ms, self.at_ms))
+
+
+NO_TIMES: Final = Times()

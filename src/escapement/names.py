@@ -1,0 +1,141 @@
+"""Names: tenant, namespace, topic, subscription, producer.
+
+Every part of a name obeys one rule, so that it can stand in a path, a column, a
+command line and a metric's label without quoting. A topic may be written in three
+ways, which name the same thing:
+
+    ====================================  ==========================
+    written                               read as
+    ====================================  ==========================
+    ``persistent://shop/eu/orders``       ``shop/eu/orders``
+    ``shop/eu/orders``                    ``shop/eu/orders``
+    ``orders``                            ``public/default/orders``
+    ====================================  ==========================
+
+What was read is kept as a value that cannot be malformed: the rule is checked when
+it is made, by whatever road. This module knows nothing of what the names name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from escapement.errors import InvalidRequest
+
+# 200 bytes: three parts and their slashes stay below 767, what an InnoDB index key
+# takes in every row format.
+MAX_NAME_LENGTH: Final = 200
+DEFAULT_TENANT: Final = "public"
+DEFAULT_NAMESPACE: Final = "default"
+
+_SCHEME: Final = "persistent://"
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
+# What we quote of a bad name: enough to recognise it, not enough to flood a log.
+_QUOTED_LENGTH: Final = 60
+
+
+def check_name(kind: str, text: str) -> str:
+    """``text`` itself, if it may be the name of a ``kind`` ("subscription").
+
+    Raises:
+      InvalidRequest: says which name, and what is allowed.
+    """
+    if _NAME.fullmatch(text) is None or text in (".", ".."):
+        raise InvalidRequest(
+            f"{_quote(text)} cannot be a {kind} name: 1 to {MAX_NAME_LENGTH} characters of "
+            "A-Z a-z 0-9 . _ - are allowed, but not '.' or '..' alone"
+        )
+    return text
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NamespaceName:
+    """``tenant/namespace``."""
+
+    tenant: str
+    namespace: str
+
+    def __post_init__(self) -> None:
+        check_name("tenant", self.tenant)
+        check_name("namespace", self.namespace)
+
+    @classmethod
+    def parse(cls, text: str) -> NamespaceName:
+        """Read ``tenant/namespace``.
+
+        Raises:
+          InvalidRequest: if it is anything else.
+        """
+        parts = text.split("/")
+        if len(parts) != 2:
+            raise InvalidRequest(f"{_quote(text)} is not a namespace: write it as tenant/namespace")
+        return cls(*parts)
+
+    @property
+    def full(self) -> str:
+        """``tenant/namespace``."""
+        return f"{self.tenant}/{self.namespace}"
+
+    def __str__(self) -> str:
+        return self.full
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicName:
+    """``tenant/namespace/name``."""
+
+    tenant: str
+    namespace: str
+    name: str
+
+    def __post_init__(self) -> None:
+        check_name("tenant", self.tenant)
+        check_name("namespace", self.namespace)
+        check_name("topic", self.name)
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        """Read any of the three ways to write a topic.
+
+        Raises:
+          InvalidRequest: if it is none of them, or a part breaks the rule for names.
+        """
+        scheme, separator, rest = text.partition("://")
+        if separator and scheme + separator != _SCHEME:
+            raise InvalidRequest(
+                f"{_quote(text)} is not a topic: the only scheme is {_SCHEME}, "
+                "and it may be left out"
+            )
+        parts = (rest if separator else text).split("/")
+        if len(parts) == 3:
+            return cls(*parts)
+        if len(parts) == 1 and not separator:
+            return cls(DEFAULT_TENANT, DEFAULT_NAMESPACE, parts[0])
+        raise InvalidRequest(
+            f"{_quote(text)} is not a topic: write it as {_SCHEME}tenant/namespace/name, "
+            f"tenant/namespace/name, or name (in {DEFAULT_TENANT}/{DEFAULT_NAMESPACE})"
+        )
+
+    @property
+    def full(self) -> str:
+        """``tenant/namespace/name``: the one form that is stored and compared."""
+        return f"{self.tenant}/{self.namespace}/{self.name}"
+
+    @property
+    def in_namespace(self) -> NamespaceName:
+        """The namespace it stands in."""
+        return NamespaceName(self.tenant, self.namespace)
+
+    @property
+    def namespace_full(self) -> str:
+        """``tenant/namespace``."""
+        return f"{self.tenant}/{self.namespace}"
+
+    def __str__(self) -> str:
+        return self.full
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= _QUOTED_LENGTH else text[: _QUOTED_LENGTH - 1] + "…")

@@ -1,0 +1,228 @@
+"""One end of a connection, without the connection: bytes in, commands out, and back.
+
+    ::
+
+        client                    broker
+        START    ── Hello ──▶     START
+        HELLO                     HELLO
+        OPEN     ◀── Welcome ──   OPEN
+                 ◀─ commands ─▶
+                 ── Goodbye ─▶            from either side, after which that side
+                 ◀─ Goodbye ──            says nothing more; then both close
+
+Both ends use the same class, which knows who may say what and when. It has no socket,
+no clock and no lock; what a command asks for is the business of who holds it.
+
+Whatever bytes come in, only ``RemoteProtocolError`` comes out, and after one the
+connection is dead: it takes no more, and a broker may say one last ``Refused`` through
+``last_words``. What *we* may not send is ``LocalProtocolError``, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Final
+
+from escapement.errors import EscapementError, LocalProtocolError, ProtocolError
+from escapement.errors import RemoteProtocolError as RemoteError
+from escapement.message import Buffer
+from escapement.protocol import frame
+from escapement.protocol.commands import COMMANDS, Command, Goodbye, Hello, Refused, Role, Welcome
+from escapement.protocol.limits import (
+    LIMIT_FRAME_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_HANDSHAKE_BYTES,
+    PROTOCOL_VERSION,
+)
+
+
+class State(enum.Enum):
+    """How far a connection has come."""
+
+    START = "nobody has spoken"
+    HELLO = "the client has said hello"
+    OPEN = "both have greeted"
+    DEAD = "the other side broke the rules, or refused us"
+
+
+class Signal(enum.Enum):
+    """What ``next_event`` returns when there is no command to return."""
+
+    NEED_DATA = "read more, then ask again"
+    CLOSED = "nothing more will come"
+
+
+NEED_DATA: Final = Signal.NEED_DATA
+CLOSED: Final = Signal.CLOSED
+
+
+class Connection:
+    """The protocol's state at one end.
+
+    Args:
+      role: which end this is.
+      max_frame_bytes: the largest frame to take once the handshake is done.
+    """
+
+    def __init__(self, role: Role, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        assert MAX_HANDSHAKE_BYTES <= max_frame_bytes <= MAX_FRAME_BYTES
+        self.role: Final[Role] = role
+        self.state = State.START
+        self._peer: Role = "broker" if role == "client" else "client"
+        self._max_frame_bytes = max_frame_bytes
+        self._peer_max_frame_bytes = MAX_HANDSHAKE_BYTES
+        self._decoder = frame.FrameDecoder(MAX_HANDSHAKE_BYTES)
+        self._said_goodbye = False
+        self._heard_goodbye = False
+        self._ended = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will come from the other side."""
+        return self._ended or self._heard_goodbye or self.state is State.DEAD
+
+    # -- what comes in -----------------------------------------------------------
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Take what was read; ``b""`` says that the other side has closed.
+
+        The events have to be drained before the next call.
+
+        Raises:
+          RemoteProtocolError: if bytes come after the last that there may be.
+        """
+        if self.state is State.DEAD:
+            raise RemoteError("the connection is dead: nothing more is read from it")
+        if not data:
+            self._ended = True
+        elif self._ended or self._heard_goodbye:
+            raise self._dead("bytes came after the other side had finished")
+        else:
+            self._decoder.receive_data(data)
+
+    def next_event(self) -> Command | Signal:
+        """The next command, ``NEED_DATA``, or ``CLOSED``.
+
+        Raises:
+          RemoteProtocolError: if what came is no command, or not allowed now.
+        """
+        if self.state is State.DEAD:
+            raise RemoteError("the connection is dead: nothing more is read from it")
+        if self._heard_goodbye:
+            return CLOSED
+        try:
+            piece = self._decoder.next_frame()
+            if piece is not None:
+                return self._take(piece)
+            if not self._ended:
+                return NEED_DATA
+            if len(self._decoder):
+                raise ValueError("the other side closed in the middle of a frame")
+            return CLOSED
+        except (ValueError, RemoteError) as error:
+            raise self._dead(str(error)) from None
+
+    def events(self) -> Iterator[Command]:
+        """The commands that are there, until more data is needed or nothing more comes."""
+        while not isinstance(event := self.next_event(), Signal):
+            yield event
+
+    def _take(self, piece: memoryview) -> Command:
+        number = frame.frame_type(piece)
+        kind = COMMANDS.get(number)
+        if kind is None:
+            raise ValueError(f"no command has the number {number}")
+        if self._peer not in kind.SENDERS:
+            raise ValueError(f"a {self._peer} does not send {kind.__name__}")
+        if len(piece) > kind.MAX_BYTES:
+            raise ValueError(f"{kind.__name__} has {len(piece)} bytes, over {kind.MAX_BYTES}")
+        values = frame.unpack(piece, kind.MAX_CONTAINERS)
+        if kind is Hello and values and values[0] != PROTOCOL_VERSION:
+            # Before the fields are looked at: another version may have others.
+            raise ValueError(f"the client speaks version {values[0]!r:.20}, not {PROTOCOL_VERSION}")
+        try:
+            command = kind.read(values)
+        except ValueError as error:
+            raise ValueError(f"{kind.__name__}: {error}") from None
+        self._step(command, self._peer)
+        if isinstance(command, Goodbye):
+            self._heard_goodbye = True
+            if len(self._decoder):
+                raise ValueError("bytes came after Goodbye")
+        return command
+
+    def _dead(self, reason: str) -> RemoteError:
+        self.state = State.DEAD
+        self._decoder = frame.FrameDecoder(0)
+        return RemoteError(reason)
+
+    # -- what goes out -----------------------------------------------------------
+
+    def send(self, command: Command) -> list[Buffer]:
+        """The bytes of a command, as buffers to be sent in this order.
+
+        Raises:
+          LocalProtocolError: if it may not be sent now, or does not fit a frame.
+        """
+        if self._said_goodbye or self.state is State.DEAD:
+            raise LocalProtocolError(f"{type(command).__name__}: this side has finished")
+        if self.role not in command.SENDERS:
+            raise LocalProtocolError(f"a {self.role} does not send {type(command).__name__}")
+        buffers = _pack(command)
+        size = sum(map(len, buffers)) - 4
+        most = min(command.MAX_BYTES, self._peer_max_frame_bytes)
+        if size > most:
+            raise LocalProtocolError(f"{type(command).__name__} has {size} bytes, over {most}")
+        try:
+            self._step(command, self.role)
+        except ValueError as error:
+            raise LocalProtocolError(str(error)) from None
+        if isinstance(command, Goodbye):
+            self._said_goodbye = True
+        return buffers
+
+    def last_words(self, error: EscapementError) -> list[Buffer]:
+        """What a broker may still say on a dead or unopened connection: why it ends.
+
+        Returns no bytes if it may say nothing. The connection is dead afterwards.
+        """
+        silent = self.role == "client" or self._said_goodbye
+        self.state, self._said_goodbye = State.DEAD, True
+        if silent:
+            return []
+        if isinstance(error, ProtocolError):
+            # Whose fault it was is the same on both ends only in this word.
+            error = ProtocolError(str(error))
+        return _pack(Refused.because(error))
+
+    # -- the order of things -------------------------------------------------------
+
+    def _step(self, command: Command, sender: Role) -> None:
+        """Move on by a command from ``sender``, or raise ``ValueError`` if out of order."""
+        if self.state is State.OPEN:
+            if isinstance(command, Hello | Welcome):
+                raise ValueError(f"{type(command).__name__} came after the handshake")
+        elif self.state is State.START and isinstance(command, Hello):
+            self.state = State.HELLO
+        elif self.state is State.HELLO and isinstance(command, Welcome):
+            self._open(command)
+        elif sender == "broker" and isinstance(command, Refused | Goodbye):
+            pass  # the broker may decline before it has greeted
+        else:
+            raise ValueError(f"{type(command).__name__} came before the handshake was done")
+
+    def _open(self, welcome: Welcome) -> None:
+        limit = welcome.limits.get(LIMIT_FRAME_BYTES, MAX_FRAME_BYTES)
+        if type(limit) is not int or not MAX_HANDSHAKE_BYTES <= limit <= MAX_FRAME_BYTES:
+            raise ValueError(f"Welcome: {LIMIT_FRAME_BYTES} is {limit!r:.20}")
+        self.state = State.OPEN
+        self._decoder.max_frame_bytes = self._max_frame_bytes
+        self._peer_max_frame_bytes = limit if self.role == "client" else MAX_FRAME_BYTES
+
+
+def _pack(command: Command) -> list[Buffer]:
+    try:
+        return frame.pack(command.write())
+    except (ValueError, TypeError, OverflowError) as error:
+        raise LocalProtocolError(f"{type(command).__name__}: {error}") from None

@@ -1,0 +1,209 @@
+"""What a command's fields may hold: one *kind* for each, which reads and writes it.
+
+A kind turns a value as msgpack gives it into the value a command holds, or raises
+``ValueError`` with what is wrong about it; and back. Commands name the kind of each
+field in its annotation, ``Annotated[int, Integer(0, 9)]``, so that the dataclass is the
+whole description of the frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Buffer, Int64s
+from escapement.protocol import columns
+from escapement.protocol.limits import (
+    MAX_ACK_ROWS,
+    MAX_BATCH_MESSAGES,
+    MAX_CODE_CHARS,
+    MAX_DEPTH,
+    MAX_FRAME_BYTES,
+    MAX_ID,
+    MAX_INT64,
+    MAX_MESSAGE_CHARS,
+    MAX_NAME_CHARS,
+    MAX_TOPIC_CHARS,
+)
+
+
+class Kind(Protocol):
+    """Reads one field from the wire's plain value, and writes it back."""
+
+    def read(self, value: Any) -> Any: ...
+
+    def write(self, value: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """An integer in ``low .. high``, both included."""
+
+    low: int
+    high: int
+
+    def read(self, value: Any) -> int:
+        if type(value) is not int:
+            raise ValueError(f"is {type(value).__name__}, not an integer")
+        if not self.low <= value <= self.high:
+            raise ValueError(f"is {value}, outside {self.low}..{self.high}")
+        return value
+
+    write = read
+
+
+class Flag:
+    """A boolean."""
+
+    def read(self, value: Any) -> bool:
+        if type(value) is not bool:
+            raise ValueError(f"is {type(value).__name__}, not a boolean")
+        return value
+
+    write = read
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string of ``low .. high`` characters."""
+
+    high: int
+    low: int = 0
+
+    def read(self, value: Any) -> str:
+        if type(value) is not str:
+            raise ValueError(f"is {type(value).__name__}, not a string")
+        if not self.low <= len(value) <= self.high:
+            raise ValueError(f"has {len(value)} characters, outside {self.low}..{self.high}")
+        return value
+
+    write = read
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    def read(self, value: Any) -> str:
+        if type(value) is not str or value not in self.words:
+            raise ValueError(f"is not one of {', '.join(self.words)}")
+        return value
+
+    write = read
+
+
+class Body:
+    """The encoding of a ``MessageBatch``; what is inside is not looked at here."""
+
+    def read(self, value: Any) -> bytes:
+        if type(value) is not bytes:
+            raise ValueError(f"is {type(value).__name__}, not bytes")
+        return value
+
+    def write(self, value: Buffer) -> Buffer:
+        if len(value) > MAX_FRAME_BYTES:
+            raise ValueError(f"has {len(value)} bytes, more than {MAX_FRAME_BYTES}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of numbers, or its absence."""
+
+    dtype: np.dtype[Any]
+    max_rows: int
+    low: int | None = None
+    optional: bool = False
+
+    def read(self, value: Any) -> npt.NDArray[Any] | None:
+        if value is None and self.optional:
+            return None
+        if type(value) is not bytes:
+            raise ValueError(f"is {type(value).__name__}, not a column")
+        column = columns.read(value, self.dtype, self.max_rows)
+        if self.low is not None and len(column) and column.min() < self.low:
+            raise ValueError(f"holds {column.min()}, below {self.low}")
+        return column
+
+    def write(self, value: npt.NDArray[Any] | None) -> bytes | None:
+        if value is None and self.optional:
+            return None
+        assert value is not None, "this column is not optional"
+        if len(value) > self.max_rows:
+            raise ValueError(f"has {len(value)} rows, more than {self.max_rows}")
+        return columns.write(value, self.dtype)
+
+
+class Map:
+    """A map from strings to plain values: nothing, numbers, strings, bytes, lists, maps."""
+
+    def read(self, value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise ValueError(f"is {type(value).__name__}, not a map")
+        check_plain(value)
+        return value
+
+    write = read
+
+
+class Plain:
+    """Any plain value."""
+
+    def read(self, value: Any) -> Any:
+        check_plain(value)
+        return value
+
+    write = read
+
+
+def check_plain(value: Any, depth: int = 0) -> None:
+    """Raise ``ValueError`` unless ``value`` is plain and nests no deeper than it may."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"nests deeper than {MAX_DEPTH}")
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return
+    if type(value) is dict:
+        if not all(type(key) is str for key in value):
+            raise ValueError("has a map whose keys are not all strings")
+        for item in value.values():
+            check_plain(item, depth + 1)
+    elif type(value) in (list, tuple):
+        for item in value:
+            check_plain(item, depth + 1)
+    else:
+        raise ValueError(f"holds a {type(value).__name__}, which is no plain value")
+
+
+_INT64 = np.dtype("<i8")
+
+Id = Annotated[int, Integer(1, MAX_ID)]
+OptionalId = Annotated[int, Integer(0, MAX_ID)]
+Count = Annotated[int, Integer(0, MAX_INT64)]
+# Where -1 says "none" or "not known".
+CountOrNone = Annotated[int, Integer(-1, MAX_INT64)]
+Boolean = Annotated[bool, Flag()]
+Topic = Annotated[str, Text(MAX_TOPIC_CHARS, low=1)]
+Name = Annotated[str, Text(MAX_NAME_CHARS, low=1)]
+OptionalName = Annotated[str, Text(MAX_NAME_CHARS)]
+Code = Annotated[str, Text(MAX_CODE_CHARS, low=1)]
+Explanation = Annotated[str, Text(MAX_MESSAGE_CHARS)]
+BodyBytes = Annotated[Buffer, Body()]
+PlainMap = Annotated[dict[str, Any], Map()]
+PlainValue = Annotated[Any, Plain()]
+
+TimeColumn = Annotated[Int64s | None, Column(_INT64, MAX_BATCH_MESSAGES, low=-1, optional=True)]
+DueColumn = Annotated[Int64s, Column(_INT64, MAX_BATCH_MESSAGES, low=0)]
+OffsetColumn = Annotated[Int64s, Column(_INT64, MAX_BATCH_MESSAGES, low=0)]
+AttemptColumn = Annotated[
+    npt.NDArray[np.uint16] | None, Column(np.dtype("<u2"), MAX_BATCH_MESSAGES, optional=True)
+]
+FlagColumn = Annotated[
+    npt.NDArray[np.uint8] | None, Column(np.dtype("u1"), MAX_BATCH_MESSAGES, optional=True)
+]
+AckColumn = Annotated[Int64s, Column(_INT64, MAX_ACK_ROWS, low=0)]
+OptionalAckColumn = Annotated[Int64s | None, Column(_INT64, MAX_ACK_ROWS, low=0, optional=True)]

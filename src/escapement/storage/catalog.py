@@ -1,0 +1,264 @@
+"""What there is: namespaces, topics and subscriptions, as the database records them.
+
+Owns the tables ``namespaces``, ``topics`` and ``subscriptions``. The broker reads them
+once when it starts (storage/checkpoint.py) and then changes them here, each function
+inside a transaction of the caller's: ``CommitPipeline.transact``. Names are checked
+before they come here. What a delete leaves behind in other tables is freed later, in
+bounded steps (storage/removal.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from escapement.errors import AlreadyExists, Conflict, NotFound
+from escapement.storage import removal
+from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
+
+DEFAULT_GRANULARITY_MS: Final = 300_000
+DEFAULT_TICK_MS: Final = 1_000
+# Rows of one page when everything is read: some megabytes.
+_PAGE_ROWS: Final = 10_000
+
+Kind = Literal["shared", "exclusive", "failover"]
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A tenant's namespace and how it treats delays."""
+
+    id: int
+    tenant: str
+    name: str
+    delays_enabled: bool
+    granularity_ms: int
+    tick_ms: int
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A topic; ``next_offset`` is as of the last checkpoint, the journal adds to it."""
+
+    id: int
+    namespace_id: int
+    name: str
+    bundle_id: int
+    next_offset: int
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """A subscription and where it begins.
+
+    It wants messages from ``start_offset`` on, and of the earlier ones those due from
+    ``start_due_ms`` on. The range ``[fill_from, fill_until)`` of the log is still to be
+    filled in. ``log_position`` is how far an exclusive or failover one has read.
+    """
+
+    id: int
+    topic_id: int
+    name: str
+    kind: Kind
+    start_offset: int
+    start_due_ms: int
+    fill_from: int
+    fill_until: int
+    log_position: int
+    ack_wait_ms: int
+    created_at_ms: int
+
+
+# -- namespaces ----------------------------------------------------------------
+
+
+def create_namespace(
+    connection: Connection,
+    tenant: str,
+    name: str,
+    now_ms: int,
+    *,
+    delays_enabled: bool = True,
+    granularity_ms: int = DEFAULT_GRANULARITY_MS,
+    tick_ms: int = DEFAULT_TICK_MS,
+) -> Namespace:
+    """Raises ``AlreadyExists``."""
+    params = (tenant, name, int(delays_enabled), granularity_ms, tick_ms, now_ms)
+    id = _insert(
+        connection,
+        "INSERT INTO namespaces (tenant, name, delays_enabled, granularity_ms, tick_ms,"
+        " created_at_ms) VALUES (?, ?, ?, ?, ?, ?)",
+        params,
+        f"namespace {tenant}/{name}",
+    )
+    return Namespace(id, tenant, name, delays_enabled, granularity_ms, tick_ms, now_ms)
+
+
+def update_namespace(connection: Connection, namespace: Namespace) -> None:
+    """Store its delay settings as given. Raises ``NotFound``."""
+    _touch(
+        connection,
+        "UPDATE namespaces SET delays_enabled = ?, granularity_ms = ?, tick_ms = ? WHERE id = ?",
+        (
+            int(namespace.delays_enabled),
+            namespace.granularity_ms,
+            namespace.tick_ms,
+            namespace.id,
+        ),
+        f"namespace {namespace.tenant}/{namespace.name}",
+    )
+
+
+def delete_namespace(connection: Connection, namespace: Namespace) -> None:
+    """Raises ``Conflict`` while it has topics, ``NotFound`` if it is gone."""
+    what = f"namespace {namespace.tenant}/{namespace.name}"
+    if connection.execute(
+        "SELECT 1 FROM topics WHERE namespace_id = ? LIMIT 1", (namespace.id,)
+    ).rows:
+        raise Conflict(f"{what} still has topics: delete them first")
+    _touch(connection, "DELETE FROM namespaces WHERE id = ?", (namespace.id,), what)
+
+
+# -- topics --------------------------------------------------------------------
+
+
+def create_topic(
+    connection: Connection, namespace_id: int, name: str, now_ms: int, bundle_id: int = 0
+) -> TopicRecord:
+    """The id is new for ever. Raises ``AlreadyExists``, or ``NotFound`` without a namespace."""
+    if not connection.execute("SELECT 1 FROM namespaces WHERE id = ?", (namespace_id,)).rows:
+        raise NotFound(f"the namespace of topic {name} was deleted")
+    id = _insert(
+        connection,
+        "INSERT INTO topics (namespace_id, name, bundle_id, next_offset, created_at_ms)"
+        " VALUES (?, ?, ?, 0, ?)",
+        (namespace_id, name, bundle_id, now_ms),
+        f"topic {name}",
+    )
+    return TopicRecord(id, namespace_id, name, bundle_id, 0, now_ms)
+
+
+def delete_topic(connection: Connection, topic_id: int) -> None:
+    """The topic and its subscriptions cease to be; their rows are freed by ``removal``.
+
+    Raises:
+      NotFound: if it is gone.
+    """
+    _touch(connection, "DELETE FROM topics WHERE id = ?", (topic_id,), f"topic {topic_id}")
+    removal.mark(connection, "topic", topic_id)
+    rows = connection.execute("SELECT id FROM subscriptions WHERE topic_id = ?", (topic_id,)).rows
+    for (subscription_id,) in rows:
+        delete_subscription(connection, subscription_id)
+
+
+# -- subscriptions -------------------------------------------------------------
+
+
+def create_subscription(
+    connection: Connection,
+    topic_id: int,
+    name: str,
+    kind: Kind,
+    now_ms: int,
+    *,
+    start_offset: int = 0,
+    start_due_ms: int = 0,
+    fill_from: int = 0,
+    fill_until: int = 0,
+    log_position: int = 0,
+    ack_wait_ms: int = 0,
+) -> SubscriptionRecord:
+    """Raises ``AlreadyExists``."""
+    rest = (start_offset, start_due_ms, fill_from, fill_until, log_position, ack_wait_ms, now_ms)
+    id = _insert(
+        connection,
+        "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
+        " fill_until, log_position, ack_wait_ms, created_at_ms)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (topic_id, name, kind, *rest),
+        f"subscription {name}",
+    )
+    return SubscriptionRecord(id, topic_id, name, kind, *rest)
+
+
+def update_subscription(connection: Connection, subscription: SubscriptionRecord) -> None:
+    """Store everything but its topic, name and kind as given. Raises ``NotFound``."""
+    _touch(
+        connection,
+        "UPDATE subscriptions SET start_offset = ?, start_due_ms = ?, fill_from = ?,"
+        " fill_until = ?, log_position = ?, ack_wait_ms = ? WHERE id = ?",
+        (
+            subscription.start_offset,
+            subscription.start_due_ms,
+            subscription.fill_from,
+            subscription.fill_until,
+            subscription.log_position,
+            subscription.ack_wait_ms,
+            subscription.id,
+        ),
+        f"subscription {subscription.name}",
+    )
+
+
+def delete_subscription(connection: Connection, subscription_id: int) -> None:
+    """The subscription ceases to be; its rows are freed by ``removal``. Raises ``NotFound``."""
+    _touch(
+        connection,
+        "DELETE FROM subscriptions WHERE id = ?",
+        (subscription_id,),
+        f"subscription {subscription_id}",
+    )
+    removal.mark(connection, "subscription", subscription_id)
+
+
+# -- everything, when a broker starts ------------------------------------------
+
+
+def read_namespaces(connection: Connection) -> Iterator[Namespace]:
+    columns = "id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms"
+    for id, tenant, name, enabled, *rest in _pages(connection, "namespaces", columns):
+        yield Namespace(id, tenant, name, bool(enabled), *rest)
+
+
+def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]:
+    columns = "id, namespace_id, name, bundle_id, next_offset, created_at_ms"
+    for row in _pages(connection, "topics", columns):
+        if row[3] == bundle_id:
+            yield TopicRecord(*row)
+
+
+def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
+    columns = (
+        "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until,"
+        " log_position, ack_wait_ms, created_at_ms"
+    )
+    for row in _pages(connection, "subscriptions", columns):
+        yield SubscriptionRecord(*row)
+
+
+def _pages(connection: Connection, table: str, columns: str) -> Iterator[Row]:
+    """Every row of a table, in the order of its id, a page at a time."""
+    after = 0
+    while True:
+        rows = connection.execute(
+            f"SELECT {columns} FROM {table} WHERE id > ? ORDER BY id LIMIT {_PAGE_ROWS}", (after,)
+        ).rows
+        yield from rows
+        if len(rows) < _PAGE_ROWS:
+            return
+        after = rows[-1][0]
+
+
+def _insert(connection: Connection, sql: str, params: Params, what: str) -> int:
+    try:
+        return connection.execute(sql, params).last_id
+    except DuplicateKey as error:
+        raise AlreadyExists(f"{what} exists already") from error
+
+
+def _touch(connection: Connection, sql: str, params: Params, what: str) -> None:
+    if not connection.execute(sql, params).affected:
+        raise NotFound(f"{what} does not exist")

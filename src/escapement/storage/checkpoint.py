@@ -1,0 +1,220 @@
+"""A checkpoint: the state the journal adds up to, written so that the journal can go.
+
+Owns the tables ``cursor_chunks`` and ``retries``, and the order of what a checkpoint
+changes in the others. It is written in short transactions, each with the lease check,
+because a long one would make a renewal of the lease wait, and every commit behind it.
+The journal is trimmed last. All values are absolute and replaying the journal over a
+newer state changes nothing, so a checkpoint that ends half-way, or whose COMMIT lost its
+reply, does no harm and is simply written again.
+
+:func:`load_state` is the other half: what a broker starts from. Replaying the journal
+(storage/journal.py) on top of it gives the state at the end of the last group commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Any, Final, NamedTuple, TypeVar
+
+from escapement.storage import catalog, journal
+from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.journal import JournalPosition
+from escapement.storage.lease import Lease, check
+from escapement.storage.log import Generation
+from escapement.storage.producers import ProducerRecord, read_producers
+from escapement.storage.schema import log_identity
+
+# Chunks fetched at once: each has up to 128 KiB, most have a few hundred bytes.
+_CHUNKS_AT_ONCE: Final = 256
+# Rows written in one transaction: some tens of milliseconds. One of this many bytes
+# counts as two, and so on.
+_STEP_ROWS: Final = 1_000
+_ROW_BYTES: Final = 4096
+
+_SET_CHUNK: Final = "REPLACE INTO cursor_chunks (subscription_id, chunk, data) VALUES (?, ?, ?)"
+_DROP_CHUNK: Final = "DELETE FROM cursor_chunks WHERE subscription_id = ? AND chunk = ?"
+_SET_RETRIES: Final = "REPLACE INTO retries (subscription_id, data) VALUES (?, ?)"
+_DROP_RETRIES: Final = "DELETE FROM retries WHERE subscription_id = ?"
+_SET_NEXT_OFFSET: Final = "UPDATE topics SET next_offset = ? WHERE id = ?"
+_SET_PRODUCER: Final = (
+    "UPDATE producers SET last_sequence = ?, last_offset = ?, updated_at_ms = ? WHERE id = ?"
+)
+_SET_SUBSCRIPTION: Final = (
+    "UPDATE subscriptions SET fill_from = ?, fill_until = ?, log_position = ? WHERE id = ?"
+)
+_SET_GENERATION: Final = "UPDATE generations SET size_bytes = ? WHERE id = ?"
+
+T = TypeVar("T")
+
+
+class ChunkRow(NamedTuple):
+    """One row of a subscription's set of offsets; empty data: the row is deleted."""
+
+    subscription_id: int
+    chunk: int
+    data: bytes
+
+
+class ProducerRow(NamedTuple):
+    """How far a producer has come, and when it last did anything."""
+
+    producer_id: int
+    last_sequence: int
+    last_offset: int
+    updated_at_ms: int
+
+
+class SubscriptionRow(NamedTuple):
+    """What of the log is still to be filled in, and how far a log reader has read."""
+
+    subscription_id: int
+    fill_from: int
+    fill_until: int
+    log_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What changed since the last one. Everything may be empty."""
+
+    chunks: Sequence[ChunkRow] = ()
+    retries: Mapping[int, bytes] = field(default_factory=dict)  # empty: the row is deleted
+    next_offsets: Mapping[int, int] = field(default_factory=dict)  # by topic id
+    producers: Sequence[ProducerRow] = ()
+    subscriptions: Sequence[SubscriptionRow] = ()
+    generation: Generation | None = None  # the current one, with its size
+    trims: Mapping[int, JournalPosition] = field(default_factory=dict)  # by lane
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything of a bundle at its last checkpoint, but for the log and the journal."""
+
+    log_identity: bytes
+    namespaces: list[Namespace]
+    topics: list[TopicRecord]
+    subscriptions: list[SubscriptionRecord]
+    producers: list[ProducerRecord]
+    chunks: dict[int, list[tuple[int, bytes]]]  # subscription: (chunk, data)
+    retries: dict[int, bytes]  # by subscription
+    trims: dict[int, JournalPosition]  # by lane: what the checkpoint covers
+    journal_ends: dict[int, JournalPosition]  # by lane: where the pipeline goes on
+
+
+def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Checkpoint) -> None:
+    """Write ``checkpoint``, in as many transactions as it takes.
+
+    Raises:
+      LeaseLost: and nothing more was written.
+      TransactionAborted, StorageUnavailable: write it again.
+    """
+
+    def transaction(work: Callable[[], T]) -> T:
+        connection.begin()
+        try:
+            check(engine, connection, lease)
+            done = work()
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+        return done
+
+    for step in _steps(_changes(checkpoint)):
+        transaction(partial(_run_step, connection, step))
+    trim = partial(journal.trim_step, connection, lease.bundle_id, checkpoint.trims)
+    while transaction(trim):
+        pass
+
+
+def load_state(connection: Connection, bundle_id: int = 0) -> State:
+    """What the bundle's owner starts from. A few queries, each in bounded steps."""
+    return State(
+        log_identity=log_identity(connection),
+        namespaces=list(catalog.read_namespaces(connection)),
+        topics=list(catalog.read_topics(connection, bundle_id)),
+        subscriptions=list(catalog.read_subscriptions(connection)),
+        producers=list(read_producers(connection)),
+        chunks=_read_chunks(connection),
+        retries=_read_retries(connection),
+        trims=journal.trims(connection, bundle_id),
+        journal_ends=journal.ends(connection, bundle_id),
+    )
+
+
+Change = tuple[str, tuple[Any, ...]]
+
+
+def _changes(checkpoint: Checkpoint) -> Iterator[Change]:
+    """Every statement and the parameters of one row, equal statements together."""
+    for chunk in checkpoint.chunks:
+        if chunk.data:
+            yield _SET_CHUNK, tuple(chunk)
+    for chunk in checkpoint.chunks:
+        if not chunk.data:
+            yield _DROP_CHUNK, chunk[:2]
+    for id, data in checkpoint.retries.items():
+        yield (_SET_RETRIES, (id, data)) if data else (_DROP_RETRIES, (id,))
+    for id, next_offset in checkpoint.next_offsets.items():
+        yield _SET_NEXT_OFFSET, (next_offset, id)
+    for producer in checkpoint.producers:
+        yield _SET_PRODUCER, (*producer[1:], producer.producer_id)
+    for subscription in checkpoint.subscriptions:
+        yield _SET_SUBSCRIPTION, (*subscription[1:], subscription.subscription_id)
+    if (generation := checkpoint.generation) is not None:
+        yield _SET_GENERATION, (generation.size_bytes, generation.id)
+
+
+def _steps(changes: Iterator[Change]) -> Iterator[list[Change]]:
+    """The changes in runs that one short transaction can take."""
+    step: list[Change] = []
+    weight = 0
+    for change in changes:
+        step.append(change)
+        weight += 1 + sum(len(v) for v in change[1] if isinstance(v, bytes)) // _ROW_BYTES
+        if weight >= _STEP_ROWS:
+            yield step
+            step, weight = [], 0
+    if step:
+        yield step
+
+
+def _run_step(connection: Connection, step: list[Change]) -> None:
+    for sql, changes in groupby(step, key=lambda change: change[0]):
+        connection.execute_many(sql, [params for _, params in changes])
+
+
+def _read_chunks(connection: Connection) -> dict[int, list[tuple[int, bytes]]]:
+    found: dict[int, list[tuple[int, bytes]]] = {}
+    subscription_id = chunk = -1
+    while True:
+        # One range of the key, less its beginning: both engines go straight there.
+        rows = connection.execute(
+            "SELECT subscription_id, chunk, data FROM cursor_chunks"
+            " WHERE subscription_id >= ? AND NOT (subscription_id = ? AND chunk <= ?)"
+            f" ORDER BY subscription_id, chunk LIMIT {_CHUNKS_AT_ONCE}",
+            (subscription_id, subscription_id, chunk),
+        ).rows
+        for subscription_id, chunk, data in rows:
+            found.setdefault(subscription_id, []).append((chunk, data))
+        if len(rows) < _CHUNKS_AT_ONCE:
+            return found
+
+
+def _read_retries(connection: Connection) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    after = 0
+    while True:
+        rows = connection.execute(
+            "SELECT subscription_id, data FROM retries WHERE subscription_id > ?"
+            f" ORDER BY subscription_id LIMIT {_CHUNKS_AT_ONCE}",
+            (after,),
+        ).rows
+        found.update(rows)
+        if len(rows) < _CHUNKS_AT_ONCE:
+            return found
+        after = rows[-1][0]

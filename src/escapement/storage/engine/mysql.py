@@ -1,0 +1,324 @@
+"""MySQL and MariaDB: the log on a server of its own.
+
+Owns the connection's settings and the order of begin, commit and rollback on it;
+knows nothing of tables. Statements with parameters travel over the binary protocol
+(``binary``), the few without as text.
+
+Invariants:
+
+- A transaction is opened by ``autocommit=0``, never by BEGIN. So when the server
+  rolls one back by itself (a deadlock), what was sent behind the failing statement
+  lands in a new transaction that is rolled back too, instead of committing alone.
+- Whenever ``StorageUnavailable`` or ``OutcomeUnknown`` leaves a connection, its
+  socket is closed: the server rolls back what was open.
+- READ COMMITTED: every read sees what is committed, and locking reads lock rows
+  only, no gaps. A lease row read with ``LOCK IN SHARE MODE`` cannot change until
+  this transaction ends, and shows its newest state however old the transaction is.
+- SQL text means the same as on SQLite: double quotes quote names, a backslash is a
+  backslash, ``||`` joins strings, an UPDATE counts the rows it found, time is UTC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pymysql
+from pymysql.connections import Connection as Wire
+from pymysql.constants import CLIENT
+
+from escapement.errors import (
+    OutcomeUnknown,
+    StorageError,
+    StorageReadOnly,
+    StorageUnavailable,
+)
+from escapement.storage.engine import mysql_errors
+from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.base import Dialect, Params, Result, TransactionAborted
+from escapement.storage.engine.binary import FROM_TEXT, PreparedStatements
+from escapement.storage.engine.mysql_fitness import check_fitness
+
+logger = logging.getLogger(__name__)
+
+# One lane waits for the disk while others fill theirs; the server joins their fsyncs.
+MAX_LANES: Final = 8
+# Row locks are held for one commit: whoever waits longer waits for something stuck.
+ROW_LOCK_WAIT_S: Final = 5
+# A table lock may wait for a long statement, but less than our read timeout.
+TABLE_LOCK_WAIT_S: Final = 20
+# An idle connection whose peer vanished is noticed within a minute.
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 30, 10, 3
+
+DIALECT: Final = Dialect(
+    id_column="id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY",
+    share_lock=" LOCK IN SHARE MODE",
+    update_lock=" FOR UPDATE",
+    blob="LONGBLOB",
+    # utf8mb4_bin pads with spaces when it compares; those that do not differ in name.
+    name=(
+        "VARCHAR(255) CHARACTER SET utf8mb4 "
+        "COLLATE /*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */"
+    ),
+    table_end=" ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4",
+    now_ms="CAST(ROUND(UNIX_TIMESTAMP(NOW(3)) * 1000) AS SIGNED)",
+    insert_ignore="INSERT IGNORE",
+)
+
+_SQL_MODE: Final = (
+    "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,"
+    "ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT"
+)
+_SETTINGS: Final = (
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    f"SET autocommit = 1, time_zone = '+00:00', sql_mode = '{_SQL_MODE}', "
+    f"innodb_lock_wait_timeout = {ROW_LOCK_WAIT_S}, lock_wait_timeout = {TABLE_LOCK_WAIT_S}",
+)
+
+
+class MysqlEngine:
+    """One database on a MySQL or MariaDB server."""
+
+    kind: Final = "mysql"
+    dialect: Final = DIALECT
+    max_lanes: Final = MAX_LANES
+
+    def __init__(self, address: MysqlAddress) -> None:
+        self._address = address
+        self.location = str(address)
+
+    def connect(self) -> MysqlConnection:
+        """A new connection; creates the database if it is missing and the user may."""
+        try:
+            wire = self._dial(self._address.database)
+        except pymysql.err.MySQLError as error:
+            if mysql_errors.number_of(error) != mysql_errors.UNKNOWN_DATABASE:
+                raise self._refused(error) from error
+            self._create_database()
+            try:
+                wire = self._dial(self._address.database)
+            except pymysql.err.MySQLError as again:
+                raise self._refused(again) from again
+        return MysqlConnection(wire, self.location)
+
+    def check_fitness(self) -> None:
+        connection = self.connect()
+        try:
+            check_fitness(connection, self.location)
+        finally:
+            connection.close()
+
+    def kill(self, connection_ids: Sequence[int]) -> None:
+        """End these connections, as far as they are connections to this database.
+
+        The server counts ids anew when it starts: an id noted before may be anyone's.
+        """
+        connection = self.connect()
+        try:
+            for id in connection_ids:
+                found = connection.execute(
+                    "SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = ? AND DB = DATABASE()",
+                    (id,),
+                )
+                if found.rows:
+                    connection.kill(id)
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Nothing is held between connections."""
+
+    def _dial(self, database: str | None) -> Wire:
+        to = self._address
+        tls: dict[str, Any] = {}
+        if to.ssl_ca is not None:
+            tls = {
+                "ssl_ca": to.ssl_ca,
+                "ssl_verify_cert": True,
+                "ssl_verify_identity": to.ssl_verify_identity,
+            }
+        wire = Wire(
+            host=to.host,
+            port=to.port,
+            unix_socket=to.unix_socket,
+            user=to.user,
+            password=to.password.encode(),
+            database=database,
+            charset="utf8mb4",
+            conv=FROM_TEXT,
+            client_flag=CLIENT.FOUND_ROWS,
+            autocommit=None,
+            connect_timeout=to.connect_timeout,
+            read_timeout=to.connect_timeout,
+            write_timeout=to.connect_timeout,
+            program_name="escapement",
+            ssl_cert=to.ssl_cert,
+            ssl_key=to.ssl_key,
+            **tls,
+        )
+        # The greeting of a server that accepts and then hangs counts as connecting.
+        wire._read_timeout = wire._write_timeout = to.read_timeout
+        _keep_alive(wire._sock)
+        return wire
+
+    def _create_database(self) -> None:
+        name = "`" + self._address.database.replace("`", "``") + "`"
+        try:
+            with contextlib.closing(self._dial(None)) as wire:
+                wire.query(f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4")
+        except pymysql.err.MySQLError as error:
+            kind = type(mysql_errors.translated(error, self.location))
+            raise kind(
+                f"{self.location}: the database does not exist and cannot be created "
+                f"({error.args[-1]}); create it with CREATE DATABASE {name} CHARACTER SET utf8mb4"
+            ) from error
+        logger.info("created the database %s", self.location)
+
+    def _refused(self, error: pymysql.err.MySQLError) -> StorageError:
+        """Why no connection could be made, and what to do about it."""
+        code = mysql_errors.number_of(error)
+        if code in mysql_errors.ACCESS_DENIED:
+            return StorageError(
+                f"{self.location}: the server refuses this user; "
+                f"check user, password and host ({error.args[-1]})"
+            )
+        if code == mysql_errors.DATABASE_DENIED:
+            return StorageError(
+                f"{self.location}: the user has no right to this database; "
+                f"GRANT ALL ON it, and CREATE it first if it is missing ({error.args[-1]})"
+            )
+        cause = getattr(error, "original_exception", None)
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return StorageError(
+                f"{self.location}: the server's certificate is not trusted; check ssl_ca and the "
+                f"host's name ({cause.verify_message})"
+            )
+        return mysql_errors.translated(error, self.location)
+
+
+class MysqlConnection:
+    """A connection, its prepared statements and the transaction on it."""
+
+    def __init__(self, wire: Wire, location: str) -> None:
+        self._wire = wire
+        self._location = location
+        self._in_transaction = False
+        self._autocommit = True
+        with self._guarded():
+            for setting in _SETTINGS:
+                wire.query(setting)
+        row = self._text("SELECT CONNECTION_ID(), @@max_allowed_packet").rows[0]
+        self.id: int = row[0]
+        self._statements = PreparedStatements(wire, limit_bytes=row[1])
+
+    def execute(self, sql: str, params: Params = ()) -> Result:
+        self._set_autocommit(not self._in_transaction)
+        if not params:
+            return self._text(sql)
+        with self._guarded():
+            return self._statements.execute(sql, params)
+
+    def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
+        assert self._in_transaction or self._lost, "execute_many outside a transaction"
+        with self._guarded():
+            return self._statements.execute_many(sql, rows) if rows else 0
+
+    def begin(self) -> None:
+        assert not self._in_transaction or self._lost, "begin inside a transaction"
+        with self._guarded():  # which is all that happens if autocommit is off already
+            self._set_autocommit(False)
+        self._in_transaction = True
+
+    def commit(self) -> None:
+        assert self._in_transaction or self._lost, "commit without a transaction"
+        lost_before = self._lost
+        try:
+            self._text("COMMIT")
+        except (StorageReadOnly, TransactionAborted):
+            raise
+        except StorageError as error:
+            self.close()
+            if lost_before:
+                raise
+            raise OutcomeUnknown(f"COMMIT has no answer: {error}") from error
+        self._in_transaction = False
+
+    def rollback(self) -> None:
+        if self._in_transaction and not self._lost:
+            try:
+                self._wire.query("ROLLBACK")
+            except (pymysql.err.MySQLError, OSError):
+                self.close()
+        self._in_transaction = False
+
+    def close(self) -> None:
+        self._in_transaction = False
+        if self._wire.open:
+            self._wire.close()
+
+    def kill(self, id: int) -> None:
+        """End the connection ``id``, if it is there and ours to end."""
+        try:
+            self._wire.query(f"KILL CONNECTION {id:d}")
+        except pymysql.err.MySQLError as error:
+            code = mysql_errors.number_of(error)
+            if code == mysql_errors.KILL_DENIED:
+                logger.warning("%s: connection %d is another user's", self._location, id)
+            elif code != mysql_errors.NO_SUCH_THREAD:
+                raise mysql_errors.translated(error, self._location) from error
+
+    @property
+    def _lost(self) -> bool:
+        return not self._wire.open
+
+    def _text(self, sql: str) -> Result:
+        with self._guarded():
+            affected = self._wire.query(sql)
+            result = self._wire._result
+            if result.rows is not None:
+                return Result(list(result.rows), 0, 0)
+            return Result([], affected, result.insert_id)
+
+    def _set_autocommit(self, wanted: bool) -> None:
+        if wanted != self._autocommit:
+            self._text(f"SET autocommit = {wanted:d}")
+            self._autocommit = wanted
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Errors in our words, and the state that each of them promises."""
+        if self._lost:
+            raise StorageUnavailable(f"{self._location}: the connection is closed")
+        try:
+            yield
+        except (pymysql.err.MySQLError, OSError) as error:
+            ours = mysql_errors.translated(error, self._location)
+            if isinstance(ours, TransactionAborted):
+                self.rollback()
+            elif isinstance(ours, StorageUnavailable) and not isinstance(ours, StorageReadOnly):
+                self.close()
+            raise ours from error
+        except StorageError:
+            raise
+        except BaseException:
+            # Whatever else: a reply may be left unread, and the next one would be its.
+            self.close()
+            raise
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

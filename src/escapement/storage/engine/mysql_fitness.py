@@ -1,0 +1,95 @@
+"""Whether a MySQL or MariaDB server can keep our promises, and if not, what to change.
+
+Asked once, at start. What would lose messages or refuse every group is an
+``UnfitDatabase``; what only weakens durability, and may be meant, is a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from escapement.errors import UnfitDatabase
+from escapement.storage.engine.base import Connection
+
+logger = logging.getLogger(__name__)
+
+# A group of about 1 MB and a message of the largest size fit, with room for the rest.
+MIN_PACKET_BYTES: Final = 16 * 1024 * 1024
+# LOCK IN SHARE MODE, persistent AUTO_INCREMENT and collations without padding in both.
+OLDEST_MYSQL: Final = (8, 0)
+OLDEST_MARIADB: Final = (10, 6)
+
+_ASKED: Final = (
+    "version",
+    "default_storage_engine",
+    "read_only",
+    "super_read_only",
+    "innodb_read_only",
+    "max_allowed_packet",
+    "innodb_flush_log_at_trx_commit",
+    "log_bin",
+    "binlog_format",
+)
+
+
+def check_fitness(connection: Connection, location: str) -> None:
+    """Raise ``UnfitDatabase`` with the first reason why this server will not do."""
+    asked = ", ".join(f"'{name}'" for name in _ASKED)
+    rows = connection.execute(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({asked})").rows
+    has = {str(name).lower(): str(value) for name, value in rows}
+    for problem in (*_problems_of_settings(has), *_problems_of_engines(connection)):
+        raise UnfitDatabase(f"{location}: {problem}")
+    flush = has["innodb_flush_log_at_trx_commit"]
+    if flush != "1":
+        logger.warning(
+            "%s: innodb_flush_log_at_trx_commit is %s: when the server's machine crashes, the "
+            "last second of confirmed messages can be lost; set it to 1",
+            location,
+            flush,
+        )
+
+
+def _problems_of_settings(has: dict[str, str]) -> Iterator[str]:
+    version = has["version"]
+    mariadb = "mariadb" in version.lower()
+    oldest = OLDEST_MARIADB if mariadb else OLDEST_MYSQL
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) < oldest:
+        brand = "MariaDB" if mariadb else "MySQL"
+        yield f"{brand} {version} is too old; it must be {oldest[0]}.{oldest[1]} or newer"
+    if has["default_storage_engine"].lower() != "innodb":
+        yield (
+            f"default_storage_engine is {has['default_storage_engine']}, which has no durable "
+            "transactions; set it to InnoDB"
+        )
+    for name in ("read_only", "super_read_only", "innodb_read_only"):
+        if has.get(name, "OFF") not in ("OFF", "0"):
+            yield f"the server takes no writes: {name} is {has[name]} (is it a replica?)"
+    if int(has["max_allowed_packet"]) < MIN_PACKET_BYTES:
+        yield (
+            f"max_allowed_packet is {has['max_allowed_packet']} bytes, too small for a group of "
+            f"messages; SET GLOBAL max_allowed_packet = {4 * MIN_PACKET_BYTES}, and set it in the "
+            "server's configuration file"
+        )
+    if has.get("log_bin") == "ON" and has.get("binlog_format") == "STATEMENT":
+        yield "binlog_format is STATEMENT, which refuses READ COMMITTED; set it to ROW or MIXED"
+
+
+def _problems_of_engines(connection: Connection) -> Iterator[str]:
+    innodb = connection.execute(
+        "SELECT SUPPORT FROM information_schema.ENGINES WHERE ENGINE = 'InnoDB'"
+    ).rows
+    if not innodb or innodb[0][0] not in ("YES", "DEFAULT"):
+        yield "the server has no InnoDB, its only engine with durable transactions"
+    other = connection.execute(
+        "SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
+        "AND TABLE_TYPE = 'BASE TABLE' AND ENGINE <> 'InnoDB' LIMIT 1"
+    ).rows
+    for table, engine in other:
+        yield (
+            f"the table {table} uses {engine}, which has no durable transactions; convert it "
+            f"(ALTER TABLE {table} ENGINE=InnoDB) or give escapement a database of its own"
+        )

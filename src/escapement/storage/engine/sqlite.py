@@ -1,0 +1,245 @@
+"""SQLite: the log in one file of the data directory, or in memory for tests.
+
+Owns the file and how it is opened; knows nothing of tables. Every commit is
+fsynced (WAL, ``synchronous=FULL``) before ``commit`` returns. SQLite has one
+writer: ``begin`` takes the write lock at once (``BEGIN IMMEDIATE``), so nothing
+that reads and then writes meets a deadlock half-way, and the locking words of the
+dialect are empty.
+
+The in-memory database lives as long as its engine: SQLite's ``memdb`` keeps it for
+all connections of this process that name it, and an anchor connection holds it. A
+reader there waits for an open transaction instead of reading past it; otherwise it
+is the same engine and passes the same contract suite.
+
+Errors: lock not had within the busy timeout is ``TransactionAborted``; disk full
+and I/O errors are ``StorageUnavailable`` (space or a disk may come back), and
+``OutcomeUnknown`` where a COMMIT met them, for after a failed fsync nobody knows;
+a file that may not be written is ``StorageReadOnly``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from escapement.errors import (
+    OutcomeUnknown,
+    StorageError,
+    StorageReadOnly,
+    StorageUnavailable,
+    UnfitDatabase,
+)
+from escapement.storage.engine.base import (
+    Dialect,
+    DuplicateKey,
+    Params,
+    Result,
+    TransactionAborted,
+)
+
+FILE_NAME: Final = "log.sqlite3"
+# Writers queue for the one lock; longer than this is a stuck process, not a queue.
+BUSY_TIMEOUT_S: Final = 5.0
+# Groups of about 1 MB: such pages commit 1.7 times as many a second as the default 4096.
+PAGE_SIZE_BYTES: Final = 16384
+# Fold the WAL into the file every 32 MiB; the default is every fourth group.
+WAL_CHECKPOINT_PAGES: Final = 2048
+# After a burst the WAL shrinks back to this when it is next reset.
+WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+# memdb, the VFS that shares a database in memory between connections, came with this.
+OLDEST_SQLITE: Final = (3, 36, 0)
+
+DIALECT: Final = Dialect(
+    id_column="id INTEGER PRIMARY KEY AUTOINCREMENT",
+    share_lock="",
+    update_lock="",
+    blob="BLOB",
+    name="TEXT",
+    table_end="",
+    now_ms="CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
+    insert_ignore="INSERT OR IGNORE",
+)
+
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray, memoryview})
+
+
+class SqliteEngine:
+    """One SQLite database: ``SqliteEngine(path)`` or ``SqliteEngine.in_memory()``."""
+
+    kind: Final = "sqlite"
+    dialect: Final = DIALECT
+    max_lanes: Final = 1  # there is one write lock
+
+    def __init__(self, path: Path) -> None:
+        self.location = str(path)
+        self._uri = path.absolute().as_uri()
+        self._anchor: sqlite3.Connection | None = None
+        # The change to WAL, which the first connection makes, does not wait for another.
+        self._opening = threading.Lock()
+
+    @classmethod
+    def in_memory(cls) -> SqliteEngine:
+        """A database of this engine alone, gone when the engine is closed."""
+        engine = cls(Path("memory"))
+        engine.location = "memory"
+        engine._uri = f"file:/escapement-{uuid.uuid4().hex}?vfs=memdb"
+        engine._anchor = engine._open()
+        return engine
+
+    def connect(self) -> SqliteConnection:
+        return SqliteConnection(self._open(), self.location)
+
+    def check_fitness(self) -> None:
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            wanted = ".".join(map(str, OLDEST_SQLITE))
+            raise UnfitDatabase(f"SQLite {sqlite3.sqlite_version} is too old: needs {wanted}")
+        connection = self.connect()
+        try:
+            connection.begin()
+            connection.rollback()
+        except StorageReadOnly as error:
+            raise UnfitDatabase(f"{self.location} cannot be written: {error}") from error
+        finally:
+            connection.close()
+
+    def kill(self, connection_ids: Sequence[int]) -> None:
+        """Nothing to do: the data directory's lock lets one process in at a time."""
+
+    def close(self) -> None:
+        if self._anchor is not None:
+            self._anchor.close()
+            self._anchor = None
+
+    def _open(self) -> sqlite3.Connection:
+        with self._opening, _in_our_words(self.location):
+            raw = sqlite3.connect(
+                self._uri,
+                uri=True,
+                timeout=BUSY_TIMEOUT_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                raw.execute(f"PRAGMA page_size = {PAGE_SIZE_BYTES}")
+                raw.execute("PRAGMA journal_mode = WAL").fetchall()
+                raw.execute("PRAGMA synchronous = FULL")
+                raw.execute(f"PRAGMA wal_autocheckpoint = {WAL_CHECKPOINT_PAGES}").fetchall()
+                raw.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}").fetchall()
+                raw.execute("PRAGMA foreign_keys = OFF")
+            except BaseException:
+                raw.close()
+                raise
+            return raw
+
+
+class SqliteConnection:
+    """A connection of its own to the engine's database."""
+
+    id: Final = 0
+
+    def __init__(self, raw: sqlite3.Connection, location: str) -> None:
+        self._raw = raw
+        self._location = location
+        self._lost = False
+
+    def execute(self, sql: str, params: Params = ()) -> Result:
+        _check_plain(params)
+        with self._guarded():
+            cursor = self._raw.execute(sql, params)
+            if cursor.description is not None:
+                return Result(cursor.fetchall(), 0, 0)
+            return Result([], max(cursor.rowcount, 0), cursor.lastrowid or 0)
+
+    def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
+        assert self._lost or self._raw.in_transaction, "execute_many outside a transaction"
+        for params in rows:
+            _check_plain(params)
+        with self._guarded():
+            return max(self._raw.executemany(sql, rows).rowcount, 0)
+
+    def begin(self) -> None:
+        assert self._lost or not self._raw.in_transaction, "begin inside a transaction"
+        with self._guarded():
+            self._raw.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        assert self._lost or self._raw.in_transaction, "commit without a transaction"
+        lost_before = self._lost
+        try:
+            with self._guarded():
+                self._raw.execute("COMMIT")
+        except (StorageReadOnly, TransactionAborted):
+            raise
+        except StorageError as error:
+            if lost_before:
+                raise
+            self.close()
+            raise OutcomeUnknown(f"{self._location}: COMMIT failed: {error}") from error
+
+    def rollback(self) -> None:
+        if not self._lost and self._raw.in_transaction:
+            try:
+                self._raw.execute("ROLLBACK")
+            except sqlite3.Error:
+                self.close()
+
+    def close(self) -> None:
+        self._lost = True
+        with contextlib.suppress(sqlite3.Error):
+            self._raw.close()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Errors in our words, and the state that each of them promises."""
+        try:
+            with _in_our_words(self._location):
+                yield
+        except TransactionAborted:
+            self.rollback()
+            raise
+        except StorageUnavailable as error:
+            if not isinstance(error, StorageReadOnly):
+                self.close()
+            raise
+
+
+def _check_plain(params: Iterable[Any]) -> None:
+    # A numpy integer would be stored as the eight bytes of its buffer, silently.
+    assert all(type(p) in _PLAIN for p in params), "parameters must be plain Python values"
+
+
+@contextlib.contextmanager
+def _in_our_words(location: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translated(error, location) from error
+
+
+def _translated(error: sqlite3.Error, location: str) -> StorageError:
+    text = f"{location}: {error}"
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        # The module's own errors carry no code; the one that matters is a closed connection.
+        closed = isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)
+        return StorageUnavailable(text) if closed else StorageError(text)
+    if code in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE):
+        return DuplicateKey(text)
+    kind = _BY_PRIMARY_CODE.get(code & 0xFF, StorageError)
+    return kind(text)
+
+
+_BY_PRIMARY_CODE: Final[dict[int, type[StorageError]]] = {
+    sqlite3.SQLITE_READONLY: StorageReadOnly,
+    sqlite3.SQLITE_BUSY: TransactionAborted,
+    sqlite3.SQLITE_LOCKED: TransactionAborted,
+    sqlite3.SQLITE_FULL: StorageUnavailable,
+    sqlite3.SQLITE_IOERR: StorageUnavailable,
+    sqlite3.SQLITE_CANTOPEN: StorageUnavailable,
+    sqlite3.SQLITE_NOMEM: StorageUnavailable,
+}

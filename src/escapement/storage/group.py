@@ -1,0 +1,280 @@
+"""What a group commit is made of: items handed in, and the group formed from them.
+
+Pure: forming a group assigns offsets and fixes ``due_ms``; it does no I/O and reads no
+clock. A loop over batches is meant, a loop over messages would be a mistake.
+
+The items of a lane stay in the order they were submitted. All that one topic appends
+in a group becomes one row of the log, split only where it would grow past
+``MAX_ROW_BYTES``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from escapement.errors import EscapementError
+from escapement.message import NO_TIMES, Buffer, Int64s, Times
+from escapement.storage.engine.base import Connection
+from escapement.storage.journal import JournalPosition
+from escapement.storage.journalentry import Acked, AttemptColumns, JournalEntry, ProducerMark
+from escapement.storage.log import Generation, NewRow, RowKey
+from escapement.storage.logrow import encode_row
+
+# A row must fit a packet of the database (16 MiB by default) with room to spare; only a
+# group with a body of several megabytes comes near.
+MAX_ROW_BYTES: Final = 8 << 20
+
+
+def _ignore(error: EscapementError) -> None:
+    """Nobody waits for this append."""
+
+
+@dataclass(slots=True, eq=False)
+class Append:
+    """A batch for the log. ``fail`` is called, once, if it will not be made durable."""
+
+    topic_id: int
+    body: Buffer
+    count: int
+    times: Times = NO_TIMES
+    producer_id: int = 0  # 0: a producer without a name
+    last_sequence: int = -1
+    context: Any = None
+    fail: Callable[[EscapementError], None] = _ignore
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body) + 8 * self.count
+
+
+@dataclass(slots=True, eq=False)
+class Acks:
+    """Offsets that a subscription acknowledged; stays queued until it is durable."""
+
+    topic_id: int
+    subscription_id: int
+    offsets: Int64s
+    context: Any = None
+
+    @property
+    def size_bytes(self) -> int:
+        return 8 * len(self.offsets)
+
+
+@dataclass(slots=True, eq=False)
+class Attempts:
+    """Attempts counted for messages of a subscription; stays queued until it is durable."""
+
+    topic_id: int
+    subscription_id: int
+    offsets: Int64s
+    attempts: Int64s
+    next_ms: Int64s
+    due_ms: Int64s
+
+    @property
+    def size_bytes(self) -> int:
+        return 40 * len(self.offsets)
+
+
+@dataclass(slots=True, eq=False)
+class Statement:
+    """A function to be run in the group's transaction; it may have to run again."""
+
+    topic_id: int
+    run: Callable[[Connection], Any]
+    settle: Callable[[], None]
+    fail: Callable[[EscapementError], None]
+    value: Any = None
+    error: Exception | None = None
+    size_bytes: int = 0
+
+
+Item = Append | Acks | Attempts | Statement
+
+
+@dataclass(slots=True, eq=False)
+class TopicGroup:
+    """What one topic got in a group: offsets ``base_offset ... + len(due_ms)``."""
+
+    topic_id: int
+    base_offset: int
+    due_ms: Int64s
+    appends: list[Append]
+    base_offsets: list[int]  # of each append
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + len(self.due_ms)
+
+    @property
+    def bodies(self) -> list[Buffer]:
+        return [append.body for append in self.appends]
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One group commit; ``on_commit`` receives it when it is durable."""
+
+    lane: int
+    position: JournalPosition
+    accepted_at_ms: int
+    generation: Generation
+    topics: list[TopicGroup] = field(default_factory=list)
+    acks: list[Acks] = field(default_factory=list)
+    attempts: list[Attempts] = field(default_factory=list)
+    statements: list[Statement] = field(default_factory=list)
+    log_bytes: int = 0  # what its rows take in the log, once encoded
+
+    @property
+    def seq(self) -> int:
+        return self.position.seq
+
+    @property
+    def group_id(self) -> bytes:
+        return self.position.group_id
+
+    @property
+    def append_bytes(self) -> int:
+        return sum(append.size_bytes for topic in self.topics for append in topic.appends)
+
+    @property
+    def ack_count(self) -> int:
+        return sum(len(acks.offsets) for acks in self.acks)
+
+
+def form_group(
+    items: list[Item],
+    lane: int,
+    seq: int,
+    accepted_at_ms: int,
+    generation: Generation,
+    next_offsets: dict[int, int],
+) -> Group:
+    """The group of ``items``; moves ``next_offsets`` of its topics forward.
+
+    Complexity: O(items + messages), the messages in numpy.
+    """
+    position = JournalPosition(seq, secrets.token_bytes(8))
+    group = Group(lane, position, accepted_at_ms, generation)
+    by_topic: dict[int, list[Append]] = {}
+    for item in items:
+        if isinstance(item, Append):
+            by_topic.setdefault(item.topic_id, []).append(item)
+        elif isinstance(item, Acks):
+            group.acks.append(item)
+        elif isinstance(item, Attempts):
+            group.attempts.append(item)
+        else:
+            group.statements.append(item)
+    for topic_id, appends in by_topic.items():
+        base = next_offsets[topic_id]
+        topic = _form_topic(topic_id, base, appends, accepted_at_ms)
+        next_offsets[topic_id] = topic.end_offset
+        group.topics.append(topic)
+    return group
+
+
+def _form_topic(topic_id: int, base: int, appends: list[Append], accepted_at_ms: int) -> TopicGroup:
+    due = []
+    bases = []
+    at = base
+    untimed = 0
+    for append in appends:
+        bases.append(at)
+        at += append.count
+        if append.times is NO_TIMES:
+            untimed += append.count
+            continue
+        if untimed:
+            due.append(np.full(untimed, accepted_at_ms, np.int64))
+            untimed = 0
+        due.append(append.times.resolve(accepted_at_ms, append.count))
+    if untimed:
+        due.append(np.full(untimed, accepted_at_ms, np.int64))
+    due_ms = due[0] if len(due) == 1 else np.concatenate(due)
+    assert len(due_ms) == at - base
+    return TopicGroup(topic_id, base, due_ms, appends, bases)
+
+
+def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
+    """The rows that make ``group`` durable. Copies all bodies once: for a thread."""
+    rows = [row for topic in group.topics for row in _encode_topic(group, topic)]
+    group.log_bytes = sum(len(row.data) for row in rows)
+    keys = [
+        RowKey(row.generation.id, row.topic_id, row.base_offset, row.message_count, len(row.data))
+        for row in rows
+    ]
+    return rows, JournalEntry(keys, _acked(group), _attempted(group), _producers(group))
+
+
+def _encode_topic(group: Group, topic: TopicGroup) -> list[NewRow]:
+    rows = []
+    first = 0
+    while first < len(topic.appends):
+        # Bodies of one row: at least one, and no more than fit.
+        size, end = 0, first
+        while end < len(topic.appends):
+            size += topic.appends[end].size_bytes
+            if end > first and size > MAX_ROW_BYTES:
+                break
+            end += 1
+        base = topic.base_offsets[first]
+        limit = topic.base_offsets[end] if end < len(topic.appends) else topic.end_offset
+        due_ms = topic.due_ms[base - topic.base_offset : limit - topic.base_offset]
+        bodies = [append.body for append in topic.appends[first:end]]
+        rows.append(
+            NewRow(
+                group.generation,
+                topic.topic_id,
+                base,
+                limit - base,
+                int(due_ms.min()),
+                int(due_ms.max()),
+                group.accepted_at_ms,
+                encode_row(group.accepted_at_ms, due_ms, bodies),
+            )
+        )
+        first = end
+    return rows
+
+
+def _acked(group: Group) -> list[Acked]:
+    parts: dict[int, list[Int64s]] = {}
+    for acks in group.acks:
+        parts.setdefault(acks.subscription_id, []).append(acks.offsets)
+    return [
+        Acked(id, offsets[0] if len(offsets) == 1 else np.concatenate(offsets))
+        for id, offsets in parts.items()
+    ]
+
+
+def _attempted(group: Group) -> AttemptColumns | None:
+    if not group.attempts:
+        return None
+    return AttemptColumns(
+        np.concatenate(
+            [np.full(len(a.offsets), a.subscription_id, np.int64) for a in group.attempts]
+        ),
+        np.concatenate([a.offsets for a in group.attempts]),
+        np.concatenate([a.attempts for a in group.attempts]),
+        np.concatenate([a.next_ms for a in group.attempts]),
+        np.concatenate([a.due_ms for a in group.attempts]),
+    )
+
+
+def _producers(group: Group) -> list[ProducerMark]:
+    """The last of each named producer's appends; they stand in order of their sequences."""
+    marks: dict[int, ProducerMark] = {}
+    for topic in group.topics:
+        for append, base in zip(topic.appends, topic.base_offsets, strict=True):
+            if append.producer_id:
+                marks[append.producer_id] = ProducerMark(
+                    append.producer_id, append.last_sequence, base + append.count - 1
+                )
+    return list(marks.values())

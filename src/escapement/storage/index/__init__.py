@@ -1,0 +1,25 @@
+"""The delayed index: messages sorted by when they are due, on local disk."""
+
+from escapement.storage.index.checkpoint import Checkpoint, Group, Part
+from escapement.storage.index.compaction import Compaction, TopicRange
+from escapement.storage.index.index import DelayedIndex
+from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Key
+from escapement.storage.index.limits import IndexLimits
+from escapement.storage.index.manifest import Manifest
+from escapement.storage.index.plan import Fetch, Plan
+
+__all__ = [
+    "KEY_MAX",
+    "KEY_MIN",
+    "Checkpoint",
+    "Compaction",
+    "DelayedIndex",
+    "Fetch",
+    "Group",
+    "IndexLimits",
+    "Key",
+    "Manifest",
+    "Part",
+    "Plan",
+    "TopicRange",
+]

@@ -1,0 +1,167 @@
+"""Blocks: what a segment is made of, each with its length, version and checksum.
+
+Owns the frame around every piece of the index on disk, and the bounded cache of blocks
+that were read. A block is 24 bytes of header and a body:
+
+    ==========  ======  ===========================================================
+    checksum    uint32  CRC-32 of everything behind it, header and body
+    kind        uint8   KEYS, MESSAGES or FOOTER
+    version     uint8   1
+    reserved    uint16  0
+    rows        uint32
+    reserved    uint32  0
+    body bytes  uint64
+    ==========  ======  ===========================================================
+
+The body of KEYS is ``due_ms`` int64[rows], then ``offsets`` int64[rows]; the body of
+MESSAGES is the body of a ``MessageBatch``. All integers are little-endian.
+
+Knows nothing of topics or of where a block lies. Whatever does not decode raises
+``IndexDamaged``: a block either is what was written, or is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+import numpy as np
+
+from escapement.errors import IndexDamaged, RemoteProtocolError
+from escapement.message import MessageBatch
+from escapement.storage.index.columns import FixedStrings, UInt8s
+from escapement.storage.index.keys import Keys
+
+KEYS, MESSAGES, FOOTER = 1, 2, 3
+_VERSION: Final = 1
+_CHECKSUM: Final = struct.Struct("<I")
+_FIELDS: Final = struct.Struct("<BBHIIQ")
+HEADER_BYTES: Final = _CHECKSUM.size + _FIELDS.size
+
+
+def encode(kind: int, rows: int, body: bytes) -> bytes:
+    """The block around ``body``."""
+    framed = _FIELDS.pack(kind, _VERSION, 0, rows, 0, len(body)) + body
+    return _CHECKSUM.pack(zlib.crc32(framed)) + framed
+
+
+def decode(block: bytes, kind: int, where: str) -> tuple[int, memoryview]:
+    """The rows and the body of a block; ``where`` names it in errors.
+
+    Raises:
+      IndexDamaged: it is torn, altered, or not of this kind and version.
+    """
+    if len(block) < HEADER_BYTES:
+        raise IndexDamaged(f"{where}: a block of {len(block)} bytes is shorter than its header")
+    view = memoryview(block)
+    if zlib.crc32(view[_CHECKSUM.size :]) != _CHECKSUM.unpack_from(view)[0]:
+        raise IndexDamaged(f"{where}: a block fails its checksum")
+    found, version, _, rows, _, size = _FIELDS.unpack_from(view, _CHECKSUM.size)
+    if (found, version, size) != (kind, _VERSION, len(block) - HEADER_BYTES):
+        raise IndexDamaged(f"{where}: a block of kind {found}, version {version}, {size} bytes")
+    return rows, view[HEADER_BYTES:]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBlock:
+    """Sorted keys of up to a few thousand messages."""
+
+    keys: Keys
+    size_bytes: int
+
+    @classmethod
+    def encode(cls, keys: Keys) -> bytes:
+        due_ms, offsets = keys
+        body = due_ms.astype("<i8", copy=False).tobytes() + offsets.astype("<i8").tobytes()
+        return encode(KEYS, len(due_ms), body)
+
+    @classmethod
+    def decode(cls, block: bytes, where: str) -> KeyBlock:
+        rows, body = decode(block, KEYS, where)
+        if len(body) != 16 * rows:
+            raise IndexDamaged(f"{where}: {rows} keys in {len(body)} bytes")
+        columns = np.frombuffer(body, "<i8").reshape(2, rows)
+        return cls((columns[0], columns[1]), len(block))
+
+
+@dataclass(frozen=True, slots=True)
+class MessageBlock:
+    """The messages of a key block, row by row, as columns to gather from."""
+
+    payloads: FixedStrings
+    keys: FixedStrings | None
+    properties: FixedStrings | None
+    priorities: UInt8s | None
+    size_bytes: int
+
+    @classmethod
+    def encode(cls, batch: MessageBatch) -> bytes:
+        return encode(MESSAGES, len(batch), batch.encode())
+
+    @classmethod
+    def decode(cls, block: bytes, where: str) -> MessageBlock:
+        rows, body = decode(block, MESSAGES, where)
+        try:
+            batch = MessageBatch.decode(body)
+        except RemoteProtocolError as error:
+            raise IndexDamaged(f"{where}: {error}") from error
+        if len(batch) != rows:
+            raise IndexDamaged(f"{where}: {len(batch)} messages in a block of {rows}")
+        return cls(
+            FixedStrings.of(batch.payloads),
+            None if batch.keys is None else FixedStrings.of(batch.keys),
+            None if batch.properties is None else FixedStrings.of(batch.properties),
+            batch.priorities,
+            # The starts of its strings are counted with it: eight bytes a row each.
+            len(block) + 8 * rows,
+        )
+
+
+Block = KeyBlock | MessageBlock
+
+
+class BlockCache:
+    """The blocks read last, of all segments, up to a number of bytes; for any thread."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._blocks: OrderedDict[tuple[int, int], Block] = OrderedDict()
+        self._size_bytes = 0
+        self._lock = Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def peek(self, place: tuple[int, int]) -> Block | None:
+        """The block, if it is here."""
+        with self._lock:
+            block = self._blocks.get(place)
+            if block is not None:
+                self._blocks.move_to_end(place)
+            return block
+
+    def get(self, place: tuple[int, int], load: Callable[[], Block]) -> Block:
+        """The block at (segment, position); read by ``load`` if it is not here.
+
+        Two threads that miss at once both load; the lock is never held over a read.
+        """
+        block = self.peek(place)
+        if block is not None:
+            return block
+        block = load()
+        if block.size_bytes > self.capacity_bytes:
+            return block
+        with self._lock:
+            if place not in self._blocks:
+                self._blocks[place] = block
+                self._size_bytes += block.size_bytes
+            while self._size_bytes > self.capacity_bytes:
+                _, evicted = self._blocks.popitem(last=False)
+                self._size_bytes -= evicted.size_bytes
+        return block

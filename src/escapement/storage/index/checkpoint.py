@@ -1,0 +1,160 @@
+"""A checkpoint: what memory held when it began, as one segment and a new manifest.
+
+Owns the steps from frozen memory to a durable segment, cut so that nobody waits long.
+The caller goes through :meth:`Checkpoint.groups`, decides in its own thread which of a
+group's messages are live, and has :meth:`Checkpoint.write` and
+:meth:`Checkpoint.finish` run where blocking calls run. Payloads are gathered in runs of
+a few thousand rows, each followed by a write, so that the interpreter lock is let go
+between runs.
+
+Knows nothing of acknowledgements (it is told what to keep) or of the readers (the index
+swaps them when all is durable). The order is: segment, fsync, manifest, fsync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from escapement.message import Int64s
+from escapement.storage.index.block import BlockCache
+from escapement.storage.index.keys import Bools, Keys, merge
+from escapement.storage.index.manifest import Failpoint, Manifest, ManifestFile, Position
+from escapement.storage.index.memory import Generation, MemoryTable
+from escapement.storage.index.segment import Segment
+from escapement.storage.index.writer import SegmentWriter, write_messages, writing
+
+# A group holds about this many messages: a mask over them takes about a millisecond.
+_GROUP_ROWS: Final = 1 << 16
+# ... or this many topics, because a mask has a price for each.
+_GROUP_TOPICS: Final = 256
+
+
+class Part(NamedTuple):
+    """Keys of which the caller decides which are live."""
+
+    topic_id: int
+    due_ms: Int64s
+    offsets: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Some topics of a checkpoint, each with all its tables."""
+
+    topics: Sequence[tuple[int, Sequence[MemoryTable]]]
+
+    def parts(self) -> list[Part]:
+        """What to decide about, at most ``TABLE_ROWS`` messages in each part."""
+        return [
+            Part(topic_id, table.due_ms, table.offsets)
+            for topic_id, tables in self.topics
+            for table in tables
+        ]
+
+
+class Checkpoint:
+    """One checkpoint under way; made by ``DelayedIndex.begin_checkpoint``."""
+
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        path: Path,
+        block_rows: int,
+        manifest: ManifestFile,
+        cache: BlockCache,
+        failpoint: Failpoint,
+    ) -> None:
+        self.generations = generations
+        self.segment: Segment | None = None
+        self.finished = False
+        self._path = path
+        self._block_rows = block_rows
+        self._manifest = manifest
+        self._cache = cache
+        self._failpoint = failpoint
+        self._writer: SegmentWriter | None = None
+        self._named = False
+
+    @property
+    def rows(self) -> int:
+        """How many messages there are to decide about."""
+        return sum(generation.rows for generation in self.generations)
+
+    def groups(self) -> Iterator[Group]:
+        """All messages, in the order in which ``write`` must take them."""
+        topics: list[tuple[int, Sequence[MemoryTable]]] = []
+        rows = 0
+        for topic_id in sorted({t for generation in self.generations for t in generation.topics}):
+            tables: list[MemoryTable] = []
+            for generation in self.generations:
+                topic = generation.topics.get(topic_id)  # None if it was dropped meanwhile
+                tables += topic.tables if topic is not None else []
+            topics.append((topic_id, tables))
+            rows += sum(table.count for table in tables)
+            if rows >= _GROUP_ROWS or len(topics) >= _GROUP_TOPICS:
+                yield Group(topics)
+                topics, rows = [], 0
+        if topics:
+            yield Group(topics)
+
+    def write(self, group: Group, keeps: Sequence[Bools | None]) -> None:
+        """Write what is live of a group; blocking.
+
+        ``keeps`` has for each of ``group.parts()`` a mask of its rows, or None for all.
+
+        Raises:
+          StorageError: the disk refuses; abandon the checkpoint.
+        """
+        masks = iter(keeps)
+        for topic_id, tables in group.topics:
+            live: list[Keys] = []
+            for table in tables:
+                keep = next(masks)
+                keys = (table.due_ms, table.offsets)
+                live.append(keys if keep is None else (keys[0][keep], keys[1][keep]))
+            keys = merge(live)
+            if not len(keys[0]):
+                continue
+            row_bytes = sum(t.message_bytes for t in tables) // sum(t.count for t in tables)
+            with writing(self._path):
+                if self._writer is None:
+                    self._writer = SegmentWriter(self._path, self._block_rows)
+                write_messages(self._writer, topic_id, keys, tables, (), row_bytes)
+        assert next(masks, None) is None, "one mask for each part"
+
+    def finish(self, log_identity: str, positions: Mapping[int, Position]) -> None:
+        """Make segment and manifest durable; blocking.
+
+        ``positions`` are those of the log when the checkpoint began; they advance even
+        if nothing was live and there is no segment.
+
+        Raises:
+          StorageError: the disk refuses; abandon the checkpoint.
+        """
+        with writing(self._path):
+            added = self._finish_segment()
+            self._named = True
+            self._manifest.update(
+                lambda old: Manifest(
+                    log_identity, dict(positions), {**(old.segments if old else {}), **added}
+                )
+            )
+        self.finished = True
+
+    def _finish_segment(self) -> dict[str, int]:
+        if self._writer is None:
+            return {}
+        self._writer.finish()
+        self._failpoint("segment written")
+        self._writer.sync()
+        self._failpoint("segment fsynced")
+        self.segment = Segment(self._path, self._cache)
+        return {self._path.name: self.segment.size_bytes}
+
+    def discard(self) -> None:
+        """Give up; deletes the file unless a manifest on disk might name it."""
+        if self._writer is not None and not self._named:
+            self._writer.discard()

@@ -1,0 +1,205 @@
+"""Columns that grow, and one batch gathered out of many of them.
+
+Owns how message columns lie in memory: :class:`Arena` is a column of byte strings
+that grows at its end, :class:`Columns` the set of columns of one table or block, and
+:func:`assemble` builds a ``MessageBatch`` from rows that lie in several of those, in
+one pass. Knows nothing of keys, topics or files.
+
+Rows are only ever appended, and growing replaces arrays instead of changing them:
+whoever holds a reference sees every row that was there when it was taken, from any
+thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import (
+    DEFAULT_PRIORITY,
+    Blobs,
+    Buffer,
+    Int64s,
+    MessageBatch,
+    UInt32s,
+)
+
+UInt8s = npt.NDArray[np.uint8]
+
+# A first arena: small, because a hundred thousand topics may hold one message each.
+_FIRST_BYTES: Final = 128
+# Runs of neighbours at least this long on average are copied as slices, even where the
+# strings have one length: a slice costs as much as this many rows of a matrix.
+_MATRIX_RUN: Final = 4
+
+
+class Strings(Protocol):
+    """A column of byte strings: where each begins in ``data`` and how long it is."""
+
+    @property
+    def data(self) -> Buffer: ...
+    @property
+    def starts(self) -> Int64s: ...
+    @property
+    def lengths(self) -> UInt32s: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedStrings:
+    """A column that does not grow any more (of a block that was read)."""
+
+    data: Buffer
+    starts: Int64s
+    lengths: UInt32s
+
+    @classmethod
+    def of(cls, blobs: Blobs) -> FixedStrings:
+        return cls(blobs.data, blobs.starts(), blobs.lengths)
+
+
+class Arena:
+    """A column of byte strings that grows at its end."""
+
+    __slots__ = ("_bytes", "lengths", "starts", "used")
+
+    def __init__(self, row_capacity: int, size_bytes: int) -> None:
+        self._bytes: UInt8s = np.empty(max(size_bytes, _FIRST_BYTES), np.uint8)
+        self.starts: Int64s = np.zeros(row_capacity, np.int64)
+        self.lengths: UInt32s = np.zeros(row_capacity, np.uint32)
+        self.used = 0
+
+    @property
+    def data(self) -> Buffer:
+        return self._bytes.data
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._bytes.nbytes + self.starts.nbytes + self.lengths.nbytes
+
+    def append(self, row: int, blobs: Blobs) -> None:
+        """Put the strings at ``row`` and on; the rows must have been made room for."""
+        size = len(blobs.data)
+        used = self.used
+        if used + size > len(self._bytes):
+            self._grow(used + size)
+        self._bytes.data[used : used + size] = blobs.data
+        count = len(blobs.lengths)
+        self.lengths[row : row + count] = blobs.lengths
+        self.starts[row] = used
+        if count > 1:
+            starts = self.starts[row + 1 : row + count]
+            np.cumsum(blobs.lengths[:-1], dtype=np.int64, out=starts)
+            starts += used
+        self.used = used + size
+
+    def make_room(self, row_capacity: int) -> None:
+        """Make room for rows; new ones are empty strings."""
+        starts = np.zeros(row_capacity, np.int64)
+        starts[: len(self.starts)] = self.starts
+        lengths = np.zeros(row_capacity, np.uint32)
+        lengths[: len(self.lengths)] = self.lengths
+        self.starts, self.lengths = starts, lengths
+
+    def _grow(self, needed_bytes: int) -> None:
+        larger = np.empty(max(2 * len(self._bytes), needed_bytes), np.uint8)
+        larger[: self.used] = self._bytes[: self.used]
+        self._bytes = larger
+
+
+class Columns(Protocol):
+    """The columns of a table or block that rows are gathered from."""
+
+    @property
+    def payloads(self) -> Strings: ...
+    @property
+    def keys(self) -> Strings | None: ...
+    @property
+    def properties(self) -> Strings | None: ...
+    @property
+    def priorities(self) -> UInt8s | None: ...
+
+
+class Pick(NamedTuple):
+    """Rows of one source, and where in the result they belong; equal heights."""
+
+    places: Int64s
+    columns: Columns
+    rows: Int64s
+
+
+def assemble(count: int, picks: Sequence[Pick]) -> MessageBatch:
+    """The batch of ``count`` rows that the picks fill, each place exactly once.
+
+    O(bytes taken). Neighbours are copied as one slice, strings of one length as a
+    matrix, others as slices that are joined: all of these beat moving single bytes
+    about with index arrays, and nothing is copied twice.
+    """
+    if not count:
+        return MessageBatch(Blobs.empty(0))
+    payloads = _strings(count, picks, [pick.columns.payloads for pick in picks])
+    assert payloads is not None, "every source has payloads"
+    return MessageBatch(
+        payloads,
+        _strings(count, picks, [pick.columns.keys for pick in picks]),
+        _strings(count, picks, [pick.columns.properties for pick in picks]),
+        _priorities(count, picks),
+    )
+
+
+def _priorities(count: int, picks: Sequence[Pick]) -> UInt8s | None:
+    if all(pick.columns.priorities is None for pick in picks):
+        return None
+    out = np.full(count, DEFAULT_PRIORITY, np.uint8)
+    for places, columns, rows in picks:
+        if columns.priorities is not None:
+            out[places] = columns.priorities[rows]
+    return out
+
+
+def _strings(count: int, picks: Sequence[Pick], sources: Sequence[Strings | None]) -> Blobs | None:
+    """One column of the result; None if no source uses it, empty where a source does not."""
+    used = [(p, s) for p, s in zip(picks, sources, strict=True) if s is not None]
+    if not used:
+        return None
+    lengths = np.zeros(count, np.uint32)
+    runs = []
+    for pick, source in used:
+        lengths[pick.places] = source.lengths[pick.rows]
+        runs.append(_run_starts(pick.places, pick.rows))
+    width = int(lengths[0])
+    many_runs = sum(map(len, runs)) > count // _MATRIX_RUN
+    if many_runs and len(used) == len(picks) and bool((lengths == width).all()):
+        return Blobs(lengths, _matrix(count, width, used))
+    slices: list[Buffer] = [b""] * count
+    for ((places, _, rows), source), firsts in zip(used, runs, strict=True):
+        lasts = np.append(firsts[1:], len(rows)) - 1
+        begins = source.starts[rows[firsts]]
+        ends = source.starts[rows[lasts]] + source.lengths[rows[lasts]]
+        view = memoryview(source.data)
+        bounds = zip(places[firsts].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        for place, begin, end in bounds:
+            slices[place] = view[begin:end]
+    return Blobs(lengths, b"".join(slices))
+
+
+def _run_starts(places: Int64s, rows: Int64s) -> Int64s:
+    """Where runs begin in which places and rows both go on by one: one slice each."""
+    breaks = ((rows[1:] - rows[:-1]) != 1) | ((places[1:] - places[:-1]) != 1)
+    return np.concatenate((np.zeros(1, np.int64), np.flatnonzero(breaks) + 1))
+
+
+def _matrix(count: int, width: int, used: Sequence[tuple[Pick, Strings]]) -> Buffer:
+    if not width:
+        return b""
+    out = np.empty((count, width), np.uint8)
+    for (places, _, rows), source in used:
+        data = np.frombuffer(source.data, np.uint8)
+        windows = np.lib.stride_tricks.as_strided(
+            data, (len(data) - width + 1, width), (1, 1), writeable=False
+        )
+        out[places] = windows[source.starts[rows]]
+    return out.reshape(-1).data

@@ -1,0 +1,321 @@
+"""Compaction: several segments in, one segment out, without what is dead.
+
+Owns the merge and the steps around it. The merge runs in a child process of low
+priority (``python -m escapement.storage.index``), because it would hold the
+interpreter lock for minutes; a small one is not worth a process and runs where it is
+called. It streams: a window of keys at a time, payloads in runs.
+
+The caller names what is dead with :meth:`Compaction.exclude`: offsets that every
+subscription has durably acknowledged, and topics that do not exist any more. They go
+to a file as they come, because there may be a hundred million of them. Whatever is not
+named is kept, so forgetting to name something costs space and nothing else.
+
+Knows nothing of acknowledgements. Inputs are read, never changed; they are unlinked
+when a durable manifest names the output instead, and whoever has them pinned reads on.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from escapement.errors import IndexDamaged, StorageError
+from escapement.message import Int64s
+from escapement.storage.index.block import BlockCache
+from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Bools, Keys, merge
+from escapement.storage.index.manifest import Failpoint, Manifest, ManifestFile, no_failpoint
+from escapement.storage.index.plan import Plan
+from escapement.storage.index.segment import Segment, TopicSlice
+from escapement.storage.index.tiers import SegmentSize
+from escapement.storage.index.writer import SegmentWriter, write_messages, writing
+
+# Keys of one topic that are merged at once.
+_WINDOW_ROWS: Final = 1 << 16
+# Inputs of less than this are merged where ``run`` is called: a process takes 0.3 s to
+# start, in which this much is merged.
+_SMALL_BYTES: Final = 8 << 20
+# A segment's largest topics, which stand for the others when its live part is estimated.
+_ASKED_TOPICS: Final = 1024
+# What a child exits with when an input is damaged.
+EXIT_DAMAGED: Final = 3
+
+# (topic id, first offset, last offset) -> about how many of these may still be needed
+LiveCount = Callable[[int, int, int], int]
+
+
+class TopicRange(NamedTuple):
+    """A topic that compaction meets, and between which offsets."""
+
+    topic_id: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that the merge needs to know; travels to the child as one line of JSON."""
+
+    inputs: list[str]
+    output: str
+    block_rows: int
+    cache_bytes: int
+    dropped: list[int]
+    dead_file: str
+    dead_checksum: int
+    dead_counts: dict[str, int]  # topic id -> how many dead offsets the file has for it
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> Job:
+        return cls(**json.loads(line))
+
+
+def size_of(segment: Segment, dropped: Collection[int], live: LiveCount | None) -> SegmentSize:
+    """A segment as the choice sees it, its live part estimated from its largest topics."""
+    name, total = segment.path.name, segment.rows
+    if live is None:
+        return SegmentSize(name, segment.size_bytes, total, total)
+    rows = segment.topic_rows()
+    lows, highs = segment.topic_offsets()
+    asked = np.argsort(rows)[-_ASKED_TOPICS:]
+    alive = 0
+    for row in asked.tolist():
+        topic_id = int(segment.topic_ids[row])
+        if topic_id not in dropped:
+            alive += min(live(topic_id, int(lows[row]), int(highs[row])), int(rows[row]))
+    return SegmentSize(name, segment.size_bytes, total, alive * total // int(rows[asked].sum()))
+
+
+class Compaction:
+    """One compaction under way; made by ``DelayedIndex.begin_compaction``."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Segment],
+        output: Path,
+        dropped: Collection[int],
+        block_rows: int,
+        manifest: ManifestFile,
+        cache: BlockCache,
+        failpoint: Failpoint,
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.segment: Segment | None = None
+        self.finished = False
+        self._output = output
+        self._dropped = set(dropped)
+        self._block_rows = block_rows
+        self._manifest = manifest
+        self._cache = cache
+        self._failpoint = failpoint
+        self._rows: int | None = None
+        self._named = False
+        self._given_up = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._dead_path = output.with_suffix(".dead")
+        self._dead_checksum = 0
+        self._dead_counts: dict[int, int] = {}
+        self._last_dead = (-1, -1)
+
+    def ranges(self) -> list[TopicRange]:
+        """The topics of the inputs, ascending, each with its range of offsets."""
+        found: dict[int, tuple[int, int]] = {}
+        for segment in self.inputs:
+            lows, highs = segment.topic_offsets()
+            rows = zip(segment.topic_ids.tolist(), lows.tolist(), highs.tolist(), strict=True)
+            for topic_id, low, high in rows:
+                known = found.get(topic_id, (low, high))
+                found[topic_id] = min(low, known[0]), max(high, known[1])
+        return [TopicRange(t, *found[t]) for t in sorted(found) if t not in self._dropped]
+
+    def exclude(self, topic_id: int, offsets: Int64s | None) -> None:
+        """Leave these offsets of a topic out, or with None all of it; blocking.
+
+        Topics ascend from call to call, and so do the offsets of a topic, which may come
+        in several pieces.
+        """
+        if offsets is None:
+            self._dropped.add(topic_id)
+            return
+        if not len(offsets):
+            return
+        assert (topic_id, int(offsets[0])) > self._last_dead, "topics and offsets must ascend"
+        self._last_dead = (topic_id, int(offsets[-1]))
+        piece = offsets.astype("<i8", copy=False).tobytes()
+        with writing(self._dead_path), self._dead_path.open("ab") as file:
+            file.write(piece)
+        self._dead_checksum = zlib.crc32(piece, self._dead_checksum)
+        self._dead_counts[topic_id] = self._dead_counts.get(topic_id, 0) + len(offsets)
+
+    def run(self) -> None:
+        """Merge, in a child process unless it is a small matter; blocking.
+
+        Raises:
+          IndexDamaged: an input is damaged.
+          StorageError: the disk refused, the child failed, or ``discard`` ended it.
+        """
+        if sum(segment.size_bytes for segment in self.inputs) < _SMALL_BYTES:
+            return self.run_here()
+        job = self._job()
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "escapement.storage.index"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        if self._given_up:
+            self._child.kill()
+        with self._child as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            assert child.stderr is not None
+            with suppress(BrokenPipeError):  # the exit code says more
+                child.stdin.write(job.encode())
+                child.stdin.flush()  # and stays open: the child ends when it closes
+            answer, complaint = child.stdout.read(), child.stderr.read()
+            code = child.wait()
+            with suppress(BrokenPipeError):  # what it did not read is of no interest
+                child.stdin.close()
+        if code:
+            said = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+            kind = IndexDamaged if code == EXIT_DAMAGED else StorageError
+            raise kind(f"compaction into {self._output} failed with exit code {code}: {said}")
+        self._rows = int(answer)
+        return None
+
+    def run_here(self) -> None:
+        """Merge in this process; blocking."""
+        with writing(self._output):
+            self._rows = merge_segments(self._job(), self._failpoint)
+
+    def _job(self) -> Job:
+        return Job(
+            [str(segment.path) for segment in self.inputs],
+            str(self._output),
+            self._block_rows,
+            self._cache.capacity_bytes,
+            sorted(self._dropped),
+            str(self._dead_path) if self._dead_counts else "",
+            self._dead_checksum,
+            {str(topic_id): count for topic_id, count in self._dead_counts.items()},
+        )
+
+    @property
+    def merged(self) -> bool:
+        """Whether ``run`` has ended well."""
+        return self._rows is not None
+
+    def finish(self) -> None:
+        """Let a durable manifest name the output, then unlink the inputs; blocking."""
+        assert self._rows is not None, "finish comes after run"
+        added: dict[str, int] = {}
+        if self._rows:
+            self.segment = Segment(self._output, self._cache)
+            added[self._output.name] = self.segment.size_bytes
+        gone = {segment.path.name for segment in self.inputs}
+
+        def change(old: Manifest | None) -> Manifest:
+            assert old is not None
+            assert gone <= old.segments.keys()
+            kept = {name: size for name, size in old.segments.items() if name not in gone}
+            return Manifest(old.log_identity, old.positions, {**kept, **added})
+
+        self._named = True
+        with writing(self._output):
+            self._manifest.update(change)
+        self.finished = True
+        for path in (*(segment.path for segment in self.inputs), self._dead_path):
+            with suppress(OSError):  # the next start deletes what no manifest names
+                path.unlink()
+
+    def discard(self) -> None:
+        """Give up: end the child, delete the files unless a manifest might name them."""
+        self._given_up = True
+        if self._child is not None:
+            self._child.kill()
+        if not self._named:
+            self._output.unlink(missing_ok=True)
+        self._dead_path.unlink(missing_ok=True)
+
+
+class _Dead:
+    """The dead offsets of a job, mapped from its file."""
+
+    def __init__(self, job: Job) -> None:
+        self._starts: dict[int, tuple[int, int]] = {}
+        self._offsets: Int64s = np.zeros(0, np.int64)
+        if not job.dead_file:
+            return
+        self._offsets = np.memmap(job.dead_file, "<i8", "r")
+        if zlib.crc32(self._offsets.data) != job.dead_checksum:
+            raise IndexDamaged(f"{job.dead_file}: fails its checksum")
+        at = 0
+        for topic_id, count in job.dead_counts.items():
+            self._starts[int(topic_id)] = (at, at + count)
+            at += count
+
+    def keep(self, topic_id: int, offsets: Int64s) -> Bools | None:
+        """Which of the offsets are not dead; None if all are kept."""
+        low, high = self._starts.get(topic_id, (0, 0))
+        if low == high:
+            return None
+        dead = self._offsets[low:high]
+        row = np.minimum(dead.searchsorted(offsets), len(dead) - 1)
+        return np.asarray(dead[row] != offsets)
+
+
+def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
+    """Do the job: write the output and make it durable, unless nothing is live; blocking.
+
+    Returns how many messages the output has; with 0 there is no file.
+    """
+    cache = BlockCache(job.cache_bytes)
+    inputs = [Segment(Path(name), cache) for name in job.inputs]
+    dead = _Dead(job)
+    topics = {topic for segment in inputs for topic in segment.topic_ids.tolist()}
+    writer = SegmentWriter(Path(job.output), job.block_rows)
+    try:
+        for topic_id in sorted(topics.difference(job.dropped)):
+            parts = [segment.slice(topic_id) for segment in inputs]
+            _merge_topic(writer, topic_id, [part for part in parts if part is not None], dead)
+        if not writer.rows:
+            writer.discard()
+            return 0
+        writer.finish()
+        failpoint("segment written")
+        writer.sync()
+        failpoint("segment fsynced")
+    except BaseException:
+        writer.discard()
+        raise
+    return writer.rows
+
+
+def _merge_topic(
+    writer: SegmentWriter, topic_id: int, parts: Sequence[TopicSlice], dead: _Dead
+) -> None:
+    row_bytes = sum(part.message_bytes for part in parts) // sum(part.rows for part in parts)
+    waiting: list[Keys] = []
+    at = KEY_MIN
+    while at < KEY_MAX:
+        spans = [span for part in parts if (span := part.between(at, KEY_MAX)) is not None]
+        plan = Plan(spans, at, KEY_MAX, _WINDOW_ROWS)
+        keys = plan.read()
+        at = plan.stop
+        keep = dead.keep(topic_id, keys[1])
+        waiting.append(keys if keep is None else (keys[0][keep], keys[1][keep]))
+        # Where little is live, windows are gathered so that blocks are full.
+        if at == KEY_MAX or sum(len(due_ms) for due_ms, _ in waiting) >= _WINDOW_ROWS:
+            write_messages(writer, topic_id, merge(waiting), (), parts, row_bytes)
+            waiting = []

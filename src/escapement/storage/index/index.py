@@ -1,0 +1,398 @@
+"""The delayed index: one bundle's messages in delivery order, payloads included.
+
+Owns the second order of a topic's messages, by ``(due_ms, offset)``: a small LSM tree.
+New messages gather in memory tables; a checkpoint turns them into an immutable segment
+and a manifest that names the log position up to which the segments are complete;
+compaction merges segments. It is a function of the log: when it is damaged or gone, it
+is discarded and filled again from there.
+
+It is a *set* of keys for each topic. Adding a key again changes nothing, and readers
+merge duplicates, so whoever may have lost something adds again without asking.
+
+Must not know what is acknowledged, cancelled or due: it is told what to keep, and asked
+for ranges. It reads no clock and starts no thread; methods marked *blocking* touch the
+disk and may run in a thread, all others belong to one thread and are one synchronous
+step.
+
+A message arrives here after its COMMIT, together with its offset and due time; it
+leaves as keys of a plan (into the wheel, into a subscription that is behind) and as a
+batch of a fetch (to a consumer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from sortedcontainers import SortedKeyList
+
+from escapement.errors import IndexDamaged
+from escapement.message import Int64s, MessageBatch
+from escapement.storage.index.block import BlockCache
+from escapement.storage.index.checkpoint import Checkpoint
+from escapement.storage.index.compaction import Compaction, LiveCount, size_of
+from escapement.storage.index.keys import MAX_DUE_MS, Bools, Key, Keys
+from escapement.storage.index.limits import IndexLimits
+from escapement.storage.index.manifest import (
+    MANIFEST_NAME,
+    Failpoint,
+    Manifest,
+    ManifestFile,
+    Position,
+    no_failpoint,
+)
+from escapement.storage.index.memory import Generation, MemoryTable
+from escapement.storage.index.plan import Fetch, Plan, Span
+from escapement.storage.index.segment import Segment, TopicSlice
+from escapement.storage.index.tiers import choose
+
+Mask = Callable[[int, Int64s, Int64s], Bools | None]
+
+_SEGMENT_SUFFIX: Final = ".segment"
+# Topics whose parts of the segments are remembered between calls; beyond, all are
+# looked up again.
+_REMEMBERED_TOPICS: Final = 4096
+
+
+class DelayedIndex:
+    """The delayed index of one bundle; see the module's text for who may call what."""
+
+    def __init__(
+        self,
+        directory: Path,
+        limits: IndexLimits,
+        manifest: ManifestFile,
+        segments: list[Segment],
+        cache: BlockCache,
+        failpoint: Failpoint,
+    ) -> None:
+        """Use :meth:`open`."""
+        self.limits = limits
+        self._directory = directory
+        self._manifest = manifest
+        self._cache = cache
+        self._failpoint = failpoint
+        # What falls due first is asked for first, so a fetch looks there first.
+        self._segments = SortedKeyList(segments, key=_first_due_ms)
+        self._active = Generation(limits.table_rows)
+        self._frozen: list[Generation] = []
+        self._dropped: set[int] = set()
+        self._slices: dict[int, tuple[TopicSlice, ...]] = {}
+        self._checkpoint: Checkpoint | None = None
+        self._compaction: Compaction | None = None
+        self._last_number = max((_number(segment.path) for segment in segments), default=0)
+
+    # -- from start to end ------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        limits: IndexLimits | None = None,
+        failpoint: Failpoint = no_failpoint,
+    ) -> DelayedIndex:
+        """Open the index of a directory, which is created if missing; blocking.
+
+        Verifies the manifest and every segment's directory (blocks are verified when
+        they are read), and deletes what a crash left behind.
+
+        Raises:
+          IndexDamaged: call :meth:`discard`, open again and fill it from the log.
+        """
+        limits = limits or IndexLimits()
+        directory.mkdir(parents=True, exist_ok=True)
+        manifest = ManifestFile(directory, failpoint)
+        cache = BlockCache(limits.cache_bytes)
+        named = manifest.current.segments if manifest.current else {}
+        segments = []
+        for name, size_bytes in named.items():
+            segment = Segment(directory / name, cache)
+            if segment.size_bytes != size_bytes:
+                raise IndexDamaged(f"{segment.path}: {segment.size_bytes} of {size_bytes} bytes")
+            segments.append(segment)
+        for path in directory.iterdir():
+            if path.name != MANIFEST_NAME and path.name not in named:
+                path.unlink()
+        return cls(directory, limits, manifest, segments, cache, failpoint)
+
+    @staticmethod
+    def discard(directory: Path) -> None:
+        """Delete the index of a directory, the manifest first; blocking."""
+        (directory / MANIFEST_NAME).unlink(missing_ok=True)
+        for path in directory.glob("*"):
+            path.unlink()
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The newest durable state; None before the first checkpoint."""
+        return self._manifest.current
+
+    # -- in ---------------------------------------------------------------------
+
+    def add(self, topic_id: int, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> None:
+        """Take a live group: offsets contiguous from ``base_offset``; O(bytes)."""
+        assert len(due_ms) == len(batch)
+        if len(due_ms) and topic_id not in self._dropped:
+            assert due_ms.min() >= 0
+            assert due_ms.max() <= MAX_DUE_MS
+            self._active.append(topic_id, base_offset, due_ms, batch)
+
+    def add_again(
+        self, topic_id: int, offsets: Int64s, due_ms: Int64s, batch: MessageBatch
+    ) -> None:
+        """Take messages of any age, offsets strictly ascending; known ones do no harm.
+
+        Successive calls should ascend as well: each stream that does has its own table.
+        """
+        assert len(offsets) == len(due_ms) == len(batch)
+        if len(due_ms) and topic_id not in self._dropped:
+            assert due_ms.min() >= 0
+            assert due_ms.max() <= MAX_DUE_MS
+            assert bool((offsets[1:] > offsets[:-1]).all()), "offsets must ascend"
+            self._active.append(topic_id, offsets, due_ms, batch)
+
+    def drop_topic(self, topic_id: int) -> None:
+        """Forget a topic for good: now in memory and for readers, on disk when merged.
+
+        Ids are never used again, so nothing is written down: after a start, the caller
+        drops every topic of :meth:`topics` that does not exist.
+        """
+        self._dropped.add(topic_id)
+        for generation in self._generations():
+            generation.drop(topic_id)
+        self._slices.pop(topic_id, None)
+
+    # -- out --------------------------------------------------------------------
+
+    def plan(self, topic_id: int, start: Key, until: Key, max_messages: int) -> Plan:
+        """Pin what lies in ``[start, until)``, cut after about ``max_messages``.
+
+        ``plan.stop`` is where the next plan starts. If anything lies in the range, at
+        least one message lies before it. How far the cut misses ``max_messages`` is
+        bounded by a block (4096 messages) for each segment. O(tables + segments) binary
+        searches.
+        """
+        spans: list[Span] = []
+        if start < until:
+            for table in self._tables(topic_id):
+                for run in table.runs():
+                    found = run.between(start, until)
+                    spans += [found] if found else []
+            for part in self._slices_of(topic_id):
+                span = part.between(start, until)
+                spans += [span] if span else []
+        return Plan(spans, start, until, max_messages)
+
+    def fetch(self, topic_id: int, due_ms: Int64s, offsets: Int64s) -> Fetch:
+        """Pin the messages of keys that plans returned; rows come in the order asked."""
+        keys: Keys = (due_ms, offsets)
+        disk = [part for part in self._slices_of(topic_id) if part.may_hold(keys)]
+        return Fetch(topic_id, keys, list(self._tables(topic_id)), disk)
+
+    def next_due(self, topic_id: int, after: Key) -> int | None:
+        """A lower bound of when the first message at or past ``after`` is due.
+
+        Exact, but for a segment's block that begins before ``after`` and is not cached:
+        then it is ``after.due_ms``, until a plan has read that block.
+        """
+        due = [run.next_due_ms(after) for t in self._tables(topic_id) for run in t.runs()]
+        due += [part.next_due_ms(after) for part in self._slices_of(topic_id)]
+        return min((time for time in due if time is not None), default=None)
+
+    def topics(self) -> set[int]:
+        """The ids of all topics with entries; O(topics)."""
+        found: set[int] = set()
+        for generation in self._generations():
+            found.update(generation.topics)
+        for segment in self._segments:
+            found.update(segment.topic_ids.tolist())
+        return found - self._dropped
+
+    def first_due(self) -> dict[int, int]:
+        """For each topic with entries, when its first is due; for a start, in one pass.
+
+        Exact, and the same as ``next_due(topic, KEY_MIN)`` for each, but linear in the
+        topics instead of a search for each in every segment.
+        """
+        found: dict[int, int] = {}
+        for segment in self._segments:
+            rows = zip(segment.topic_ids.tolist(), segment.topic_first_ms().tolist(), strict=True)
+            for topic_id, due_ms in rows:
+                found[topic_id] = min(due_ms, found.get(topic_id, due_ms))
+        for generation in self._generations():
+            for topic_id, topic in generation.topics.items():
+                due_ms = min(int(table.due_ms.min()) for table in topic.tables)
+                found[topic_id] = min(due_ms, found.get(topic_id, due_ms))
+        return {topic: due_ms for topic, due_ms in found.items() if topic not in self._dropped}
+
+    def count(self, topic_id: int) -> int:
+        """How many entries a topic has; duplicates and dead ones count."""
+        return sum(table.count for table in self._tables(topic_id)) + sum(
+            part.rows for part in self._slices_of(topic_id)
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the memory tables take; the block cache comes on top."""
+        return sum(generation.memory_bytes for generation in self._generations())
+
+    @property
+    def cache_used_bytes(self) -> int:
+        """What the cached blocks of segments take."""
+        return self._cache.size_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Half of the memory is used by messages that no checkpoint has begun to write."""
+        return self._active.memory_bytes >= self.limits.memory_bytes // 2
+
+    @property
+    def is_full(self) -> bool:
+        """Memory is at its bound: nothing should be added before a checkpoint ends."""
+        return self.memory_bytes >= self.limits.memory_bytes
+
+    # -- checkpoints --------------------------------------------------------------
+
+    def begin_checkpoint(self) -> Checkpoint:
+        """Freeze memory (it stays readable) and begin to write it.
+
+        Follow with ``write`` for each of its ``groups()``, then ``finish``, then
+        :meth:`install`; or :meth:`abandon`.
+        """
+        assert self._checkpoint is None, "one checkpoint at a time"
+        if self._active.rows:
+            self._frozen.append(self._active)
+            self._active = Generation(self.limits.table_rows)
+        self._checkpoint = Checkpoint(
+            tuple(self._frozen),
+            self._next_path(),
+            self.limits.block_rows,
+            self._manifest,
+            self._cache,
+            self._failpoint,
+        )
+        return self._checkpoint
+
+    def install(self, checkpoint: Checkpoint) -> None:
+        """Let the finished checkpoint's segment take the place of what it wrote."""
+        assert checkpoint is self._checkpoint
+        assert checkpoint.finished
+        self._frozen = [g for g in self._frozen if g not in checkpoint.generations]
+        self._checkpoint = None
+        self._swap((), checkpoint.segment)
+
+    def abandon(self, checkpoint: Checkpoint) -> None:
+        """Give a checkpoint up; what it was to write is part of the next one."""
+        assert checkpoint is self._checkpoint
+        self._checkpoint = None
+        checkpoint.discard()
+
+    def checkpoint(
+        self, log_identity: str, positions: Mapping[int, Position], mask: Mask | None = None
+    ) -> None:
+        """All steps of a checkpoint at once; blocking."""
+        checkpoint = self.begin_checkpoint()
+        try:
+            for group in checkpoint.groups():
+                keeps = [None if mask is None else mask(*part) for part in group.parts()]
+                checkpoint.write(group, keeps)
+            checkpoint.finish(log_identity, positions)
+        except BaseException:
+            self.abandon(checkpoint)
+            raise
+        self.install(checkpoint)
+
+    # -- compaction ---------------------------------------------------------------
+
+    def choose_compaction(self, live: LiveCount | None = None) -> list[str]:
+        """The names of segments that are worth merging now; often none.
+
+        ``live(topic_id, first_offset, last_offset)`` says about how many offsets in the
+        range (both ends included) may still be needed; without it, sizes alone decide.
+        """
+        sizes = [size_of(segment, self._dropped, live) for segment in self._segments]
+        return choose(sizes, self.limits.max_segments, self.limits.merge_width)
+
+    def begin_compaction(self, names: Collection[str]) -> Compaction:
+        """Begin to merge the segments named.
+
+        Follow with ``exclude`` for what is dead in its ``ranges()``, then ``run``, then
+        ``finish``, then :meth:`install_compaction`; or :meth:`abandon_compaction`.
+        """
+        assert self._compaction is None, "one compaction at a time"
+        inputs = [segment for segment in self._segments if segment.path.name in names]
+        assert len(inputs) == len(names) > 0
+        self._compaction = Compaction(
+            inputs,
+            self._next_path(),
+            self._dropped,
+            self.limits.block_rows,
+            self._manifest,
+            self._cache,
+            self._failpoint,
+        )
+        return self._compaction
+
+    def install_compaction(self, compaction: Compaction) -> None:
+        """Let the finished compaction's segment take the place of its inputs."""
+        assert compaction is self._compaction
+        assert compaction.finished
+        self._compaction = None
+        self._swap(compaction.inputs, compaction.segment)
+
+    def abandon_compaction(self, compaction: Compaction) -> None:
+        """Give a compaction up; the inputs stay as they are."""
+        assert compaction is self._compaction
+        self._compaction = None
+        compaction.discard()
+
+    # -- what serves them ---------------------------------------------------------
+
+    def _generations(self) -> list[Generation]:
+        return [*self._frozen, self._active]
+
+    def _tables(self, topic_id: int) -> Iterator[MemoryTable]:
+        for generation in self._generations():
+            topic = generation.topics.get(topic_id)
+            if topic is not None:
+                yield from topic.tables
+
+    def _slices_of(self, topic_id: int) -> tuple[TopicSlice, ...]:
+        found = self._slices.get(topic_id)
+        if found is None:
+            parts = [segment.slice(topic_id) for segment in self._segments]
+            found = tuple(part for part in parts if part is not None)
+            if topic_id in self._dropped:
+                found = ()
+            if len(self._slices) >= _REMEMBERED_TOPICS:
+                self._slices.clear()
+            self._slices[topic_id] = found
+        return found
+
+    def _swap(self, old: tuple[Segment, ...], new: Segment | None) -> None:
+        for segment in old:
+            self._segments.remove(segment)
+        if new is not None:
+            self._segments.add(new)
+        self._slices.clear()
+
+    def _next_path(self) -> Path:
+        self._last_number += 1
+        return self._directory / f"{self._last_number:08d}{_SEGMENT_SUFFIX}"
+
+
+def _first_due_ms(segment: Segment) -> int:
+    return segment.first_due_ms
+
+
+def _number(path: Path) -> int:
+    return int(path.stem)

@@ -1,0 +1,131 @@
+"""Keys of the delivery order: the pair (due time, offset), and columns of them.
+
+Owns the one rule of comparison, lexicographic, and the few operations on sorted
+columns of keys that everything else in the index is made of: find a position, merge,
+match. Knows nothing of files, tables or payloads, and does no I/O.
+
+Every position in the delivery order is such a pair, never a time alone: ten million
+messages may fall due in one millisecond, and a scan must be able to stop between two
+of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Int64s
+
+Bools = npt.NDArray[np.bool_]
+Keys = tuple[Int64s, Int64s]  # (due_ms, offsets), equal heights
+
+# Due times have 47 bits (until the year 6429), so that a time and a row number of
+# 16 bits pack into one int64: sorting those is ten times faster than sorting pairs.
+MAX_DUE_MS: Final = (1 << 47) - 1
+_INT64_BITS: Final = 63  # without the sign
+
+
+class Key(NamedTuple):
+    """A position in the delivery order; the message there, or the gap before it."""
+
+    due_ms: int
+    offset: int
+
+    def successor(self) -> Key:
+        """The smallest key greater than this one."""
+        return Key(self.due_ms, self.offset + 1)
+
+
+KEY_MIN: Final = Key(0, 0)  # before every message
+KEY_MAX: Final = Key((1 << 63) - 1, (1 << 63) - 1)  # past every message
+
+NO_KEYS: Final[Keys] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def position(due_ms: Int64s, offsets: Int64s, key: Key) -> int:
+    """How many of the sorted keys are smaller than ``key``; O(log n)."""
+    low = int(due_ms.searchsorted(key.due_ms))
+    if low == len(due_ms) or due_ms[low] != key.due_ms:
+        return low
+    high = int(due_ms.searchsorted(key.due_ms, "right"))
+    return low + int(offsets[low:high].searchsorted(key.offset))
+
+
+def is_sorted(due_ms: Int64s, offsets: Int64s) -> bool:
+    """Whether the keys ascend strictly."""
+    if len(due_ms) < 2:
+        return True
+    steps = due_ms[1:] - due_ms[:-1]
+    return bool(((steps > 0) | ((steps == 0) & (offsets[1:] > offsets[:-1]))).all())
+
+
+def sorted_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
+    """The rows in the order of their keys; int64[n]."""
+    return np.lexsort((offsets, due_ms)).astype(np.int64, copy=False)
+
+
+def merge(parts: Sequence[Keys]) -> Keys:
+    """All keys of the parts, sorted, each once.
+
+    The parts may be unsorted; where they are sorted runs, the merge is linear
+    (numpy's stable sort of integers is timsort, which finds the runs).
+    """
+    parts = [part for part in parts if len(part[0])]
+    if not parts:
+        return NO_KEYS
+    if len(parts) == 1 and is_sorted(*parts[0]):
+        return parts[0]
+    due_ms = np.concatenate([part[0] for part in parts])
+    offsets = np.concatenate([part[1] for part in parts])
+    low_ms, low_offset = int(due_ms.min()), int(offsets.min())
+    bits = (int(offsets.max()) - low_offset).bit_length()
+    if (int(due_ms.max()) - low_ms).bit_length() + bits <= _INT64_BITS:
+        due_ms -= low_ms
+        due_ms <<= bits
+        offsets -= low_offset
+        packed = np.bitwise_or(due_ms, offsets, out=due_ms)
+        packed.sort(kind="stable")
+        packed = packed[_first_of_equals(packed[1:] != packed[:-1])]
+        return (packed >> bits) + low_ms, (packed & ((1 << bits) - 1)) + low_offset
+    order = sorted_order(due_ms, offsets)
+    due_ms, offsets = due_ms[order], offsets[order]
+    changes = (due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1])
+    first = _first_of_equals(changes)
+    return due_ms[first], offsets[first]
+
+
+def match(table: Keys, wanted: Keys) -> Int64s:
+    """The row of each wanted key in the sorted ``table``, -1 where it has none; int64[n].
+
+    O((n + m) log n), of which the usual case, one run of neighbours, is O(n).
+    """
+    due_ms, offsets = table
+    wanted_ms, wanted_offsets = wanted
+    count = len(wanted_ms)
+    if not count or not len(due_ms):
+        return np.full(count, -1, np.int64)
+    first = position(due_ms, offsets, Key(int(wanted_ms[0]), int(wanted_offsets[0])))
+    run = slice(first, first + count)
+    if np.array_equal(due_ms[run], wanted_ms) and np.array_equal(offsets[run], wanted_offsets):
+        return np.arange(first, first + count)
+    # The times' ranks in the table are small, so that rank and offset always pack.
+    new_time = _first_of_equals(due_ms[1:] != due_ms[:-1])
+    times = due_ms[new_time]
+    low = int(offsets.min())
+    bits = (int(offsets.max()) - low).bit_length()
+    assert len(times).bit_length() + bits <= _INT64_BITS, "offsets of one block are too far apart"
+    packed = ((np.cumsum(new_time) - 1) << bits) | (offsets - low)
+    rank = np.minimum(times.searchsorted(wanted_ms), len(times) - 1)
+    sought = (rank << bits) | ((wanted_offsets - low) & ((1 << bits) - 1))
+    row = np.minimum(packed.searchsorted(sought), len(packed) - 1)
+    found = (due_ms[row] == wanted_ms) & (offsets[row] == wanted_offsets)
+    return np.where(found, row, -1)
+
+
+def _first_of_equals(changes: Bools) -> Bools:
+    first = np.ones(len(changes) + 1, np.bool_)
+    first[1:] = changes
+    return first

@@ -1,0 +1,25 @@
+"""The bounds of a delayed index, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escapement.storage.index.memory import TABLE_ROWS
+from escapement.storage.index.segment import BLOCK_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLimits:
+    """What one index may take, and the sizes that only tests have reason to change."""
+
+    # Messages that no segment has yet. Half of it asks for a checkpoint, because what
+    # is being written stays in memory until it is on disk.
+    memory_bytes: int = 128 << 20
+    # Blocks read from segments: a few of each, so that a scan reads each block once.
+    cache_bytes: int = 32 << 20
+    # More segments than this are merged whatever their sizes: a plan looks into each.
+    max_segments: int = 12
+    # Segments of like size that are merged: fewer write more often, more read more files.
+    merge_width: int = 4
+    block_rows: int = BLOCK_ROWS
+    table_rows: int = TABLE_ROWS

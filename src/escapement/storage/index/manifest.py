@@ -1,0 +1,113 @@
+"""The manifest: which segments are the index, and up to where in the log they go.
+
+Owns one small file, replaced atomically (written aside, fsynced, renamed, the directory
+fsynced), so that the index on disk goes from one state to the next with nothing in
+between. It is a line with a checksum and a JSON object, readable by people:
+
+    escapement index manifest 1 <crc-32>
+    {"log": ..., "positions": {lane: [seq, group]}, "segments": {name: size_bytes}}
+
+Knows nothing of what is inside a segment. Checkpoint and compaction both change it,
+from threads; each change is applied to the newest state, under a lock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from escapement.errors import IndexDamaged
+from escapement.storage.index.writer import sync_directory
+
+Position = tuple[int, bytes]  # sequence in the lane, group id found there
+Failpoint = Callable[[str], None]  # called with the name of the step just done
+
+MANIFEST_NAME: Final = "MANIFEST"
+_TEMPORARY_NAME: Final = "MANIFEST.new"
+_FIRST_LINE: Final = re.compile(rb"escapement index manifest 1 ([0-9a-f]{8})\n")
+
+
+def no_failpoint(name: str) -> None:
+    """Nothing fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One state of the index on disk."""
+
+    log_identity: str
+    # For each lane, up to where in its journal the segments are complete.
+    positions: Mapping[int, Position]
+    segments: Mapping[str, int]  # name of the file, size in bytes
+
+    def encode(self) -> bytes:
+        body = json.dumps(
+            {
+                "log": self.log_identity,
+                "positions": {str(k): [s, g.hex()] for k, (s, g) in self.positions.items()},
+                "segments": dict(self.segments),
+            },
+            indent=1,
+        ).encode()
+        return b"escapement index manifest 1 %08x\n" % zlib.crc32(body) + body
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> Manifest:
+        """Raises ``IndexDamaged`` for anything but what ``encode`` made."""
+        line = _FIRST_LINE.match(data)
+        if line is None or int(line[1], 16) != zlib.crc32(data[line.end() :]):
+            raise IndexDamaged(f"{where}: fails its checksum, or is of another version")
+        try:
+            fields = json.loads(data[line.end() :])
+            positions = {
+                int(lane): (int(seq), bytes.fromhex(group))
+                for lane, (seq, group) in fields["positions"].items()
+            }
+            segments = {str(name): int(size) for name, size in fields["segments"].items()}
+            return cls(str(fields["log"]), positions, segments)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise IndexDamaged(f"{where}: {error!r}") from error
+
+
+class ManifestFile:
+    """The manifest of a directory, its newest state, and the way to the next."""
+
+    def __init__(self, directory: Path, failpoint: Failpoint) -> None:
+        """Read it; blocking. ``current`` is None if the directory has none.
+
+        Raises:
+          IndexDamaged: it is not what was written.
+        """
+        self._path = directory / MANIFEST_NAME
+        self._failpoint = failpoint
+        self._lock = Lock()
+        self.current: Manifest | None = None
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise IndexDamaged(f"{self._path}: {error.strerror}") from error
+        self.current = Manifest.decode(data, str(self._path))
+
+    def update(self, change: Callable[[Manifest | None], Manifest]) -> None:
+        """Replace the manifest by what ``change`` makes of the newest; blocking."""
+        with self._lock:
+            manifest = change(self.current)
+            temporary = self._path.with_name(_TEMPORARY_NAME)
+            with temporary.open("wb") as file:
+                file.write(manifest.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            self._failpoint("manifest tmp written")
+            temporary.rename(self._path)
+            self._failpoint("manifest renamed")
+            sync_directory(self._path.parent)
+            self.current = manifest

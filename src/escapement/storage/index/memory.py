@@ -1,0 +1,328 @@
+"""The index in memory: tables of one topic's messages, sorted when someone asks.
+
+Owns the young end of the LSM tree. A :class:`MemoryTable` takes messages of one topic
+in ascending offsets, copies their bytes into its arena, and keeps its keys sorted well
+enough that a plan costs a few binary searches. A :class:`TopicMemory` is a topic's
+tables: a live stream of commits, and beside it the streams of older offsets that fills
+from the log bring. A :class:`Generation` is all topics' tables between two freezes.
+
+Knows nothing of files, and does no I/O. Invariants:
+
+- rows are only appended, never changed: a reader in another thread sees the rows that
+  were there when it was handed the table;
+- offsets ascend strictly inside a table, so that row order is offset order and a row
+  number stands for an offset in comparisons;
+- a table never has more than ``TABLE_ROWS`` rows, so that a row number has 16 bits.
+
+A message comes here in the synchronous step after its COMMIT, and leaves when a
+checkpoint has put it into a segment.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch
+from escapement.storage.index.columns import Arena, Pick, UInt8s
+from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
+from escapement.storage.index.plan import Landmarks
+
+_ROW_BITS: Final = 16
+TABLE_ROWS: Final = 1 << _ROW_BITS
+_ROW_MASK: Final = TABLE_ROWS - 1
+# A full table's payloads. Large, so that a lookup searches few tables; small enough
+# that doubling the arena (a copy on the event loop) stays near a millisecond.
+TABLE_BYTES: Final = 8 << 20
+_FIRST_ROWS: Final = 2
+# Unsorted rows that are sorted by themselves before they are merged into the rest.
+_TAIL_ROWS: Final = 256
+# Streams of ascending offsets that are kept open at once: the live one, and a few fills.
+_OPEN_TABLES: Final = 4
+# What the Python objects of a topic with one table weigh, beside its arrays.
+_TOPIC_OVERHEAD_BYTES: Final = 900
+
+
+class SortedRun:
+    """Some rows of a table by (due time, row): ``due_ms << 16 | row`` in one int64."""
+
+    __slots__ = ("offsets", "packed")
+
+    def __init__(self, packed: Int64s, offsets: Int64s) -> None:
+        self.packed = packed
+        self.offsets = offsets
+
+    def position(self, key: Key) -> int:
+        """How many keys of the run are smaller; O(log n)."""
+        if key.due_ms > MAX_DUE_MS:
+            return len(self.packed)
+        row = int(self.offsets.searchsorted(key.offset))
+        return int(self.packed.searchsorted((key.due_ms << _ROW_BITS) + row))
+
+    def keys(self, low: int, high: int) -> Keys:
+        packed = self.packed[low:high]
+        return packed >> _ROW_BITS, self.offsets[packed & _ROW_MASK]
+
+    def between(self, start: Key, until: Key) -> RunSpan | None:
+        """The part in ``[start, until)``."""
+        low, high = self.position(start), self.position(until)
+        return RunSpan(self, low, high) if low < high else None
+
+    def next_due_ms(self, after: Key) -> int | None:
+        """When the first key at or past ``after`` is due."""
+        at = self.position(after)
+        return int(self.packed[at]) >> _ROW_BITS if at < len(self.packed) else None
+
+
+class RunSpan:
+    """The part of a sorted run that lies in a plan's range."""
+
+    on_disk: Final = False
+
+    __slots__ = ("_high", "_low", "_run")
+
+    def __init__(self, run: SortedRun, low: int, high: int) -> None:
+        self._run = run
+        self._low = low
+        self._high = high
+
+    @property
+    def count(self) -> int:
+        return self._high - self._low
+
+    def landmarks(self, wanted: int, stride: int) -> Landmarks:
+        """Every ``stride``-th key, as far as a plan of ``wanted`` messages can reach."""
+        firsts = np.arange(self._low, min(self._high, self._low + wanted), stride)
+        lasts = np.minimum(firsts + stride, self._high) - 1
+        packed = self._run.packed[np.concatenate((firsts, lasts))]
+        half = (lasts - firsts + 1) / 2
+        return Landmarks(
+            packed >> _ROW_BITS,
+            self._run.offsets[packed & _ROW_MASK],
+            np.concatenate((half, half)),
+            np.arange(len(packed)) >= len(firsts),
+        )
+
+    def keys(self, stop: Key) -> Keys:
+        return self._run.keys(self._low, min(self._high, self._run.position(stop)))
+
+
+class MemoryTable:
+    """Messages of one topic, in ascending offsets; grows at its end."""
+
+    __slots__ = (
+        "_array",
+        "_sorted",
+        "_tail",
+        "count",
+        "keys",
+        "last_offset",
+        "payloads",
+        "priorities",
+        "properties",
+    )
+
+    def __init__(self, row_capacity: int, size_bytes: int) -> None:
+        capacity = min(max(row_capacity, _FIRST_ROWS), TABLE_ROWS)
+        self._array: Int64s = np.empty((2, capacity), np.int64)  # due_ms, offsets
+        self.payloads = Arena(capacity, size_bytes)
+        self.keys: Arena | None = None
+        self.properties: Arena | None = None
+        self.priorities: UInt8s | None = None
+        self.count = 0
+        self.last_offset = -1
+        self._sorted: SortedRun | None = None
+        self._tail: SortedRun | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the arrays take, whether filled or not."""
+        size = self._array.nbytes + self.payloads.memory_bytes
+        for column in (self.keys, self.properties):
+            size += 0 if column is None else column.memory_bytes
+        size += 0 if self.priorities is None else self.priorities.nbytes
+        # The sorted order, eight bytes a row, is counted whether it is there or not.
+        return size + 8 * int(self._array.shape[1])
+
+    @property
+    def message_bytes(self) -> int:
+        """What the messages' strings weigh."""
+        columns = (self.payloads, self.keys, self.properties)
+        return sum(column.used for column in columns if column is not None)
+
+    @property
+    def due_ms(self) -> Int64s:
+        count = self.count  # first, so that the array has at least that many rows
+        return self._array[0, :count]
+
+    @property
+    def offsets(self) -> Int64s:
+        count = self.count
+        return self._array[1, :count]
+
+    def has_room(self, rows: int, size_bytes: int, table_rows: int) -> bool:
+        return self.count + rows <= table_rows and self.payloads.used + size_bytes <= TABLE_BYTES
+
+    def append(self, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch) -> None:
+        """Take the batch; ``offsets`` is a column, or the first of contiguous ones."""
+        row, rows = self.count, len(due_ms)
+        end = row + rows
+        if end > self._array.shape[1]:
+            self._make_room(end)
+        self._array[0, row:end] = due_ms
+        if isinstance(offsets, int):
+            self.last_offset = last = offsets + rows - 1
+            self._array[1, row:end] = offsets if rows == 1 else np.arange(offsets, last + 1)
+        else:
+            self._array[1, row:end] = offsets
+            self.last_offset = int(offsets[-1])
+        self.payloads.append(row, batch.payloads)
+        if batch.keys is not None or self.keys is not None:
+            self.keys = self._append_optional(self.keys, row, rows, batch.keys)
+        if batch.properties is not None or self.properties is not None:
+            self.properties = self._append_optional(self.properties, row, rows, batch.properties)
+        if batch.priorities is not None:
+            if self.priorities is None:
+                self.priorities = np.full(self._array.shape[1], DEFAULT_PRIORITY, np.uint8)
+            self.priorities[row:end] = batch.priorities
+        self.count = end  # last: what a reader counts, it may read
+
+    def _append_optional(
+        self, arena: Arena | None, row: int, rows: int, blobs: Blobs | None
+    ) -> Arena:
+        if arena is None:
+            arena = Arena(self._array.shape[1], 0)  # earlier rows are empty strings
+        if blobs is not None:
+            arena.append(row, blobs)
+        else:
+            arena.starts[row : row + rows] = arena.used
+        return arena
+
+    def _make_room(self, rows: int) -> None:
+        capacity = min(max(2 * self._array.shape[1], rows), TABLE_ROWS)
+        larger = np.empty((2, capacity), np.int64)
+        larger[:, : self.count] = self._array[:, : self.count]
+        for arena in (self.payloads, self.keys, self.properties):
+            if arena is not None:
+                arena.make_room(capacity)
+        if self.priorities is not None:
+            priorities = np.full(capacity, DEFAULT_PRIORITY, np.uint8)
+            priorities[: self.count] = self.priorities[: self.count]
+            self.priorities = priorities
+        self._array = larger
+
+    def runs(self) -> list[SortedRun]:
+        """All rows in at most two sorted runs; for the thread that appends only.
+
+        What came since the last call is sorted by itself, and merged into the rest when
+        it has become an eighth of it: amortized O(log n) comparisons a row.
+        """
+        count = self.count
+        done = 0 if self._sorted is None else len(self._sorted.packed)
+        tail = 0 if self._tail is None else len(self._tail.packed)
+        offsets = self.offsets
+        if done + tail < count:
+            packed = self._array[0, done:count] << _ROW_BITS
+            packed |= np.arange(done, count)
+            packed.sort()
+            self._tail = SortedRun(packed, offsets)
+            if self._sorted is None or count - done > max(_TAIL_ROWS, done >> 3):
+                if self._sorted is not None:
+                    packed = np.concatenate((self._sorted.packed, packed))
+                    packed.sort(kind="stable")  # finds the two runs and merges them
+                self._sorted, self._tail = SortedRun(packed, offsets), None
+        return [run for run in (self._sorted, self._tail) if run is not None]
+
+    def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
+        """The wanted keys that are here: their places among the wanted, and their rows."""
+        own = self.offsets
+        own_ms = self.due_ms  # second, so that it is at least as long
+        first, last = int(own[0]), int(own[-1])
+        places = np.flatnonzero((offsets >= first) & (offsets <= last))
+        if not len(places):
+            return []
+        wanted = offsets[places]
+        dense = last - first + 1 == len(own)
+        rows = wanted - first if dense else own.searchsorted(wanted)
+        found = (own[rows] == wanted) & (own_ms[rows] == due_ms[places])
+        if not found.all():
+            places, rows = places[found], rows[found]
+        return [Pick(places, self, rows)] if len(places) else []
+
+
+class TopicMemory:
+    """The tables of one topic, for each stream of ascending offsets its own."""
+
+    __slots__ = ("_open", "memory_bytes", "rows", "tables")
+
+    def __init__(self) -> None:
+        self.tables: list[MemoryTable] = []
+        self._open: list[MemoryTable] = []
+        self.memory_bytes = _TOPIC_OVERHEAD_BYTES
+        self.rows = 0
+
+    def append(
+        self, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch, table_rows: int
+    ) -> None:
+        """Append to the stream that ends nearest before the first offset, or begin one."""
+        first = offsets if isinstance(offsets, int) else int(offsets[0])
+        table: MemoryTable | None = None
+        for stream in self._open:
+            if stream.last_offset < first and (
+                table is None or stream.last_offset > table.last_offset
+            ):
+                table = stream
+        rows, size_bytes = len(due_ms), len(batch.payloads.data)
+        if table is not None and not table.has_room(rows, size_bytes, table_rows):
+            table.runs()  # now, a full table at a time, rather than all at the next plan
+            self._open.remove(table)
+            table = None
+        if table is None:
+            table = MemoryTable(rows, size_bytes)
+            self.tables.append(table)
+            self._open.append(table)
+            if len(self._open) > _OPEN_TABLES:
+                del self._open[0]
+            before = 0
+        else:
+            before = table.memory_bytes
+        table.append(offsets, due_ms, batch)
+        self.memory_bytes += table.memory_bytes - before
+        self.rows += rows
+
+
+class Generation:
+    """What all topics took between two freezes."""
+
+    def __init__(self, table_rows: int = TABLE_ROWS) -> None:
+        assert table_rows <= TABLE_ROWS
+        self.topics: dict[int, TopicMemory] = {}
+        self._table_rows = table_rows
+        self.memory_bytes = 0
+        self.rows = 0
+
+    def append(
+        self, topic_id: int, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch
+    ) -> None:
+        topic = self.topics.get(topic_id)
+        if topic is None:
+            topic = self.topics[topic_id] = TopicMemory()
+            self.memory_bytes += topic.memory_bytes
+        before = topic.memory_bytes
+        step = self._table_rows
+        if len(due_ms) <= step:
+            topic.append(offsets, due_ms, batch, step)
+        else:
+            for low in range(0, len(due_ms), step):
+                rows = np.arange(low, min(low + step, len(due_ms)))
+                part = offsets + low if isinstance(offsets, int) else offsets[rows]
+                topic.append(part, due_ms[rows], batch.take(rows), step)
+        self.memory_bytes += topic.memory_bytes - before
+        self.rows += len(due_ms)
+
+    def drop(self, topic_id: int) -> None:
+        topic = self.topics.pop(topic_id, None)
+        if topic is not None:
+            self.memory_bytes -= topic.memory_bytes
+            self.rows -= topic.rows

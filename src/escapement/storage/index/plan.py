@@ -1,0 +1,172 @@
+"""Plans: which part of the delivery order to read next, and from where.
+
+Owns the choice of where a scan stops and the two pinned reads, :class:`Plan` (keys of
+a range) and :class:`Fetch` (the messages of given keys). Making one is a synchronous
+step without I/O, so that it can be one step with moving a horizon; reading it may
+happen later and in another thread, because all it needs is held by reference: tables
+only grow, segments never change, and an unlinked file stays readable while it is open.
+
+Knows neither tables nor segments, only what both can do (:class:`Span`,
+:class:`Store`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.errors import IndexDamaged
+from escapement.message import Int64s, MessageBatch
+from escapement.storage.index.columns import Pick, assemble
+from escapement.storage.index.keys import Bools, Key, Keys, is_sorted, merge, sorted_order
+
+
+class Landmarks(NamedTuple):
+    """Keys of a source that are known without reading it: firsts and lasts of blocks.
+
+    A block wholly in range weighs half at its first key and half at its last, so that
+    sums over sources whose blocks overlap estimate without bias how many messages lie
+    below a key.
+    """
+
+    due_ms: Int64s
+    offsets: Int64s
+    weights: npt.NDArray[np.float64]
+    is_last: Bools
+
+
+class Span(Protocol):
+    """The part of one source that lies in a range of keys."""
+
+    @property
+    def on_disk(self) -> bool: ...
+
+    @property
+    def count(self) -> int:
+        """At most so many messages."""
+        ...
+
+    def landmarks(self, wanted: int, stride: int) -> Landmarks:
+        """Known keys in range, ascending, until blocks of ``wanted`` messages are named.
+
+        Sources that could name every key name each ``stride``-th.
+        """
+        ...
+
+    def keys(self, stop: Key) -> Keys:
+        """The keys in range that are smaller than ``stop``, sorted."""
+        ...
+
+
+class Store(Protocol):
+    """A source of messages by key."""
+
+    def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
+        """Those of the wanted keys (sorted) that are here."""
+        ...
+
+
+class Plan:
+    """The keys in ``[start, stop)``; everything before ``stop`` that ``start`` bounds."""
+
+    __slots__ = ("_spans", "start", "stop")
+
+    def __init__(self, spans: Sequence[Span], start: Key, until: Key, max_messages: int) -> None:
+        assert max_messages > 0
+        self.start = start
+        self._spans = spans
+        self.stop = until
+        if sum(span.count for span in spans) > max_messages:
+            self.stop = _cut(spans, until, max_messages)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing can be in the range."""
+        return not self._spans
+
+    @property
+    def in_memory(self) -> bool:
+        """``read`` touches no disk."""
+        return not any(span.on_disk for span in self._spans)
+
+    def read(self) -> Keys:
+        """``(due_ms, offsets)`` of the range, sorted, each key once. Blocking.
+
+        Raises:
+          IndexDamaged: a block on disk fails its checksum.
+        """
+        return merge([span.keys(self.stop) for span in self._spans])
+
+
+def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:
+    """Where about ``wanted`` messages lie below: past a key that is known to exist.
+
+    Only lasts of blocks are candidates: they are keys of messages in range, so at least
+    one message lies before the cut however small ``wanted`` is; and a cut after a first
+    would read a block for one message.
+    """
+    stride = max(1, wanted // (2 * len(spans)))
+    marks = [span.landmarks(wanted, stride) for span in spans]
+    due_ms = np.concatenate([mark.due_ms for mark in marks])
+    offsets = np.concatenate([mark.offsets for mark in marks])
+    order = sorted_order(due_ms, offsets)
+    below = np.cumsum(np.concatenate([mark.weights for mark in marks])[order])
+    enough = below >= wanted
+    enough &= np.concatenate([mark.is_last for mark in marks])[order]
+    if not enough.any():
+        return until
+    row = order[int(enough.argmax())]
+    return min(until, Key(int(due_ms[row]), int(offsets[row])).successor())
+
+
+class Fetch:
+    """The messages of given keys, in the order they were asked for."""
+
+    __slots__ = ("_disk", "_due_ms", "_memory", "_offsets", "_topic_id")
+
+    def __init__(
+        self, topic_id: int, keys: Keys, memory: Sequence[Store], disk: Sequence[Store]
+    ) -> None:
+        self._topic_id = topic_id
+        self._due_ms, self._offsets = keys
+        self._memory = memory
+        self._disk = disk
+
+    @property
+    def in_memory(self) -> bool:
+        """``read`` touches no disk."""
+        return not self._disk
+
+    def read(self) -> MessageBatch:
+        """One row for each key asked. Blocking.
+
+        Raises:
+          IndexDamaged: a block fails its checksum, or a key is in no source (which an
+            intact index never shows for a key that a plan returned).
+        """
+        count = len(self._due_ms)
+        order = None
+        if self._disk and not is_sorted(self._due_ms, self._offsets):
+            order = sorted_order(self._due_ms, self._offsets)
+        missing = np.arange(count) if order is None else order
+        picks: list[Pick] = []
+        for store in (*self._memory, *self._disk):
+            if not len(missing):
+                break
+            found = store.find(self._due_ms[missing], self._offsets[missing])
+            if not found:
+                continue
+            left = np.ones(len(missing), np.bool_)
+            for places, columns, rows in found:
+                left[places] = False
+                picks.append(Pick(missing[places], columns, rows))
+            missing = missing[left]
+        if len(missing):
+            raise IndexDamaged(
+                f"the delayed index lacks {len(missing)} of {count} messages of topic"
+                f" {self._topic_id} that were asked for; it must be rebuilt from the log"
+            )
+        return assemble(count, picks)

@@ -1,0 +1,330 @@
+"""Segments: immutable files of messages sorted by topic, due time and offset.
+
+Owns the file's format and its readers (``writer`` makes the file). A segment is
+
+    ========  =====================================================================
+    header    16 bytes: magic, version
+    blocks    for each topic by id, for each run of its messages by key:
+              a block of keys, then a block of the messages themselves
+    footer    a block with the directory: int64 columns, one row for each topic
+              (id, first run) and one for each run (``RUN_COLUMNS``)
+    trailer   32 bytes: footer's position and size, checksum, magic
+    ========  =====================================================================
+
+Keys and messages lie in separate blocks, so that a scan of keys reads no payload. The
+directory stays in memory (72 bytes for a run of up to 4096 messages), so that what to
+read is known without reading.
+
+Knows nothing of manifests, of memory or of what is still live. Invariants: every byte
+of a file is covered by a checksum or compared with what it must be; the runs of a topic
+are disjoint and ascending; a file is never changed once it has its trailer. Reads go by
+position on one descriptor and are safe in any thread; it is closed when the last reader
+lets go, so an unlinked segment serves those who hold it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import weakref
+import zlib
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from escapement.errors import IndexDamaged
+from escapement.message import Int64s
+from escapement.storage.index.block import (
+    FOOTER,
+    HEADER_BYTES,
+    BlockCache,
+    KeyBlock,
+    MessageBlock,
+    decode,
+)
+from escapement.storage.index.columns import Pick
+from escapement.storage.index.keys import Key, Keys, match, merge, position
+from escapement.storage.index.plan import Landmarks
+
+HEADER: Final = b"escapement index segment"[:12] + struct.pack("<I", 1)
+TRAILER: Final = struct.Struct("<QQ")
+TRAILER_END: Final = b"end of seg 1"
+TRAILER_BYTES: Final = TRAILER.size + 4 + len(TRAILER_END)
+# A run ends at this many messages: enough to read at disk speed, few enough to gather
+# in one go without holding the interpreter lock for long.
+BLOCK_ROWS: Final = 4096
+# ... or when its messages weigh this much, so that a few blocks of every segment fit
+# into the cache. A larger message is a run by itself.
+BLOCK_BYTES: Final = 1 << 20
+RUN_COLUMNS: Final = (
+    "first_ms",
+    "first_offset",
+    "last_ms",
+    "last_offset",
+    "low_offset",
+    "high_offset",
+    "rows",
+    "at",
+    "message_bytes",
+)
+COUNTS: Final = struct.Struct("<QQ")
+
+
+class Segment:
+    """A complete segment, open for reading."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, path: Path, cache: BlockCache) -> None:
+        """Open and verify header, trailer and directory; blocking.
+
+        Raises:
+          IndexDamaged: the file is missing, torn or altered.
+        """
+        self.path = path
+        self._cache = cache
+        self._number = next(self._numbers)
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise IndexDamaged(f"{path}: {error.strerror}") from error
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        self.size_bytes = os.fstat(self._descriptor).st_size
+        if self._read(0, len(HEADER)) != HEADER:
+            raise IndexDamaged(f"{path}: not a segment of the delayed index, or of another version")
+        counts, topics, runs = self._read_directory()
+        self.topic_ids = topics[0]
+        self._first_runs = np.append(topics[1], counts)
+        columns = dict(zip(RUN_COLUMNS, runs, strict=True))
+        self.first_ms, self.first_offset = columns["first_ms"], columns["first_offset"]
+        self.last_ms, self.last_offset = columns["last_ms"], columns["last_offset"]
+        self.low_offset, self.high_offset = columns["low_offset"], columns["high_offset"]
+        self.at, self.message_bytes = columns["at"], columns["message_bytes"]
+        self.run_rows = columns["rows"]
+        self.rows_before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.run_rows)))
+
+    def _read_directory(self) -> tuple[int, Int64s, Int64s]:
+        trailer = self._read(self.size_bytes - TRAILER_BYTES, TRAILER_BYTES)
+        at, size = TRAILER.unpack_from(trailer)
+        checksum = struct.pack("<I", zlib.crc32(trailer[: TRAILER.size]))
+        if trailer[TRAILER.size :] != checksum + TRAILER_END:
+            raise IndexDamaged(f"{self.path}: torn, its end is not the end of a segment")
+        if at + size + TRAILER_BYTES != self.size_bytes:
+            raise IndexDamaged(f"{self.path}: its directory is not where its end says")
+        _, body = decode(self._read(at, size), FOOTER, str(self.path))
+        topic_count, run_count = COUNTS.unpack_from(body)
+        columns = np.frombuffer(body, "<i8", offset=COUNTS.size)
+        if len(columns) != 2 * topic_count + len(RUN_COLUMNS) * run_count:
+            raise IndexDamaged(f"{self.path}: a directory of the wrong size")
+        topics = columns[: 2 * topic_count].reshape(2, topic_count)
+        runs = columns[2 * topic_count :].reshape(len(RUN_COLUMNS), run_count)
+        return run_count, topics, runs
+
+    @property
+    def rows(self) -> int:
+        return int(self.rows_before[-1])
+
+    @property
+    def first_due_ms(self) -> int:
+        """The earliest due time of any topic."""
+        return int(self.first_ms.min())
+
+    def topic_rows(self) -> Int64s:
+        """How many messages each of ``topic_ids`` has."""
+        ends: Int64s = self.rows_before[self._first_runs]
+        return np.diff(ends)
+
+    def topic_first_ms(self) -> Int64s:
+        """The earliest due time of each of ``topic_ids``."""
+        first_ms: Int64s = self.first_ms[self._first_runs[:-1]]
+        return first_ms
+
+    def topic_offsets(self) -> tuple[Int64s, Int64s]:
+        """The lowest and the highest offset of each of ``topic_ids``."""
+        firsts = self._first_runs[:-1]
+        low = np.minimum.reduceat(self.low_offset, firsts)
+        return low, np.maximum.reduceat(self.high_offset, firsts)
+
+    def slice(self, topic_id: int) -> TopicSlice | None:
+        """The part that belongs to a topic; O(log topics)."""
+        row = int(self.topic_ids.searchsorted(topic_id))
+        if row == len(self.topic_ids) or self.topic_ids[row] != topic_id:
+            return None
+        return TopicSlice(self, int(self._first_runs[row]), int(self._first_runs[row + 1]))
+
+    def key_block(self, run: int) -> KeyBlock:
+        """The keys of a run; blocking unless cached."""
+        at = int(self.at[run])
+        size = HEADER_BYTES + 16 * int(self.run_rows[run])
+        where = f"{self.path} at {at}"
+        block = self._cache.get(
+            (self._number, at), lambda: KeyBlock.decode(self._read(at, size), where)
+        )
+        assert isinstance(block, KeyBlock)
+        return block
+
+    def cached_key_block(self, run: int) -> KeyBlock | None:
+        """The keys of a run, if they need no reading."""
+        block = self._cache.peek((self._number, int(self.at[run])))
+        return block if isinstance(block, KeyBlock) else None
+
+    def message_block(self, run: int) -> MessageBlock:
+        """The messages of a run; blocking unless cached."""
+        at = int(self.at[run]) + HEADER_BYTES + 16 * int(self.run_rows[run])
+        size = int(self.message_bytes[run])
+        where = f"{self.path} at {at}"
+        block = self._cache.get(
+            (self._number, at), lambda: MessageBlock.decode(self._read(at, size), where)
+        )
+        assert isinstance(block, MessageBlock)
+        return block
+
+    def _read(self, at: int, size: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, size, at) if at >= 0 else b""
+        except OSError as error:
+            raise IndexDamaged(f"{self.path} at {at}: {error.strerror}") from error
+        if len(data) != size:
+            raise IndexDamaged(f"{self.path}: {len(data)} of {size} bytes at {at}, it is torn")
+        return data
+
+
+class TopicSlice:
+    """One topic's runs in a segment."""
+
+    __slots__ = ("_columns", "_high", "_low", "segment")
+
+    def __init__(self, segment: Segment, low: int, high: int) -> None:
+        self.segment = segment
+        self._low = low
+        self._high = high
+        part = slice(low, high)
+        self._columns = (
+            (segment.first_ms[part], segment.first_offset[part]),
+            (segment.last_ms[part], segment.last_offset[part]),
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.rows_in(self._low, self._high)
+
+    @property
+    def message_bytes(self) -> int:
+        return int(self.segment.message_bytes[self._low : self._high].sum())
+
+    @property
+    def offset_range(self) -> tuple[int, int]:
+        """The lowest and the highest offset."""
+        part = slice(self._low, self._high)
+        return int(self.segment.low_offset[part].min()), int(self.segment.high_offset[part].max())
+
+    def rows_in(self, low: int, high: int) -> int:
+        return int(self.segment.rows_before[high] - self.segment.rows_before[low])
+
+    def between(self, start: Key, until: Key) -> SliceSpan | None:
+        """The runs that may hold keys in ``[start, until)``."""
+        firsts, lasts = self._columns
+        low = self._low + position(*lasts, start)
+        high = self._low + position(*firsts, until)
+        return SliceSpan(self, low, high, start, until) if low < high else None
+
+    def may_hold(self, keys: Keys) -> bool:
+        """False if the directory shows that none of the keys is here; O(n)."""
+        due_ms, offsets = keys
+        firsts, lasts = self._columns
+        low, high = self.offset_range
+        here = (due_ms >= firsts[0][0]) & (due_ms <= lasts[0][-1])
+        here &= (offsets >= low) & (offsets <= high)
+        return bool(here.any())
+
+    def next_due_ms(self, after: Key) -> int | None:
+        """When the first key at or past ``after`` is due; early if its run is not cached."""
+        firsts, lasts = self._columns
+        run = position(*lasts, after)
+        if run == len(lasts[0]):
+            return None
+        if Key(int(firsts[0][run]), int(firsts[1][run])) >= after:
+            return int(firsts[0][run])
+        block = self.segment.cached_key_block(self._low + run)
+        if block is None:
+            return after.due_ms
+        return int(block.keys[0][position(*block.keys, after)])
+
+    def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
+        """The wanted keys (sorted) that are here; blocking."""
+        firsts, lasts = self._columns
+        low = position(*lasts, Key(int(due_ms[0]), int(offsets[0])))
+        high = position(*firsts, Key(int(due_ms[-1]), int(offsets[-1])).successor())
+        found = []
+        for run in range(low, high):
+            begin = position(due_ms, offsets, Key(int(firsts[0][run]), int(firsts[1][run])))
+            last = Key(int(lasts[0][run]), int(lasts[1][run]))
+            end = position(due_ms, offsets, last.successor())
+            if begin < end:
+                part = slice(begin, end)
+                pick = self._find_in_run(self._low + run, due_ms[part], offsets[part], begin)
+                found += [pick] if pick else []
+        return found
+
+    def _find_in_run(self, run: int, due_ms: Int64s, offsets: Int64s, first: int) -> Pick | None:
+        segment = self.segment
+        low, high = segment.low_offset[run], segment.high_offset[run]
+        if not ((offsets >= low) & (offsets <= high)).any():
+            return None
+        rows = match(segment.key_block(run).keys, (due_ms, offsets))
+        places = np.flatnonzero(rows >= 0)
+        if not len(places):
+            return None
+        return Pick(places + first, segment.message_block(run), rows[places])
+
+
+class SliceSpan:
+    """The runs of a topic in a segment that may hold keys in a plan's range."""
+
+    on_disk: Final = True
+
+    __slots__ = ("_high", "_low", "_slice", "_start", "_until")
+
+    def __init__(self, slice_: TopicSlice, low: int, high: int, start: Key, until: Key) -> None:
+        self._slice = slice_
+        self._low = low
+        self._high = high
+        self._start = start
+        self._until = until
+
+    @property
+    def count(self) -> int:
+        return self._slice.rows_in(self._low, self._high)
+
+    def landmarks(self, wanted: int, stride: int) -> Landmarks:
+        """Firsts and lasts of runs, as far as they lie in range."""
+        segment = self._slice.segment
+        # The first run may lie before the range for the most part: take one more.
+        reach = int(segment.rows_before[self._low + 1]) + wanted
+        high = min(self._high, int(segment.rows_before.searchsorted(reach)))
+        part = slice(self._low, max(high, self._low + 1))
+        firsts = (segment.first_ms[part], segment.first_offset[part])
+        lasts = (segment.last_ms[part], segment.last_offset[part])
+        half = segment.run_rows[part] / 2
+        begin = position(*firsts, self._start)
+        end = position(*lasts, self._until)
+        return Landmarks(
+            np.concatenate((firsts[0][begin:], lasts[0][:end])),
+            np.concatenate((firsts[1][begin:], lasts[1][:end])),
+            np.concatenate((half[begin:], half[:end])),
+            np.arange(len(half) - begin + end) >= len(half) - begin,
+        )
+
+    def keys(self, stop: Key) -> Keys:
+        segment = self._slice.segment
+        parts = []
+        for run in range(self._low, self._high):
+            if Key(int(segment.first_ms[run]), int(segment.first_offset[run])) >= stop:
+                break
+            due_ms, offsets = segment.key_block(run).keys
+            low = position(due_ms, offsets, self._start) if run == self._low else 0
+            high = position(due_ms, offsets, stop)
+            parts.append((due_ms[low:high], offsets[low:high]))
+        return merge(parts)

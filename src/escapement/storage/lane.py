@@ -1,0 +1,312 @@
+"""One lane of the commit pipeline: a queue, a task, and one group at a time.
+
+Decides what goes into the next group and what a failure means; the writing itself is
+storage/writer.py's, reached through ``run``. Submitting is synchronous, and so is all
+that happens after a COMMIT: ``on_commit`` is called once for each group, in order.
+
+What becomes of a group when the database fails:
+
+- Lost before COMMIT was sent: nothing of it is there. One reconnect is tried at once,
+  for a connection that was cut while idle is no outage; if that works the same group
+  is written again. If not, the lane is *down*: its appends and statements fail with a
+  retryable error, ``next_offset`` goes back, acks and attempts wait. New appends are
+  refused until a probe succeeds.
+- Lost while COMMIT waited for its reply: the group is neither confirmed nor failed and
+  no offset is given out again until the lane has read back whether it is there. If it
+  is not, it is written again: nobody has been told that it failed.
+- Read-only: as the first, but acks are refused as well.
+- Deadlock or lock timeout: the same group again.
+- Anything else, and the loss of the lease, ends the lane with that error.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from escapement.clock import Clock
+from escapement.errors import (
+    EscapementError,
+    NotFound,
+    OutcomeUnknown,
+    ShuttingDown,
+    StorageError,
+    StorageReadOnly,
+    StorageUnavailable,
+)
+from escapement.storage.blocking import Run
+from escapement.storage.engine.base import TransactionAborted
+from escapement.storage.group import Acks, Append, Group, Item, Statement, form_group
+from escapement.storage.log import Log
+from escapement.storage.writer import Writer
+
+logger = logging.getLogger(__name__)
+
+# A group takes what waits up to this: beyond about 1 MB a COMMIT's fixed cost no longer
+# shows, but the wait of those behind it does.
+GROUP_BYTES: Final = 1 << 20
+# Statements in one group: each is some round trips that all appends beside it wait for.
+GROUP_STATEMENTS: Final = 64
+# The first probes after a failure come quickly: most outages are a restart.
+FIRST_PROBE_S: Final = 0.05
+LAST_PROBE_S: Final = 2.0
+
+
+class State(enum.Enum):
+    """Whether writes go through; the greater, the worse."""
+
+    UP = 0
+    DOWN = 1
+    READ_ONLY = 2
+
+
+class Lane:
+    """See the module. All methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        number: int,
+        last_seq: int,
+        *,
+        writer: Writer,
+        log: Log,
+        clock: Clock,
+        run: Run,
+        next_offsets: dict[int, int],
+        min_interval_s: float,
+        on_commit: Callable[[Group], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.state = State.DOWN
+        self.append_bytes = 0  # of appends waiting or being written
+        self.ack_count = 0  # of offsets waiting or being written
+        self._last_seq = last_seq
+        self._writer = writer
+        self._log = log
+        self._clock = clock
+        self._run = run
+        self._next_offsets = next_offsets
+        self._min_interval_s = min_interval_s
+        self._on_commit = on_commit
+        self._on_change = on_change
+        self._queue: deque[Item] = deque()
+        self._group: Group | None = None
+        self._unknown = False  # whether a COMMIT of the group may have succeeded
+        self._wake = trio.Event()
+        self._last_start_s = float("-inf")
+        self._why: StorageUnavailable = StorageUnavailable("the lane has not been started")
+
+    @property
+    def idle(self) -> bool:
+        return not self._queue and self._group is None
+
+    def submit(self, item: Item) -> None:
+        """Queue ``item`` for the next group.
+
+        Raises:
+          StorageUnavailable, StorageReadOnly: appends and statements unless up, acks
+            while read-only. Attempts are always taken: they record what has happened.
+        """
+        if self.state is not State.UP:
+            refused = isinstance(item, Append | Statement)
+            if refused or (isinstance(item, Acks) and self.state is State.READ_ONLY):
+                raise self._refusal()
+        self._queue.append(item)
+        if isinstance(item, Append):
+            self.append_bytes += item.size_bytes
+        elif isinstance(item, Acks):
+            self.ack_count += len(item.offsets)
+        self._wake.set()
+
+    def close_topic(self, topic_id: int) -> None:
+        """Fail the appends to a topic that was deleted."""
+        gone = [i for i in self._queue if isinstance(i, Append) and i.topic_id == topic_id]
+        if gone:
+            self._queue = deque(item for item in self._queue if item not in gone)
+            self._fail_waiting(gone, [], NotFound("the topic was deleted"))
+
+    async def work(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Commit groups until cancelled. "Started" after the first try to connect."""
+        error: EscapementError = ShuttingDown("the broker is stopping")
+        try:
+            await self._try_connect()
+            task_status.started()
+            while True:
+                await self._until_connected()
+                await self._until_work()
+                await self._pace()
+                await self._commit(self._form())
+        except EscapementError as raised:
+            error = raised
+            raise
+        except Exception as raised:
+            error = StorageError(f"the commit pipeline failed: {raised!r}")
+            raise
+        finally:
+            self._abandon(error)
+            self._writer.disconnect()
+
+    # -- one group -------------------------------------------------------------
+
+    async def _until_work(self) -> None:
+        while not self._queue:
+            self._wake = trio.Event()
+            await self._wake.wait()
+
+    async def _pace(self) -> None:
+        wait_s = self._last_start_s + self._min_interval_s - trio.current_time()
+        if wait_s > 0:
+            await trio.sleep(wait_s)
+        self._last_start_s = trio.current_time()
+
+    def _form(self) -> Group:
+        items: list[Item] = []
+        size = statements = 0
+        while self._queue and size < GROUP_BYTES and statements < GROUP_STATEMENTS:
+            item = self._queue.popleft()
+            items.append(item)
+            size += item.size_bytes
+            statements += isinstance(item, Statement)
+        self._group = form_group(
+            items,
+            self.number,
+            self._last_seq + 1,
+            self._clock.now_ms(),
+            self._log.current,
+            self._next_offsets,
+        )
+        return self._group
+
+    async def _commit(self, group: Group) -> None:
+        """Bring ``group`` to an end: committed, or given back."""
+        tries = 0
+        pause_s = FIRST_PROBE_S
+        while True:
+            try:
+                await self._write(group)
+            except OutcomeUnknown as error:
+                logger.warning("lane %d: %s; reading back", self.number, error)
+                self._unknown = True
+            except TransactionAborted as error:
+                logger.warning("lane %d: %s; trying again", self.number, error)
+            except StorageUnavailable as error:
+                if self._unknown:
+                    # Neither confirmed nor failed; those behind it need not wait.
+                    self._go_down(error)
+                elif tries or isinstance(error, StorageReadOnly):
+                    self._give_back(group, error)
+                    return
+            else:
+                self._finish(group)
+                return
+            # The first time, at once: mostly it was but a connection that broke.
+            if tries:
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PROBE_S)
+            tries += 1
+
+    async def _write(self, group: Group) -> None:
+        """Have ``group`` written, or find that it has been."""
+        if not self._writer.connected:
+            await self._run(self._writer.connect)
+        if self._unknown and await self._run(self._writer.is_durable, group):
+            return
+        self._unknown = False
+        await self._run(self._writer.write, group)
+
+    def _finish(self, group: Group) -> None:
+        """``group`` is durable: one synchronous step."""
+        self._group = None
+        self._unknown = False
+        self._last_seq = group.seq
+        self.append_bytes -= group.append_bytes
+        self.ack_count -= group.ack_count
+        self._log.wrote(group.log_bytes)
+        self._set_state(State.UP)
+        self._on_commit(group)
+        for statement in group.statements:
+            statement.settle()
+        self._on_change()
+
+    def _give_back(self, group: Group, error: StorageUnavailable) -> None:
+        """Nothing of ``group`` is there: take it apart again."""
+        self._group = None
+        for topic in group.topics:
+            if topic.topic_id in self._next_offsets:
+                self._next_offsets[topic.topic_id] = topic.base_offset
+        self._queue.extendleft(reversed([*group.acks, *group.attempts]))
+        self._go_down(error)
+        self._fail_waiting([a for t in group.topics for a in t.appends], group.statements, error)
+
+    # -- up and down -----------------------------------------------------------
+
+    async def _try_connect(self) -> bool:
+        try:
+            await self._run(self._writer.connect)
+        except TransactionAborted as error:
+            self._go_down(StorageUnavailable(f"the lease row stays locked: {error}"))
+            return False
+        except StorageUnavailable as error:
+            self._go_down(error)
+            return False
+        self._set_state(State.UP)
+        return True
+
+    async def _until_connected(self) -> None:
+        pause_s = FIRST_PROBE_S
+        while not (self._writer.connected or await self._try_connect()):
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PROBE_S)
+
+    def _go_down(self, error: StorageUnavailable) -> None:
+        """Refuse from now on what cannot wait, and what waited already."""
+        self._why = error
+        appends = [item for item in self._queue if isinstance(item, Append)]
+        statements = [item for item in self._queue if isinstance(item, Statement)]
+        if appends or statements:
+            self._queue = deque(i for i in self._queue if not isinstance(i, Append | Statement))
+        read_only = isinstance(error, StorageReadOnly)
+        self._set_state(State.READ_ONLY if read_only else State.DOWN)
+        self._fail_waiting(appends, statements, self._refusal())
+
+    def _set_state(self, state: State) -> None:
+        if state is not self.state:
+            level = logging.INFO if state is State.UP else logging.WARNING
+            why = "" if state is State.UP else f": {self._why}"
+            logger.log(level, "lane %d is %s%s", self.number, state.name.lower(), why)
+            self.state = state
+            self._on_change()
+
+    def _refusal(self) -> StorageUnavailable:
+        kind = StorageReadOnly if self.state is State.READ_ONLY else StorageUnavailable
+        return kind(f"nothing can be made durable now: {self._why}")
+
+    def _fail_waiting(
+        self, appends: list[Append], statements: list[Statement], error: EscapementError
+    ) -> None:
+        self.append_bytes -= sum(append.size_bytes for append in appends)
+        for append in appends:
+            append.fail(error)
+        for statement in statements:
+            statement.fail(error)
+        self._on_change()
+
+    def _abandon(self, error: EscapementError) -> None:
+        """The lane ends: whoever still waits is told what is known."""
+        self.state, self._why = State.DOWN, StorageUnavailable(f"commits have ended: {error}")
+        if (group := self._group) is not None:
+            self._group = None
+            told = error
+            if self._unknown:
+                told = OutcomeUnknown("the broker stopped before it knew whether this is durable")
+            appends = [append for topic in group.topics for append in topic.appends]
+            self._fail_waiting(appends, group.statements, told)
+        items, self._queue = list(self._queue), deque()
+        appends = [item for item in items if isinstance(item, Append)]
+        self._fail_waiting(appends, [i for i in items if isinstance(i, Statement)], error)

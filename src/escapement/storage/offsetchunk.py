@@ -1,0 +1,177 @@
+"""The pieces a set of offsets is made of: chunks of 2^20, and how arrays meet them.
+
+A chunk holds the low 20 bits of its offsets in a roaring bitmap. Here stands what
+knows about that: how an array or a range falls into chunks, how a bitmap is filled
+from numpy quickly and read back, how holes in it are found, and its bytes in a row.
+Nothing here has any state.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap, BitMap64
+
+from escapement.errors import StorageError
+from escapement.message import Buffer, Int64s, UInt32s
+
+# One chunk is one row when it changes: 128 KiB at worst, so a few acknowledgements
+# spread over a whole topic rewrite little, and a million neighbours are one row.
+CHUNK_BITS: Final = 20
+CHUNK_SIZE: Final = 1 << CHUNK_BITS
+
+_REMAINDER: Final = CHUNK_SIZE - 1
+_CRC_BYTES: Final = 4
+# From so many on, a flag for each place in a chunk finds members sooner than a search.
+_MANY: Final = 2048
+
+
+# -- arrays ----------------------------------------------------------------------
+
+
+def is_run(offsets: Int64s) -> bool:
+    """Whether ``offsets`` are one unbroken run in order."""
+    if not len(offsets) or int(offsets[-1]) - int(offsets[0]) + 1 != len(offsets):
+        return False
+    return bool((offsets[1:] > offsets[:-1]).all())
+
+
+def by_chunk(offsets: Int64s) -> Iterator[tuple[int, UInt32s]]:
+    """The chunks that ``offsets`` fall into, each with its remainders."""
+    if not len(offsets):
+        return
+    low, high = int(offsets.min()), int(offsets.max())
+    assert low >= 0, low
+    if low >> CHUNK_BITS == high >> CHUNK_BITS:
+        yield low >> CHUNK_BITS, remainders_of(offsets)
+        return
+    ordered = np.sort(offsets)
+    numbers = ordered >> CHUNK_BITS
+    bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
+    for first, end in pairwise(bounds):
+        yield int(numbers[first]), remainders_of(ordered[first:end])
+
+
+def remainders_of(offsets: Int64s) -> UInt32s:
+    return offsets.astype(np.uint32) & np.uint32(_REMAINDER)
+
+
+def as_array(remainders: UInt32s) -> array[int]:
+    """What a BitMap reads eight times faster than a numpy array."""
+    return array("I", remainders.tobytes())
+
+
+def bitmap_of(remainders: UInt32s) -> BitMap:
+    """Sorted first, which takes a fifth of the time that it saves the bitmap."""
+    return BitMap(as_array(np.sort(remainders)))
+
+
+def which_of(remainders: UInt32s, wanted: BitMap) -> npt.NDArray[np.bool_]:
+    """Which of ``remainders`` are ``wanted``, which has no others; bool[n]."""
+    found = np.frombuffer(wanted.to_array(), np.uint32)
+    if len(remainders) >= _MANY:
+        flags = np.zeros(CHUNK_SIZE, np.bool_)
+        flags[found] = True
+        return np.asarray(flags[remainders])
+    at = np.searchsorted(found, remainders)
+    at[at == len(found)] = 0
+    return np.asarray(found[at] == remainders)
+
+
+def offsets_of(chunk_no: int, remainders: BitMap) -> Int64s:
+    offsets = np.frombuffer(remainders.to_array(), np.uint32).astype(np.int64)
+    offsets += chunk_no << CHUNK_BITS
+    return offsets
+
+
+def concatenate(parts: list[Int64s]) -> Int64s:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+# -- ranges -----------------------------------------------------------------------
+
+
+def edges(first: int, end: int) -> list[tuple[int, int, int]]:
+    """The chunks that ``[first, end)`` covers in part: (chunk_no, low, high)."""
+    assert first >= 0, first
+    if first >= end:
+        return []
+    first_no, low = divmod(first, CHUNK_SIZE)
+    end_no, high = divmod(end, CHUNK_SIZE)
+    if first_no == end_no:
+        return [(first_no, low, high)]
+    edges = [(first_no, low, CHUNK_SIZE)] if low else []
+    return [*edges, (end_no, 0, high)] if high else edges
+
+
+def whole_chunks(first: int, end: int) -> tuple[int, int]:
+    """The chunks that ``[first, end)`` covers entirely: (first chunk, end chunk)."""
+    return -(-first // CHUNK_SIZE), end // CHUNK_SIZE
+
+
+# -- bitmaps ----------------------------------------------------------------------
+
+
+class Bits(Protocol):
+    def contains_range(self, start: int, end: int) -> bool: ...
+
+
+def first_gap(bits: Bits, start: int, end: int) -> int:
+    """The smallest number in ``[start, end)`` that ``bits`` lacks, or ``end``; O(log n)."""
+    low, high = start, end  # [start, low) is all there, [start, high + 1) is not
+    while low < high:
+        middle = (low + high) // 2
+        if bits.contains_range(low, middle + 1):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def runs(bits: BitMap64) -> Iterator[tuple[int, int]]:
+    """Each unbroken run of ``bits`` as (first, end)."""
+    members = np.array(bits.to_array(), np.int64)
+    if len(members):
+        breaks = np.flatnonzero(np.diff(members) != 1)
+        firsts = members[np.concatenate(([0], breaks + 1))]
+        lasts = members[np.concatenate((breaks, [len(members) - 1]))]
+        yield from zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)
+
+
+def members(full: BitMap64, low: int, high: int) -> Iterator[int]:
+    """The full chunks that reach into ``[low, high)``."""
+    for chunk_no in full.iter_equal_or_larger(low >> CHUNK_BITS):
+        if chunk_no << CHUNK_BITS >= high:
+            return
+        yield chunk_no
+
+
+# -- rows -------------------------------------------------------------------------
+
+
+def encode_chunk(chunk: BitMap) -> bytes:
+    """A row: checksum, then the bitmap in roaring's portable form. Packs the bitmap as well."""
+    chunk.run_optimize()
+    body: bytes = chunk.serialize()
+    return zlib.crc32(body).to_bytes(_CRC_BYTES, "little") + body
+
+
+def decode_chunk(chunk_no: int, row: Buffer) -> BitMap:
+    body = bytes(row[_CRC_BYTES:])
+    if zlib.crc32(body) != int.from_bytes(row[:_CRC_BYTES], "little"):
+        raise StorageError(f"chunk {chunk_no} of a set of offsets fails its checksum")
+    try:
+        chunk = BitMap.deserialize(body)
+    except (ValueError, IndexError) as error:
+        raise StorageError(f"chunk {chunk_no} of a set of offsets is damaged: {error}") from error
+    if not chunk or len(chunk) >= CHUNK_SIZE or chunk.max() >= CHUNK_SIZE:
+        raise StorageError(f"chunk {chunk_no} of a set of offsets is not a partial chunk")
+    return chunk

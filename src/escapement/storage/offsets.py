@@ -1,0 +1,414 @@
+"""Sets of offsets: what a subscription has acknowledged, holds, or shall not see.
+
+An :class:`OffsetSet` is a set of integers from 0 to 2^63 - 1, cut into chunks of 2^20.
+A chunk is in one of three states, and only the middle one costs memory:
+
+    =========  ==========================================  ======================
+    empty      nothing is stored
+    partial    a roaring bitmap of 20-bit remainders       at most 128 KiB
+    full       one bit in the bitmap of full chunks        runs of them are free
+    =========  ==========================================  ======================
+
+Of an old subscription nearly all chunks are full, so that one message due next year
+leaves a hole of one bit and ten billion acknowledged ones cost nothing.
+
+Persistence goes by rows ``(chunk_no, bytes)``: ``dirty_chunks`` gives those that
+changed, ``mark_clean`` confirms that they are durable, ``load_chunk`` takes them back
+in any order. A partial chunk has a row; an empty or full one has none; the bitmap of
+full chunks is a row of its own, ``FULL_CHUNKS``.
+
+Invariants (``_check``): a chunk is never both partial and full; a partial one is
+neither empty nor complete; the length is the sum of all chunks. This module does no
+I/O and does not know what its offsets stand for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap, BitMap64
+
+from escapement.errors import StorageError
+from escapement.message import Buffer, Int64s
+from escapement.storage import offsetchunk
+from escapement.storage.offsetchunk import CHUNK_BITS, CHUNK_SIZE
+from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
+
+__all__ = ["CHUNK_SIZE", "FULL_CHUNKS", "OffsetSet", "decode_offsets", "encode_offsets"]
+
+# The number of the row that says which chunks are full.
+FULL_CHUNKS: Final = -1
+
+_REMAINDER: Final = CHUNK_SIZE - 1
+
+
+class OffsetSet:
+    """A mutable set of offsets; arrays in, arrays out.
+
+    Complexities count the offsets passed (n) and the chunks they touch, not the size
+    of the set, unless stated.
+    """
+
+    __slots__ = ("_changed", "_chunks", "_full", "_length", "_unconfirmed")
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, BitMap] = {}  # the partial ones
+        self._full = BitMap64()
+        self._length = 0
+        self._changed: set[int] = set()  # rows that differ from what dirty_chunks last gave
+        self._unconfirmed: set[int] = set()  # rows it gave that mark_clean has not confirmed
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __contains__(self, offset: int) -> bool:
+        chunk_no = offset >> CHUNK_BITS
+        chunk = self._chunks.get(chunk_no)
+        if chunk is None:
+            return chunk_no >= 0 and chunk_no in self._full
+        return (offset & _REMAINDER) in chunk
+
+    # -- one by one and in columns ---------------------------------------------
+
+    def add(self, offsets: Int64s) -> int:
+        """Take in ``offsets`` (any order, duplicates allowed); returns how many were new."""
+        if len(offsets) == 1:
+            return self.add_one(int(offsets[0]))
+        if offsetchunk.is_run(offsets):
+            return self.add_range(int(offsets[0]), int(offsets[-1]) + 1)
+        before = self._length
+        for chunk_no, remainders in offsetchunk.by_chunk(offsets):
+            if chunk_no not in self._full:
+                chunk = self._chunk_to_fill(chunk_no)
+                had = len(chunk)
+                chunk.update(offsetchunk.as_array(remainders))
+                self._settle(chunk_no, chunk, had)
+        return self._length - before
+
+    def add_one(self, offset: int) -> bool:
+        """Take in one offset; returns whether it was new."""
+        assert offset >= 0, offset
+        chunk_no = offset >> CHUNK_BITS
+        if chunk_no in self._full:
+            return False
+        chunk = self._chunk_to_fill(chunk_no)
+        had = len(chunk)
+        chunk.add(offset & _REMAINDER)
+        return self._settle(chunk_no, chunk, had)
+
+    def discard(self, offsets: Int64s) -> int:
+        """Take out ``offsets`` (any order, duplicates allowed); returns how many were in."""
+        if len(offsets) == 1:
+            return self.discard_one(int(offsets[0]))
+        if offsetchunk.is_run(offsets):
+            return self.discard_range(int(offsets[0]), int(offsets[-1]) + 1)
+        before = self._length
+        for chunk_no, remainders in offsetchunk.by_chunk(offsets):
+            chunk = self._chunk_to_thin(chunk_no)
+            if chunk is not None:
+                had = len(chunk)
+                chunk -= offsetchunk.bitmap_of(remainders)
+                self._settle(chunk_no, chunk, had)
+        return before - self._length
+
+    def discard_one(self, offset: int) -> bool:
+        """Take out one offset; returns whether it was in."""
+        assert offset >= 0, offset
+        chunk_no = offset >> CHUNK_BITS
+        chunk = self._chunk_to_thin(chunk_no)
+        if chunk is None:
+            return False
+        had = len(chunk)
+        chunk.discard(offset & _REMAINDER)
+        return self._settle(chunk_no, chunk, had)
+
+    def contains(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of ``offsets`` are in the set; bool[n], in their order."""
+        if not len(offsets):
+            return np.zeros(0, np.bool_)
+        numbers = offsets >> CHUNK_BITS
+        if int(numbers.min()) == int(numbers.max()):
+            return self._contains_in(int(numbers[0]), offsets)
+        found = np.empty(len(offsets), np.bool_)
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()
+        for low, high in pairwise(bounds):
+            rows = order[low:high]
+            found[rows] = self._contains_in(int(numbers[rows[0]]), offsets[rows])
+        return found
+
+    def new_of(self, offsets: Int64s) -> Int64s:
+        """Those of ``offsets`` that are not in the set, sorted, each once; int64[m]."""
+        parts = []
+        for chunk_no, remainders in offsetchunk.by_chunk(offsets):
+            if chunk_no not in self._full:
+                asked = offsetchunk.bitmap_of(remainders)
+                chunk = self._chunks.get(chunk_no)
+                if chunk is not None:
+                    asked -= chunk
+                parts.append(offsetchunk.offsets_of(chunk_no, asked))
+        return offsetchunk.concatenate(parts)
+
+    def intersects(self, offsets: Int64s) -> bool:
+        """Whether any of ``offsets`` is in the set."""
+        for chunk_no, remainders in offsetchunk.by_chunk(offsets):
+            chunk = self._chunks.get(chunk_no)
+            if chunk is None:
+                if chunk_no in self._full:
+                    return True
+            elif chunk.intersect(offsetchunk.bitmap_of(remainders)):
+                return True
+        return False
+
+    # -- ranges ----------------------------------------------------------------
+
+    def add_range(self, first: int, end: int) -> int:
+        """Take in ``[first, end)``; returns how many were new. O(chunks in memory)."""
+        before = self._length
+        for chunk_no, low, high in offsetchunk.edges(first, end):
+            if chunk_no not in self._full:
+                chunk = self._chunk_to_fill(chunk_no)
+                had = len(chunk)
+                chunk.add_range(low, high)
+                self._settle(chunk_no, chunk, had)
+        low_no, high_no = offsetchunk.whole_chunks(first, end)
+        if low_no < high_no and not self._full.contains_range(low_no, high_no):
+            self._forget(low_no, high_no)
+            self._length += (high_no - low_no) * CHUNK_SIZE
+            self._full.add_range(low_no, high_no)
+            self._changed.add(FULL_CHUNKS)
+        return self._length - before
+
+    def discard_range(self, first: int, end: int) -> int:
+        """Take out ``[first, end)``; returns how many were in. O(chunks in memory)."""
+        before = self._length
+        for chunk_no, low, high in offsetchunk.edges(first, end):
+            chunk = self._chunk_to_thin(chunk_no)
+            if chunk is not None:
+                had = len(chunk)
+                chunk.remove_range(low, high)
+                self._settle(chunk_no, chunk, had)
+        self._forget(*offsetchunk.whole_chunks(first, end))
+        return before - self._length
+
+    def discard_below(self, offset: int) -> int:
+        """Take out, and free, everything below ``offset``; returns how many were in."""
+        return self.discard_range(0, offset)
+
+    # -- looking for holes -----------------------------------------------------
+
+    def first_missing(self, start: int) -> int:
+        """The smallest offset from ``start`` on that is not in the set. O(log n) a chunk."""
+        while True:
+            chunk_no, low = start >> CHUNK_BITS, start & _REMAINDER
+            chunk = self._chunks.get(chunk_no)
+            if chunk is not None:
+                gap = offsetchunk.first_gap(chunk, low, CHUNK_SIZE)
+                if gap < CHUNK_SIZE:
+                    return (chunk_no << CHUNK_BITS) + gap
+                chunk_no += 1
+            elif chunk_no in self._full:
+                chunk_no = offsetchunk.first_gap(self._full, chunk_no, int(self._full.max()) + 1)
+            else:
+                return start
+            start = chunk_no << CHUNK_BITS
+
+    def missing(self, low: int, high: int, limit: int | None = None) -> Int64s:
+        """The first ``limit`` offsets in ``[low, high)`` that are not in the set; sorted."""
+        left = high - low if limit is None else limit
+        parts = []
+        at = self.first_missing(low)
+        while at < high and left > 0:
+            chunk_no, start = at >> CHUNK_BITS, at & _REMAINDER
+            end = min(CHUNK_SIZE, high - (chunk_no << CHUNK_BITS))
+            chunk = self._chunks.get(chunk_no)
+            if chunk is None:
+                part = np.arange(at, at + min(left, end - start), dtype=np.int64)
+            else:
+                holes = BitMap()
+                holes.add_range(start, end)
+                holes -= chunk
+                part = offsetchunk.offsets_of(chunk_no, holes)[:left]
+            parts.append(part)
+            left -= len(part)
+            at = self.first_missing((chunk_no + 1) << CHUNK_BITS)
+        return offsetchunk.concatenate(parts)
+
+    def to_array(self, low: int, high: int) -> Int64s:
+        """The offsets of the set in ``[low, high)``; int64[m], sorted."""
+        parts = []
+        for chunk_no in sorted({*self._chunks, *offsetchunk.members(self._full, low, high)}):
+            base = chunk_no << CHUNK_BITS
+            if base + CHUNK_SIZE <= low or base >= high:
+                continue
+            chunk = self._chunks.get(chunk_no)
+            if chunk is None:
+                part = np.arange(max(base, low), min(base + CHUNK_SIZE, high), dtype=np.int64)
+            else:
+                part = offsetchunk.offsets_of(chunk_no, chunk)
+                part = part[np.searchsorted(part, low) : np.searchsorted(part, high)]
+            parts.append(part)
+        return offsetchunk.concatenate(parts)
+
+    # -- with other sets -------------------------------------------------------
+
+    def union_update(self, other: OffsetSet) -> int:
+        """Take in everything ``other`` has; returns how many were new. O(size of other)."""
+        before = self._length
+        for low_no, high_no in offsetchunk.runs(other._full):
+            self.add_range(low_no << CHUNK_BITS, high_no << CHUNK_BITS)
+        for chunk_no, theirs in other._chunks.items():
+            if chunk_no not in self._full:
+                chunk = self._chunk_to_fill(chunk_no)
+                had = len(chunk)
+                chunk |= theirs
+                self._settle(chunk_no, chunk, had)
+        return self._length - before
+
+    def difference_update(self, other: OffsetSet) -> int:
+        """Take out everything ``other`` has; returns how many were in. O(size of other)."""
+        before = self._length
+        for low_no, high_no in offsetchunk.runs(other._full):
+            self.discard_range(low_no << CHUNK_BITS, high_no << CHUNK_BITS)
+        for chunk_no, theirs in list(other._chunks.items()):
+            chunk = self._chunk_to_thin(chunk_no)
+            if chunk is not None:
+                had = len(chunk)
+                chunk -= theirs
+                self._settle(chunk_no, chunk, had)
+        return before - self._length
+
+    def copy(self) -> OffsetSet:
+        """The same offsets in a set of its own, all of whose rows are dirty. O(size)."""
+        twin = OffsetSet()
+        twin._chunks = {chunk_no: chunk.copy() for chunk_no, chunk in self._chunks.items()}
+        twin._full = self._full.copy()
+        twin._length = self._length
+        twin._changed = {*self._chunks, FULL_CHUNKS}
+        return twin
+
+    # -- rows ------------------------------------------------------------------
+
+    def dirty_chunks(self) -> dict[int, bytes]:
+        """Rows that differ from what ``mark_clean`` last confirmed; empty bytes: delete it.
+
+        Writing all of them in one transaction makes the durable set equal to this one.
+        """
+        self._unconfirmed |= self._changed
+        self._changed.clear()
+        return {chunk_no: self._row(chunk_no) for chunk_no in sorted(self._unconfirmed)}
+
+    def mark_clean(self) -> None:
+        """Confirm that the rows ``dirty_chunks`` last gave are durable.
+
+        What has changed since that call stays dirty. If writing failed, do not call
+        this: the next ``dirty_chunks`` gives those rows again.
+        """
+        self._unconfirmed.clear()
+
+    def load_chunk(self, chunk_no: int, row: Buffer) -> None:
+        """Take back a row of ``dirty_chunks`` into a set that has only been loaded so far.
+
+        A chunk that is full may still have a row of its own, from before: rows are written
+        and deleted in several steps, and what is said of full chunks comes first. It is
+        written away (``dirty_chunks``) with the next change of the set.
+
+        Raises:
+          StorageError: if the row is damaged, or contradicts one loaded before.
+        """
+        if chunk_no == FULL_CHUNKS:
+            if self._full:
+                raise StorageError("a set of offsets has two rows of full chunks")
+            numbers = decode_offsets(row)
+            for no in numbers.tolist():
+                stale = self._chunks.pop(no, None)
+                if stale is not None:
+                    self._length -= len(stale)
+                    self._changed.add(no)
+            self._full.update(array("Q", numbers.tobytes()))
+            self._length += len(numbers) * CHUNK_SIZE
+            return
+        if chunk_no < 0 or chunk_no in self._chunks:
+            raise StorageError(f"chunk {chunk_no} of a set of offsets cannot have a row here")
+        if chunk_no in self._full:
+            self._changed.add(chunk_no)
+            return
+        chunk = offsetchunk.decode_chunk(chunk_no, row)
+        self._chunks[chunk_no] = chunk
+        self._length += len(chunk)
+
+    def _row(self, chunk_no: int) -> bytes:
+        if chunk_no == FULL_CHUNKS:
+            return encode_offsets(np.array(self._full.to_array(), np.int64))
+        chunk = self._chunks.get(chunk_no)
+        if chunk is None:
+            return b""
+        return offsetchunk.encode_chunk(chunk)
+
+    # -- how a chunk changes its state -----------------------------------------
+
+    def _chunk_to_fill(self, chunk_no: int) -> BitMap:
+        chunk = self._chunks.get(chunk_no)
+        if chunk is None:
+            chunk = self._chunks[chunk_no] = BitMap()
+        return chunk
+
+    def _chunk_to_thin(self, chunk_no: int) -> BitMap | None:
+        chunk = self._chunks.get(chunk_no)
+        if chunk is None and chunk_no in self._full:
+            # What is about to go is in it, so it will be partial, or empty.
+            self._full.discard(chunk_no)
+            self._changed.add(FULL_CHUNKS)
+            chunk = self._chunks[chunk_no] = BitMap()
+            chunk.add_range(0, CHUNK_SIZE)
+        return chunk
+
+    def _settle(self, chunk_no: int, chunk: BitMap, had: int) -> bool:
+        """Account for a chunk that had ``had`` offsets; returns whether it has changed."""
+        has = len(chunk)
+        if has == had:
+            return False
+        self._length += has - had
+        self._changed.add(chunk_no)
+        if has == CHUNK_SIZE:
+            del self._chunks[chunk_no]
+            self._full.add(chunk_no)
+            self._changed.add(FULL_CHUNKS)
+        elif not has:
+            del self._chunks[chunk_no]
+        return True
+
+    def _forget(self, low_no: int, high_no: int) -> None:
+        """Empty every chunk from ``low_no`` to below ``high_no``."""
+        if low_no >= high_no:
+            return
+        for chunk_no in [no for no in self._chunks if low_no <= no < high_no]:
+            self._length -= len(self._chunks.pop(chunk_no))
+            self._changed.add(chunk_no)
+        full = self._full.range_cardinality(low_no, high_no)
+        if full:
+            self._length -= full * CHUNK_SIZE
+            self._full.remove_range(low_no, high_no)
+            self._changed.add(FULL_CHUNKS)
+
+    def _contains_in(self, chunk_no: int, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        chunk = self._chunks.get(chunk_no)
+        if chunk is None:
+            return np.full(len(offsets), chunk_no in self._full, np.bool_)
+        remainders = offsetchunk.remainders_of(offsets)
+        common = chunk & offsetchunk.bitmap_of(remainders)
+        if not common:
+            return np.zeros(len(offsets), np.bool_)
+        return offsetchunk.which_of(remainders, common)
+
+    def _check(self) -> None:
+        """Assert every invariant; O(size)."""
+        assert all(0 < len(chunk) < CHUNK_SIZE for chunk in self._chunks.values())
+        assert all(chunk.max() < CHUNK_SIZE for chunk in self._chunks.values())
+        assert all(no >= 0 and no not in self._full for no in self._chunks)
+        partial = sum(map(len, self._chunks.values()))
+        assert self._length == len(self._full) * CHUNK_SIZE + partial

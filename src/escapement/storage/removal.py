@@ -1,0 +1,59 @@
+"""Freeing what a deleted topic or subscription left behind, in bounded steps.
+
+Owns the table ``removals``. The delete itself only takes the entry out of the catalog
+and marks its id here, in one transaction; ids are never reused, so nothing can find
+the rows again, and freeing them may take its time, and go on after a crash. One step
+is one short transaction that no commit has to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from escapement.storage.engine.base import Connection
+from escapement.storage.log import Generation
+
+# Rows deleted in one step: log rows are up to some megabytes each.
+_STEP_ROWS: Final = 64
+
+What = Literal["topic", "subscription"]
+
+
+def mark(connection: Connection, kind: What, id: int) -> None:
+    """Remember, inside the open transaction, that rows of ``id`` are to be freed."""
+    connection.execute("REPLACE INTO removals (kind, id) VALUES (?, ?)", (kind, id))
+
+
+def free_step(connection: Connection, generations: Sequence[Generation]) -> bool:
+    """Free some rows inside the open transaction; False when there is nothing to free."""
+    marked = connection.execute("SELECT kind, id FROM removals LIMIT 1").rows
+    if not marked:
+        return False
+    kind, id = marked[0]
+    if kind == "topic":
+        more = any(_free_log(connection, generation, id) for generation in generations)
+        more = more or _free(connection, "producers", "topic_id", "id", id)
+    else:
+        more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
+        more = more or _free(connection, "retries", "subscription_id", "subscription_id", id)
+    if not more:
+        connection.execute("DELETE FROM removals WHERE kind = ? AND id = ?", (kind, id))
+    return True
+
+
+def _free_log(connection: Connection, generation: Generation, topic_id: int) -> bool:
+    return _free(connection, generation.table(topic_id), "topic_id", "base_offset", topic_id)
+
+
+def _free(connection: Connection, table: str, owner: str, order: str, id: int) -> bool:
+    """Delete the first rows of ``id`` in a table; whether there were any."""
+    last = connection.execute(
+        f"SELECT MAX({order}) FROM (SELECT {order} FROM {table} WHERE {owner} = ?"
+        f" ORDER BY {order} LIMIT {_STEP_ROWS}) AS step",
+        (id,),
+    ).rows[0][0]
+    if last is None:
+        return False
+    connection.execute(f"DELETE FROM {table} WHERE {owner} = ? AND {order} <= ?", (id, last))
+    return True

@@ -1,0 +1,156 @@
+"""The database's schema, and the numbered migrations that bring it about.
+
+Owns ``schema_migrations`` and the files ``migrations/NNNN_name.sql``. Each file is
+one text for every engine; the words in which the engines differ are filled in from
+the :class:`Dialect`. What has been applied is recorded with a checksum of that
+text, so a migration that was altered after it was released is noticed, and so is a
+database that a newer program has already changed.
+
+Two brokers may start at once: the first takes a lock, the second waits and then
+finds nothing left to do. On SQLite the lock is the write transaction in which
+everything happens. MySQL commits before every CREATE TABLE by itself, so there it is
+a named lock, and a crash half-way leaves a migration begun but not recorded: that is
+why every statement must be fit to run again.
+
+The log's own tables are not here: generations come and go (storage/log.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+from escapement.errors import SchemaError, StorageUnavailable
+from escapement.storage.engine.base import Connection, Engine
+
+# A migration on a large database may take a while; a broker that waits longer than
+# this for another one's migration had better say so than hang.
+LOCK_TIMEOUT_S: Final = 60
+
+_RECORDS: Final = """
+    CREATE TABLE IF NOT EXISTS schema_migrations (
+        version BIGINT NOT NULL PRIMARY KEY,
+        name {name} NOT NULL,
+        checksum VARCHAR(64) NOT NULL,
+        applied_at_ms BIGINT NOT NULL
+    ){table_end}
+"""
+# Named locks belong to the whole server: the database's name keeps ours apart.
+_LOCK_NAME: Final = "CONCAT('escapement.', SHA1(DATABASE()))"
+
+
+class Migration(NamedTuple):
+    """One step of the schema: its number, its name and its text for every engine."""
+
+    version: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def statements(self, words: dict[str, str]) -> list[str]:
+        """The statements, without comments, in one engine's words."""
+        lines = [line for line in self.text.splitlines() if not line.lstrip().startswith("--")]
+        text = "\n".join(lines).format(**words)
+        return [statement.strip() for statement in text.split(";") if statement.strip()]
+
+
+def migrations() -> list[Migration]:
+    """Those that this program knows, in order."""
+    found = []
+    for file in files("escapement.storage").joinpath("migrations").iterdir():
+        if file.name.endswith(".sql"):
+            number, _, name = file.name.removesuffix(".sql").partition("_")
+            found.append(Migration(int(number), name, file.read_text(encoding="utf-8")))
+    found.sort()
+    assert [m.version for m in found] == list(range(1, len(found) + 1)), "gaps in migrations"
+    return found
+
+
+def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
+    """Bring the database to the newest schema; quick when it is there already.
+
+    Raises:
+      SchemaError: if the database is newer than ``known``, or what it recorded about
+        an applied migration does not agree with the migration we know.
+    """
+    known = migrations() if known is None else known
+    words = asdict(engine.dialect)
+    connection = engine.connect()
+    try:
+        with _locked(engine, connection):
+            connection.execute(_RECORDS.format(**words))
+            applied = _check_applied(connection, known)
+            for migration in known[applied:]:
+                for statement in migration.statements(words):
+                    connection.execute(statement)
+                connection.execute(
+                    f"{engine.dialect.insert_ignore} INTO schema_migrations"
+                    " (version, name, checksum, applied_at_ms)"
+                    f" VALUES (?, ?, ?, {engine.dialect.now_ms})",
+                    (migration.version, migration.name, migration.checksum),
+                )
+            connection.execute(
+                f"{engine.dialect.insert_ignore} INTO log_identity (id, identity) VALUES (1, ?)",
+                (secrets.token_bytes(16),),
+            )
+    finally:
+        connection.close()
+
+
+def log_identity(connection: Connection) -> bytes:
+    """The random id that this log was given when its schema was first made."""
+    rows = connection.execute("SELECT identity FROM log_identity WHERE id = 1").rows
+    if not rows:
+        raise SchemaError("the database has no log identity: its schema is incomplete")
+    return bytes(rows[0][0])
+
+
+def _check_applied(connection: Connection, known: list[Migration]) -> int:
+    """How many of ``known`` are applied, after comparing each with its record."""
+    rows = connection.execute(
+        "SELECT version, name, checksum FROM schema_migrations ORDER BY version"
+    ).rows
+    if len(rows) > len(known):
+        raise SchemaError(
+            f"the database has schema {rows[-1][0]} ({rows[-1][1]}), this program knows up to "
+            f"{len(known)}: start the newer program that wrote it"
+        )
+    for (version, name, checksum), migration in zip(rows, known, strict=False):
+        if (version, checksum) != (migration.version, migration.checksum):
+            raise SchemaError(
+                f"migration {version} ({name}) was applied with checksum {checksum[:12]}, this "
+                f"program's has {migration.checksum[:12]}: program and database do not belong "
+                "together"
+            )
+    return len(rows)
+
+
+@contextmanager
+def _locked(engine: Engine, connection: Connection) -> Iterator[None]:
+    if engine.kind != "mysql":
+        connection.begin()
+        try:
+            yield
+        except BaseException:
+            connection.rollback()
+            raise
+        connection.commit()
+        return
+    got = connection.execute(f"SELECT GET_LOCK({_LOCK_NAME}, {LOCK_TIMEOUT_S})").rows[0][0]
+    if got != 1:
+        raise StorageUnavailable(
+            f"{engine.location}: another broker has been changing the schema for "
+            f"{LOCK_TIMEOUT_S} seconds; try again when it is done"
+        )
+    try:
+        yield
+    finally:
+        connection.execute(f"SELECT RELEASE_LOCK({_LOCK_NAME})")

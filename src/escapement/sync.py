@@ -1,0 +1,334 @@
+"""The client for code that blocks: the same names, the same promises, no ``await``.
+
+::
+
+    with escapement.sync.connect("escapement://localhost") as broker:
+        orders = broker.producer("shop/eu/orders")
+        orders.send(b"pay me", delay=timedelta(minutes=3))
+        with broker.consumer("shop/eu/orders", "billing") as inbox:
+            for message in inbox:
+                with message:
+                    handle(message.value)
+
+It is a face, not a second client: an event loop runs in a thread of its own, the client
+runs there, and every call here hands over and waits. Everything may be used from any
+number of threads. A hand-over costs some 50 µs; where that counts, use ``send_many``,
+``submit`` and ``batches``. Acknowledging by ``with message`` hands over without waiting.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock
+from types import TracebackType
+from typing import Any, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from escapement.client import batch as batches
+from escapement.client import broker as brokers
+from escapement.client import inbox as inboxes
+from escapement.client import producer as producers
+from escapement.client.builder import MessageBuilder
+from escapement.client.delivery import Columns, Row
+from escapement.client.link import StreamFactory
+from escapement.client.receipt import Receipt, Receipts
+from escapement.client.schedule import Delay
+from escapement.client.settings import Settings
+from escapement.message import MessageBatch, Times
+
+T = TypeVar("T")
+
+
+@contextmanager
+def connect(
+    url: str = "escapement://localhost",
+    *,
+    name: str = "",
+    stream_factory: StreamFactory | None = None,
+    settings: Settings | None = None,
+    backend: str = "asyncio",
+) -> Iterator[Broker]:
+    """Connect to a broker, and stay connected until the block ends.
+
+    As ``escapement.connect``; ``backend`` is the event loop to run, asyncio or trio.
+    """
+    with start_blocking_portal(backend) as portal:
+        client = brokers.connect(url, name=name, stream_factory=stream_factory, settings=settings)
+        with portal.wrap_async_context_manager(client) as broker:
+            yield Broker(portal, broker)
+
+
+class Broker:
+    """A connection to a broker, kept up. Made by ``connect``."""
+
+    def __init__(self, portal: BlockingPortal, broker: brokers.Broker) -> None:
+        self._portal = portal
+        self._broker = broker
+
+    @property
+    def name(self) -> str:
+        """What the broker calls itself."""
+        return self._broker.name
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """How much it takes, as it said when we first connected."""
+        return self._broker.limits
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection just now."""
+        return self._broker.connected
+
+    def producer(self, topic: str, **options: Any) -> Producer:
+        """A producer for a topic; options as in ``escapement.Broker.producer``."""
+        made = self._portal.call(partial(self._broker.producer, topic, **options))
+        return Producer(self._portal, made)
+
+    @contextmanager
+    def consumer(self, topic: str, subscription: str, **options: Any) -> Iterator[Inbox]:
+        """An inbox on a subscription; options as in ``escapement.Broker.consumer``."""
+        context = self._portal.call(partial(self._broker.consumer, topic, subscription, **options))
+        with self._portal.wrap_async_context_manager(context) as inbox:
+            face = Inbox(self._portal, inbox)
+            try:
+                yield face
+            finally:
+                self._portal.call(face.hand_over)
+
+    def admin(self, verb: str, **arguments: Any) -> Any:
+        """Ask the broker by name, with plain arguments; returns its plain answer."""
+        return self._portal.call(partial(self._broker.admin, verb, **arguments))
+
+
+class Producer:
+    """Made by ``Broker.producer``; for any number of threads at once."""
+
+    def __init__(self, portal: BlockingPortal, producer: producers.Producer) -> None:
+        self._portal = portal
+        self._producer = producer
+        self.topic = producer.topic
+        self.name = producer.name
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next message."""
+        return self._producer.next_sequence
+
+    def send(self, value: Any, **options: Any) -> Receipt:
+        """Send one message and wait until it is durable; see ``escapement.Producer.send``."""
+        return self._portal.call(partial(self._producer.send, value, **options))
+
+    def submit(self, value: Any, **options: Any) -> Future[Receipt]:
+        """Send one message; the future's ``result()`` is its receipt."""
+        return self._portal.start_task_soon(partial(self._producer.send, value, **options))
+
+    def send_many(self, values: Sequence[Any], **options: Any) -> Receipts:
+        """Send messages as one batch; see ``escapement.Producer.send_many``."""
+        return self._portal.call(partial(self._producer.send_many, values, **options))
+
+    def send_batch(
+        self, batch: MessageBatch, times: Times | None = None, *, sequence: int | None = None
+    ) -> Receipts:
+        """Send columns as they are; see ``escapement.Producer.send_batch``."""
+        return self._portal.call(
+            partial(self._producer.send_batch, batch, times, sequence=sequence)
+        )
+
+    def message(self, value: Any) -> MessageBuilder[Receipt]:
+        """A message to be described step by step, then sent."""
+        return MessageBuilder(self.send, value)
+
+    def flush(self) -> None:
+        """Wait until everything sent so far is settled, one way or the other."""
+        self._portal.call(self._producer.flush)
+
+    def close(self) -> None:
+        """Wait for what is in flight, then give the producer back."""
+        self._portal.call(self._producer.aclose)
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.call(self._producer.__aexit__, kind, error, trace)
+
+
+class Inbox:
+    """Made by ``Broker.consumer``; threads that iterate share what comes."""
+
+    def __init__(self, portal: BlockingPortal, inbox: inboxes.Inbox) -> None:
+        self.topic = inbox.topic
+        self.subscription = inbox.subscription
+        self._portal = portal
+        self._inbox = inbox
+        self._lock = Lock()  # over the batch that is being iterated
+        self._current: Batch | None = None
+        self._row = 0
+        # What was acknowledged and is not yet told to the loop; one visit takes it all.
+        self._done: deque[int] = deque()
+        self._visit_planned = False
+
+    @property
+    def active(self) -> bool:
+        """Of a failover subscription: whether this consumer is the one that receives."""
+        return self._inbox.active
+
+    def __iter__(self) -> Iterator[Message]:
+        """The messages; waits for them, until the inbox is closed."""
+        while (message := self.receive()) is not None:
+            yield message
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """The next message, or None if none comes within ``timeout_s`` or ever."""
+        with self._lock:
+            if self._current is None or self._row == len(self._current):
+                self._current, self._row = self._fetch(timeout_s), 0
+            if self._current is None:
+                return None
+            self._row += 1
+            return Message(self._current, self._row - 1)
+
+    def batches(self) -> Iterator[Batch]:
+        """The messages in columns, as they were delivered; waits for them."""
+        while True:
+            with self._lock:
+                batch = None
+                if self._current is not None and self._row < len(self._current):
+                    batch = self._current.rest(self._row)
+                self._current = None
+                batch = batch or self._fetch(None)
+            if batch is None:
+                return
+            yield batch
+
+    def ack(self, ids: inboxes.Ids, *, durable: bool = False) -> int | None:
+        """Be done with messages; see ``escapement.Inbox.ack``."""
+        return self._call(partial(self._inbox.ack, ids, durable=durable))
+
+    def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
+        """Be done with the messages from offset ``first`` to ``last``, both included."""
+        return self._call(partial(self._inbox.ack_range, first, last, durable=durable))
+
+    def nack(self, ids: inboxes.Ids, delay: Delay | None = None) -> None:
+        """Give messages back, to be delivered again after ``delay`` or the usual back-off."""
+        self._call(partial(self._inbox.nack, ids, delay))
+
+    def flush_acks(self) -> None:
+        """Wait until every acknowledgement so far is durable."""
+        self._call(self._inbox.flush_acks)
+
+    def done(self, offset: int) -> None:
+        """Acknowledge one message, some time soon; never waits."""
+        self._done.append(offset)
+        if not self._visit_planned:
+            self._visit_planned = True
+            self._portal.start_task_soon(self.hand_over)
+
+    def hand_over(self) -> None:
+        """Tell the inbox what was acknowledged. Runs in the loop's thread."""
+        self._visit_planned = False  # before taking, so that nothing is left lying
+        while self._done:
+            self._inbox.done(self._done.popleft())
+
+    def _fetch(self, timeout_s: float | None) -> Batch | None:
+        async def fetch() -> batches.Batch | None:
+            await self._inbox.have_room()
+            return await self._inbox.next_batch(timeout_s)
+
+        found = self._call(fetch)
+        return None if found is None else Batch(self, found)
+
+    def _call(self, act: Callable[[], Awaitable[T]]) -> T:
+        async def called() -> T:
+            self.hand_over()
+            return await act()
+
+        return self._portal.call(called)
+
+
+class Batch(Columns):
+    """Messages as they were delivered, in columns of equal height; see ``Columns``."""
+
+    __slots__ = ("_batch", "_inbox")
+
+    def __init__(self, inbox: Inbox, batch: batches.Batch) -> None:
+        super().__init__(
+            batch._origin,
+            batch.offsets,
+            batch.due_ms,
+            batch._attempts,
+            batch._redelivered,
+            batch.messages,
+        )
+        self._batch = batch
+        self._inbox = inbox
+
+    def __getitem__(self, row: int) -> Message:
+        if not -len(self) <= row < len(self):
+            raise IndexError(row)
+        return Message(self, row % len(self))
+
+    def __iter__(self) -> Iterator[Message]:
+        return (Message(self, row) for row in range(len(self)))
+
+    def ack(self, *, durable: bool = False) -> int | None:
+        """Acknowledge them all; see ``Inbox.ack``."""
+        return self._inbox.ack(self.offsets, durable=durable)
+
+    def nack(self, delay: Delay | None = None) -> None:
+        """Give them all back; see ``Inbox.nack``."""
+        self._inbox.nack(self.offsets, delay)
+
+    def rest(self, row: int) -> Batch:
+        """The messages from ``row`` on."""
+        return Batch(self._inbox, self._batch.rest(row))
+
+
+class Message(Row):
+    """One message, delivered.
+
+    ``with message:`` acknowledges it when the block ends well; when it ends with an
+    exception, the message is given back (``nack``) and the exception goes on its way.
+    """
+
+    __slots__ = ("_inbox",)
+
+    def __init__(self, batch: Batch, row: int) -> None:
+        super().__init__(batch, row)
+        self._inbox = batch._inbox
+
+    def ack(self, *, durable: bool = False) -> None:
+        """Be done with it. With ``durable``, return when it will never come again."""
+        if durable:
+            self._inbox.ack(self.offset, durable=True)
+        else:
+            self._inbox.done(self.offset)
+
+    def nack(self, delay: Delay | None = None) -> None:
+        """Give it back, to be delivered again after ``delay`` or the usual back-off."""
+        self._inbox.nack(self.offset, delay)
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.ack()
+        else:
+            self.nack()

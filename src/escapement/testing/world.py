@@ -1,0 +1,227 @@
+"""A world: one broker on a virtual clock, its database in memory, and how to reach it.
+
+The broker, the protocol and the client are the real ones; only the clock, the place of
+blocking calls (inline), the database file (memory) and the sockets (memory streams) are
+others. ``crash`` and ``restart`` do to it what a kill and a start do to a process.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import anyio
+import trio
+import trio.testing
+
+from escapement.broker.broker import Broker as Server
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.crash import one_error
+from escapement.broker.server import Front
+from escapement.client.batch import Message
+from escapement.client.broker import Broker, connect
+from escapement.client.inbox import Inbox
+from escapement.client.settings import Settings
+from escapement.errors import Disconnected
+from escapement.storage.blocking import Run, inline
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.storage.lease import Identity
+from escapement.testing.clock import START_MS, VirtualClock
+
+T = TypeVar("T")
+
+_FOREVER_S: Final = 1e9
+_FOREVER_MS: Final = 10**12
+_URL: Final = "escapement://memory"
+
+
+class World:
+    """One broker and its surroundings; made by :func:`start`."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        clock: VirtualClock,
+        engine: Engine,
+        index_directory: Path,
+        config: BrokerConfig,
+        run: Run,
+    ) -> None:
+        self.clock = clock
+        self.config = config
+        self._nursery = nursery
+        self._engine = engine
+        self._run = run
+        self.index_directory = index_directory
+        self._server: Server | None = None
+        self._front: Front | None = None
+        self._life = trio.CancelScope()
+        self._ended = trio.Event()
+
+    @property
+    def server(self) -> Server:
+        """The broker itself, for a look inside."""
+        assert self._server is not None, "the broker is down"
+        return self._server
+
+    def connect(self, **options: Any) -> AbstractAsyncContextManager[Broker]:
+        """A client of this broker, like ``escapement.connect``."""
+        # Virtual time passes in leaps that no heartbeat would survive.
+        options.setdefault("settings", Settings(heartbeat_s=None))
+        return connect(_URL, stream_factory=self._open_stream, **options)
+
+    async def checkpoint(self) -> None:
+        """Have the broker write a checkpoint now; by itself it writes none."""
+        await self.server.checkpoint()
+
+    async def stop(self) -> None:
+        """Stop the broker in good order."""
+        self.server.stop()
+        await self._ended.wait()
+
+    async def crash(self) -> None:
+        """Take the broker's life between two of its steps, as kill -9 would."""
+        self._life.cancel()
+        await self._ended.wait()
+
+    async def restart(self) -> None:
+        """Start a broker on what the one before left behind."""
+        assert self._server is None, "the broker is running"
+        self._life, self._ended = trio.CancelScope(), trio.Event()
+        await self._nursery.start(self._live)
+
+    async def _live(self, task_status: trio.TaskStatus[None]) -> None:
+        server = Server(
+            self._engine,
+            self.index_directory,
+            Identity("0" * 32, "testing"),
+            self.clock,
+            self._run,
+            self.config,
+        )
+        try:
+            with self._life:
+                async with trio.open_nursery() as nursery:
+                    front = Front(server)
+                    await nursery.start(front.run_broker)
+                    self._server, self._front, self._streams = server, front, nursery
+                    self.clock.next_wake_ms = server.next_wake_ms
+                    task_status.started()
+                    await server.stopped.wait()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._server = self._front = None
+            self.clock.next_wake_ms = lambda: None
+            self._ended.set()
+
+    async def _open_stream(self) -> MemoryStream:
+        await trio.lowlevel.checkpoint()
+        if self._front is None:
+            raise Disconnected("the broker is down")
+        ours, theirs = trio.testing.memory_stream_pair()
+        self._streams.start_soon(self._front.serve_stream, theirs)
+        return MemoryStream(ours)
+
+
+class MemoryStream:
+    """A trio stream, as the client wants it."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Some bytes; ``EndOfStream`` when there are no more."""
+        try:
+            data = await self._stream.receive_some(max_bytes)
+        except trio.BrokenResourceError as error:
+            raise anyio.BrokenResourceError from error
+        except trio.ClosedResourceError as error:
+            raise anyio.ClosedResourceError from error
+        if not data:
+            raise anyio.EndOfStream
+        return bytes(data)
+
+    async def send(self, item: bytes) -> None:
+        """Send all of it."""
+        try:
+            await self._stream.send_all(item)
+        except trio.BrokenResourceError as error:
+            raise anyio.BrokenResourceError from error
+        except trio.ClosedResourceError as error:
+            raise anyio.ClosedResourceError from error
+
+    async def aclose(self) -> None:
+        """Close it."""
+        await self._stream.aclose()
+
+
+@asynccontextmanager
+async def start(
+    *,
+    config: BrokerConfig | None = None,
+    start_ms: int = START_MS,
+    engine: Engine | None = None,
+    run: Run = inline,
+) -> AsyncIterator[World]:
+    """A running broker on a virtual clock, with an empty database in memory.
+
+    Args:
+      config: as for a real broker; timeouts of connections and leases are set aside,
+        because virtual time passes in leaps.
+      start_ms: what the wall clock shows at first, Unix milliseconds.
+      engine: another database than one in memory; it must answer at once.
+      run: where the broker's blocking calls run; never in threads, for which virtual time
+        does not wait.
+
+    Raises:
+      InvalidRequest: if trio does not run on a ``MockClock``.
+    """
+    clock = VirtualClock(start_ms)
+    config = config or BrokerConfig(seed=0)
+    limits = replace(
+        config.limits,
+        handshake_timeout_s=_FOREVER_S,
+        idle_timeout_s=_FOREVER_S,
+        checkpoint_interval_s=_FOREVER_S,
+        lease_ms=_FOREVER_MS,
+    )
+    engine = engine or SqliteEngine.in_memory()
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="escapement-testing-") as directory,
+            one_error(),
+        ):
+            async with trio.open_nursery() as nursery:
+                world = World(
+                    nursery, clock, engine, Path(directory), replace(config, limits=limits), run
+                )
+                await world.restart()
+                yield world
+                nursery.cancel_scope.cancel()
+    finally:
+        engine.close()
+
+
+async def arrived(inbox: Inbox) -> list[Message]:
+    """The messages that are there now; time stands still meanwhile."""
+    found: list[Message] = []
+
+    async def read() -> None:
+        async for message in inbox:
+            found.append(message)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    return found
+
+
+def run(test: Callable[..., Awaitable[T]], *arguments: object) -> T:
+    """Run an async function under trio on a virtual clock, without pytest-trio."""
+    return trio.run(test, *arguments, clock=trio.testing.MockClock())

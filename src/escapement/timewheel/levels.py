@@ -1,0 +1,240 @@
+"""The levels of a wheel: which slot an entry lies in, as seen from a tick.
+
+``Level`` is up to 64 slots, and a bitmap that says which of them there are. ``Levels``
+is a stack of them around the present tick: it lays entries out, turns, and says what
+comes next. It knows ticks and slots; staging, clocks and order are the wheel's.
+
+Invariants (``_check``): every entry lies in the slot that its tick and the present one
+name; a slot is there exactly while it holds something; the highest level is not empty;
+the count is the number of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.timewheel.entries import Entries, Int64s
+from escapement.timewheel.slot import Slot
+from escapement.timewheel.staging import NEVER
+
+# 64 slots a level: six bits of the tick name a slot, one machine word says which are
+# occupied, and eleven levels hold every tick an int64 can count.
+SLOT_BITS: Final = 6
+SLOTS: Final = 1 << SLOT_BITS
+
+_SLOT_MASK: Final = SLOTS - 1
+
+
+class Level:
+    """Slots by number, 0 to 63."""
+
+    __slots__ = ("_occupied", "_slots")
+
+    def __init__(self) -> None:
+        self._occupied = 0  # bit s: slot s holds something
+        self._slots: dict[int, Slot] = {}
+
+    def __bool__(self) -> bool:
+        return self._occupied != 0
+
+    def __iter__(self) -> Iterator[tuple[int, Slot]]:
+        """The occupied slots; taking out the one at hand is allowed."""
+        return iter(list(self._slots.items()))
+
+    def put(self, number: int, entries: Entries) -> None:
+        """Copy entries into a slot."""
+        slot = self._slots.get(number)
+        if slot is None:
+            self._slots[number] = Slot(entries)
+            self._occupied |= 1 << number
+        else:
+            slot.put(entries)
+
+    def first(self) -> tuple[int, Slot]:
+        """The lowest occupied slot; there must be one. O(1)."""
+        assert self._occupied, "an empty level has no first slot"
+        number = (self._occupied & -self._occupied).bit_length() - 1
+        return number, self._slots[number]
+
+    def take(self, number: int) -> Slot | None:
+        """Take a slot out, if it is there."""
+        self._occupied &= ~(1 << number)
+        return self._slots.pop(number, None)
+
+    def take_below(self, end: int) -> list[Slot]:
+        """Take out every slot with a number below ``end``, lowest first."""
+        if not self._occupied & ((1 << end) - 1):
+            return []
+        numbers = sorted(number for number in self._slots if number < end)
+        self._occupied &= -1 << end
+        return [self._slots.pop(number) for number in numbers]
+
+    def _check(self) -> None:
+        assert self._occupied == sum(1 << number for number in self._slots)
+        assert all(0 <= number < SLOTS and len(slot) for number, slot in self._slots.items())
+
+
+class Levels:
+    """Entries laid out around a tick, none of them before it."""
+
+    __slots__ = ("_count", "_earliest_ms", "_levels", "tick", "tick_ms")
+
+    def __init__(self, tick_ms: int, tick: int) -> None:
+        self.tick_ms = tick_ms
+        self.tick = tick
+        self._levels: list[Level] = []
+        self._count = 0
+        self._earliest_ms: int | None = None  # None: look again
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Slot]:
+        for level in self._levels:
+            for _, slot in level:
+                yield slot
+
+    def lay_out(self, entries: Entries) -> None:
+        """Copy entries into their slots; O(n)."""
+        count = len(entries)
+        if not count:
+            return
+        if self._earliest_ms is not None:
+            self._earliest_ms = min(self._earliest_ms, int(entries.when_ms.min()))
+        ticks = -(-entries.when_ms // self.tick_ms)
+        ahead = ticks ^ self.tick
+        highest = _level_of(int(ahead.max()))
+        while len(self._levels) <= highest:
+            self._levels.append(Level())
+        places = self._places(ticks, ahead, highest)
+        if bool((places[1:] < places[:-1]).any()):
+            order = np.argsort(places, kind="stable")
+            places, entries = places[order], entries.take(order)
+        bounds = [0, *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), count]
+        for low, high in pairwise(bounds):
+            level, number = divmod(int(places[low]), SLOTS)
+            self._levels[level].put(number, entries.slice(low, high))
+        self._count += count
+
+    @staticmethod
+    def _places(ticks: Int64s, ahead: Int64s, highest: int) -> npt.NDArray[np.uint16]:
+        """Level and slot in one number, narrow enough to be sorted by radix."""
+        levels = np.zeros(len(ticks), np.uint8)
+        for level in range(1, highest + 1):
+            levels += ahead >= 1 << (SLOT_BITS * level)
+        numbers = ticks >> (levels * np.uint8(SLOT_BITS))
+        numbers &= _SLOT_MASK
+        places: npt.NDArray[np.uint16] = numbers.astype(np.uint16)
+        places += levels * np.uint16(SLOTS)
+        return places
+
+    def turn(self, tick: int) -> tuple[list[Slot], list[Slot]]:
+        """Turn to a later tick; takes out the slots passed, in order, and the one entered.
+
+        The present tick's own slot, which only levels laid out ahead of their time have,
+        counts as passed. O(levels + slots taken out).
+        """
+        assert tick >= self.tick, (tick, self.tick)
+        top = _level_of(tick ^ self.tick)
+        self.tick = tick
+        passed: list[Slot] = []
+        entered: list[Slot] = []
+        for level in self._levels[:top]:
+            passed += level.take_below(SLOTS)
+        if top < len(self._levels):
+            number = tick >> (SLOT_BITS * top) & _SLOT_MASK
+            passed += self._levels[top].take_below(number)
+            slot = self._levels[top].take(number)
+            if slot is not None:
+                # On the lowest level a slot is one tick, and that has come.
+                (entered if top else passed).append(slot)
+        self._took_out(sum(map(len, passed)) + sum(map(len, entered)))
+        return passed, entered
+
+    def adopt(self, lower: Levels) -> None:
+        """Take over, as the lowest levels, what was laid out ahead and turned to this tick."""
+        assert lower.tick == self.tick
+        for number, level in enumerate(lower._levels):
+            if number == len(self._levels):
+                self._levels.append(level)
+            elif level:
+                assert not self._levels[number], "the levels below were passed"
+                self._levels[number] = level
+        self._count += lower._count
+        self._earliest_ms = None
+
+    def next_to_enter(self) -> tuple[int, int] | None:
+        """The next slot that spans more than a tick: its first tick, and how many it holds."""
+        for number, level in enumerate(self._levels):
+            if number and level:
+                slot_number, slot = level.first()
+                shift = SLOT_BITS * number
+                round_began = self.tick >> (shift + SLOT_BITS) << SLOT_BITS
+                return (round_began | slot_number) << shift, len(slot)
+        return None
+
+    def take_from_next(self, count: int) -> Entries:
+        """Take out the first ``count`` entries of that slot."""
+        level = next(level for level in self._levels[1:] if level)
+        number, slot = level.first()
+        taken = slot.take_first(count)
+        if not len(slot):
+            level.take(number)
+        self._took_out(len(taken))
+        return taken
+
+    @property
+    def earliest_ms(self) -> int:
+        """The earliest time of all entries; ``NEVER`` if there are none.
+
+        O(1), or O(entries of one slot) after something was taken out.
+        """
+        if self._earliest_ms is None:
+            lowest = next((level for level in self._levels if level), None)
+            self._earliest_ms = NEVER if lowest is None else lowest.first()[1].earliest_ms
+        return self._earliest_ms
+
+    def keep(self, which: Callable[[Entries], npt.NDArray[np.bool_]]) -> int:
+        """Keep the entries for which ``which`` holds; returns how many went. O(size)."""
+        gone = 0
+        for level in self._levels:
+            for number, slot in level:
+                gone += slot.keep(which(slot.entries()))
+                if not len(slot):
+                    level.take(number)
+        self._took_out(gone)
+        return gone
+
+    def _took_out(self, count: int) -> None:
+        if count:
+            self._count -= count
+            self._earliest_ms = None
+            while self._levels and not self._levels[-1]:
+                self._levels.pop()
+
+    def _check(self) -> None:
+        """Assert every invariant; O(size)."""
+        for number, level in enumerate(self._levels):
+            level._check()
+            shift = SLOT_BITS * number
+            for slot_number, slot in level:
+                ticks = -(-slot.entries().when_ms // self.tick_ms)
+                ahead = ticks ^ self.tick
+                assert (ticks >= self.tick).all()
+                assert (ahead >> (shift + SLOT_BITS) == 0).all()
+                assert number == 0 or (ahead >> shift != 0).all()
+                assert (ticks >> shift & _SLOT_MASK == slot_number).all()
+        assert not self._levels or self._levels[-1]
+        assert self._count == sum(map(len, self))
+        earliest = min((slot.earliest_ms for slot in self), default=NEVER)
+        assert self.earliest_ms == earliest
+
+
+def _level_of(ahead: int) -> int:
+    """The level on which two ticks differ, given their exclusive or; 0 if they do not."""
+    return max(ahead.bit_length() - 1, 0) // SLOT_BITS

@@ -1,0 +1,314 @@
+"""A hierarchical timing wheel over columns.
+
+It holds entries (a time, an id, perhaps a tag) and gives them back when their time has
+come, sorted by time, then id. Time is cut into *ticks* of a fixed length; the wheel
+turns when it is told the time and reads no clock itself. It depends on numpy alone.
+
+Ticks are counted from the Unix epoch. A level is 64 slots; a slot of one level spans
+all the slots of the level below:
+
+    =====  ==================  ==========================  ==========================
+    level  a slot spans        reach, ticks of 10 ms       reach, ticks of 1 s
+    =====  ==================  ==========================  ==========================
+    0      1 tick              640 ms                      64 s
+    1      64 ticks            41 s                        68 min
+    2      4,096 ticks         44 min                      3 days
+    3      262,144 ticks       46 hours                    194 days
+    4      16,777,216 ticks    124 days                    34 years
+    =====  ==================  ==========================  ==========================
+
+and so on; the eleventh level ends where an int64 does. Levels exist while they are
+needed, slots while they hold something.
+
+**Where an entry goes.** Write the present tick T and the entry's tick t (the first at or
+after its time) as digits to the base 64. The highest digit in which they differ names
+the level, t's digit there names the slot. As t lies ahead of T and all higher digits
+agree, that slot lies ahead of T's own on its level. So no slot ever holds two different
+rounds, whatever is on a lower level is earlier than whatever is on a higher one, and the
+lowest occupied slot of the lowest occupied level is what comes next.
+
+**A worked example**, ticks of 1 s, at T = 130, in digits (2, 2). An entry for t = 135,
+(2, 7), differs in the last digit: level 0, slot 7. One for t = 200, (3, 8), differs in
+the first: level 1, slot 3. At T = 135 slot 7 of level 0 is given out. At T = 192, (3, 0),
+the wheel enters slot 3 of level 1: what is in it is taken out and put in again, seen from
+192, where t = 200 now differs only in its last digit: level 0, slot 8. Eight ticks later
+it is given out. Had the wheel been told T = 10,000 instead, everything on the way would
+have been taken out slot by slot, without a visit to any of the 9,870 ticks between.
+
+**Staging.** Arriving arrays are only noted; they are laid out over the slots when the wheel
+turns, or when many have gathered. So an arriving batch costs a comparison, and what
+falls due before the next turn never sees a slot.
+
+**Preparing.** A slot with a million entries takes tens of milliseconds to move down when
+the wheel enters it, and whatever falls due meanwhile would be late. So the next such
+slot is emptied ahead of its time, a portion at each turn, into levels of their own that
+are laid out as if its first tick had come. When it comes, they are what the lower levels
+become. ``next_wake_ms`` asks for the turns that this takes.
+
+Invariants (``_check``): every entry lies in the slot that its tick and T name; whatever
+is staged or laid out lies ahead of T; the length is the number of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.timewheel.entries import NONE, Entries, Int64s
+from escapement.timewheel.levels import Levels
+from escapement.timewheel.staging import NEVER, Staging
+
+# What is laid out, or moved down ahead of its time, in one go: some 0.3 ms of work, in
+# columns that fit a second-level cache. A slot of level 1 is entered 64 turns after the
+# one before it, so a million entries are moved down in time.
+PORTION_ENTRIES: Final = 16_384
+# Ids this far apart are looked up in a table of 16 MiB at most; wider ones by sorting.
+_TABLE_SPAN: Final = 1 << 24
+
+Mask = npt.NDArray[np.bool_]
+
+
+class TimingWheel:
+    """Entries by the time they are due.
+
+    An entry for ``when_ms`` falls due at the first tick at or after it: at
+    ``ceil(when_ms / tick_ms) * tick_ms``. ``advance(now_ms)`` returns it if, and only if,
+    that is no later than ``now_ms``; hence never before its time. Ids need not be unique:
+    an entry inserted twice is returned twice.
+
+    Arrays passed in are kept for a while: do not change them afterwards.
+    """
+
+    __slots__ = ("_levels", "_now_ms", "_portion", "_prepared", "_staging", "tick_ms")
+
+    def __init__(
+        self, tick_ms: int, now_ms: int, *, portion_entries: int = PORTION_ENTRIES
+    ) -> None:
+        assert tick_ms > 0, tick_ms
+        assert now_ms >= 0, now_ms
+        assert portion_entries > 0, portion_entries
+        self.tick_ms = tick_ms
+        self._now_ms = now_ms
+        self._portion = portion_entries
+        self._staging = Staging()
+        self._levels = Levels(tick_ms, now_ms // tick_ms)
+        self._prepared: Levels | None = None  # those of a slot not entered yet
+
+    def __len__(self) -> int:
+        prepared = 0 if self._prepared is None else len(self._prepared)
+        return len(self._staging) + len(self._levels) + prepared
+
+    @property
+    def now_ms(self) -> int:
+        """The time the wheel was last told."""
+        return self._now_ms
+
+    @property
+    def turned_to_ms(self) -> int:
+        """The last tick passed: all that was due up to here has been returned."""
+        return self._levels.tick * self.tick_ms
+
+    @property
+    def size_bytes(self) -> int:
+        """What the entries take, slots' room to grow included."""
+        slots = sum(slot.size_bytes for levels in self._laid_out() for slot in levels)
+        return slots + self._staging.size_bytes
+
+    # -- what comes in -----------------------------------------------------------
+
+    def insert(self, when_ms: Int64s, ids: Int64s, tags: Int64s | None = None) -> Entries | None:
+        """Take in entries; returns, sorted, those due already (``when_ms <= now_ms``), or None.
+
+        What is returned is not kept. O(n) comparisons now, O(n) copies at the next turn.
+        """
+        assert len(when_ms) == len(ids) == (len(ids) if tags is None else len(tags))
+        if not len(ids):
+            return None
+        entries, elapsed = Entries(when_ms, ids, tags), None
+        earliest_ms = int(when_ms.min())
+        if earliest_ms <= self._now_ms:
+            due = when_ms <= self._now_ms
+            elapsed = entries.take(due).sorted()
+            if len(elapsed) == len(entries):
+                return elapsed
+            entries = entries.take(~due)
+            earliest_ms = int(entries.when_ms.min())
+        self._staging.put(entries, earliest_ms)
+        if self._staging.is_full(self._portion):
+            self._lay_out_staged()
+        return elapsed
+
+    def insert_one(self, when_ms: int, id: int, tag: int = 0) -> bool:
+        """Take in one entry; returns True, and does not keep it, if it is due already."""
+        if when_ms <= self._now_ms:
+            return True
+        self._staging.put_one(when_ms, id, tag)
+        if self._staging.is_full(self._portion):
+            self._lay_out_staged()
+        return False
+
+    # -- what comes out ------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> Entries:
+        """Turn to ``now_ms`` and return what fell due, sorted by time, then id.
+
+        Costs by what is returned and by what moves to a lower level, not by the time
+        that has passed. The time must not go back: see ``drain`` and ``rewind``.
+        """
+        assert now_ms >= self._now_ms, f"time went back from {self._now_ms} to {now_ms}"
+        self._now_ms = now_ms
+        tick = now_ms // self.tick_ms
+        if tick == self._levels.tick:
+            return NONE
+        if not len(self):
+            self._levels.tick = tick
+            return NONE
+        passed, entered = self._levels.turn(tick)
+        # Slots are in order among themselves, so that each may be sorted by itself.
+        in_order = True
+        if self._prepared is not None and self._prepared.tick <= tick:
+            more_passed, more_entered = self._prepared.turn(tick)
+            passed, entered = passed + more_passed, entered + more_entered
+            in_order = not more_passed
+            self._levels.adopt(self._prepared)
+            self._prepared = None
+        due = [slot.entries() for slot in passed]
+        moving = [slot.entries() for slot in entered] + self._staging.take()
+        if moving:
+            elapsed = self._move(Entries.concat(moving))
+            if len(elapsed):
+                due.append(elapsed)
+                in_order = False
+        self._prepare()
+        if in_order:
+            return Entries.concat([part.sorted() for part in due])
+        return Entries.concat(due).sorted()
+
+    def next_wake_ms(self) -> int | None:
+        """When ``advance`` should next be called; None for never.
+
+        It is the tick at which the earliest entry falls due, or, if a slot with many entries
+        is to be entered, a tick early enough to prepare it a portion at a time. O(1); O(entries
+        of one slot) after something was taken out.
+        """
+        found = [levels.earliest_ms for levels in self._laid_out()]
+        earliest_ms = min(self._staging.earliest_ms, *found)
+        if earliest_ms == NEVER:
+            return None
+        tick = -(-earliest_ms // self.tick_ms)
+        prepared, large = self._prepared, self._next_large_of(self._levels)
+        if large is not None and (prepared is None or prepared.tick == large[0]):
+            first_tick, count = large
+            begin_tick = first_tick - -(-count // self._portion)
+            tick = min(tick, max(begin_tick, self._levels.tick + 1))
+        if prepared is not None and self._next_large_of(prepared) is not None:
+            # That one is prepared in its turn once these levels are entered.
+            tick = min(tick, prepared.tick)
+        return tick * self.tick_ms
+
+    def cancel(self, ids: Int64s) -> int:
+        """Take out every entry with one of ``ids``; returns how many there were. O(size)."""
+        if not len(ids) or not len(self):
+            return 0
+        first, span = int(ids.min()), int(ids.max()) - int(ids.min()) + 1
+        if span > _TABLE_SPAN:
+            return self._keep(lambda e: np.isin(e.ids, ids, invert=True, kind="sort"))
+        named = np.zeros(span, np.bool_)
+        named[ids - first] = True
+
+        def stays(entries: Entries) -> Mask:
+            inside = (entries.ids >= first) & (entries.ids < first + span)
+            inside[inside] = named[entries.ids[inside] - first]
+            return ~inside
+
+        return self._keep(stays)
+
+    def drop_from(self, when_ms: int, id: int) -> int:
+        """Take out every entry with a key ``(when_ms, id)`` at or past this; returns how many.
+
+        O(size).
+        """
+        return self._keep(lambda e: (e.when_ms < when_ms) | ((e.when_ms == when_ms) & (e.ids < id)))
+
+    def drain(self) -> Entries:
+        """Take everything out, sorted: for a wheel of another tick, or an earlier time."""
+        everything = self.entries()
+        self._staging.clear()
+        self._levels = Levels(self.tick_ms, self._levels.tick)
+        self._prepared = None
+        return everything.sorted()
+
+    def rewind(self, now_ms: int) -> None:
+        """Set an empty wheel to any time, earlier ones too."""
+        assert not len(self), "only an empty wheel can be set back: drain it first"
+        assert now_ms >= 0, now_ms
+        self._now_ms = now_ms
+        self._levels.tick = now_ms // self.tick_ms
+
+    def entries(self) -> Entries:
+        """A copy of everything in it, in no particular order. O(size)."""
+        parts = [slot.entries() for levels in self._laid_out() for slot in levels]
+        parts += self._staging.parts()
+        whole = Entries.concat(parts)
+        return whole if len(parts) > 1 else whole.copy()
+
+    # -- inside ------------------------------------------------------------------
+
+    def _laid_out(self) -> list[Levels]:
+        return [self._levels] if self._prepared is None else [self._levels, self._prepared]
+
+    def _lay_out_staged(self) -> None:
+        self._levels.lay_out(Entries.concat(self._staging.take()))
+
+    def _move(self, entries: Entries) -> Entries:
+        """Lay out those that lie ahead; returns the others."""
+        ahead = entries.when_ms > self.turned_to_ms
+        if ahead.all():
+            self._levels.lay_out(entries)
+            return NONE
+        self._levels.lay_out(entries.take(ahead))
+        return entries.take(~ahead)
+
+    def _prepare(self) -> None:
+        """Empty a portion of the next large slot into the levels it will become.
+
+        If an earlier slot turns up while one is prepared, that one stays prepared, and
+        the earlier one is moved down at once when it is entered.
+        """
+        large = self._next_large_of(self._levels)
+        if large is None:
+            return
+        first_tick, count = large
+        if self._prepared is None:
+            self._prepared = Levels(self.tick_ms, first_tick)
+        if self._prepared.tick == first_tick:
+            turns_left = first_tick - self._levels.tick
+            portion = max(self._portion, -(-count // turns_left))
+            self._prepared.lay_out(self._levels.take_from_next(portion))
+
+    def _next_large_of(self, levels: Levels) -> tuple[int, int] | None:
+        """The first tick and the count of the next slot to enter, if worth preparing."""
+        upcoming = levels.next_to_enter()
+        return upcoming if upcoming is not None and upcoming[1] > self._portion else None
+
+    def _keep(self, which: Callable[[Entries], Mask]) -> int:
+        """Keep the entries for which ``which`` holds; returns how many went."""
+        self._lay_out_staged()
+        gone = sum(levels.keep(which) for levels in self._laid_out())
+        if self._prepared is not None and not len(self._prepared):
+            self._prepared = None
+        return gone
+
+    def _check(self) -> None:
+        """Assert every invariant; O(size)."""
+        self._staging._check()
+        for levels in self._laid_out():
+            levels._check()
+        assert self._prepared is None or len(self._prepared)
+        assert self._prepared is None or self._prepared.tick > self._levels.tick
+        everything = self.entries()
+        assert len(everything) == len(self)
+        assert (everything.when_ms > self.turned_to_ms).all()

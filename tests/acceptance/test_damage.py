@@ -1,0 +1,140 @@
+"""The delayed index is damaged or gone: it is built again from the log, by itself."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import trio
+
+import escapement
+from brokers import PATIENT, BrokerProcess, broker_process, until
+
+COUNT: Final = 6_000
+SEGMENTS: Final = "*.segment"
+# Segments soon, and nothing of them kept in memory.
+LIMITS: Final[dict[str, Any]] = {"checkpoint_interval_s": 0.2, "index_cache_bytes": 0}
+PATIENCE_S: Final = 30
+
+
+def payloads(count: int) -> list[bytes]:
+    return [number.to_bytes(4, "little") + bytes(96) for number in range(count)]
+
+
+async def prepare(broker: BrokerProcess, delay_ms: int) -> np.ndarray:
+    """Half of ``COUNT`` due at once, half later, a tenth acknowledged; its offsets."""
+    async with escapement.connect(broker.url, settings=PATIENT) as client:
+        await client.admin("subscriptions.create", topic="t", subscription="s")
+        producer = await client.producer("t")
+        delays = np.where(np.arange(COUNT) % 2, delay_ms, 0)
+        receipts = await producer.send_many(payloads(COUNT), delay=delays)
+        acked = receipts.offsets[: COUNT // 10]
+        async with client.consumer("t", "s", permits=1) as inbox:
+            await inbox.ack(acked, durable=True)
+    manifest = broker.index / "MANIFEST"
+    await until(lambda: manifest.exists() and ".segment" in manifest.read_text())
+    return acked
+
+
+async def take(inbox: escapement.Inbox, want: set[int]) -> None:
+    """Receive until every offset of ``want`` is there; nothing else may come, nor early."""
+    got: set[int] = set()
+    with trio.move_on_after(PATIENCE_S):
+        while got != want:
+            batch = await inbox.next_batch()
+            assert batch is not None
+            assert (batch.due_ms <= time.time_ns() // 1_000_000).all()
+            for offset, payload in zip(batch.offsets.tolist(), batch.values(), strict=True):
+                assert int.from_bytes(payload[:4], "little") == offset
+            got.update(batch.offsets.tolist())
+            await inbox.ack(batch.offsets)
+    assert got == want, f"{len(want - got)} of {len(want)} are lost, {len(got - want)} unwanted"
+
+
+def flip_a_byte_in_the_middle(index: Path) -> None:
+    for path in index.glob(SEGMENTS):
+        size = path.stat().st_size
+        if not size:
+            continue  # it was just being written
+        with path.open("r+b") as file:
+            file.seek(size // 3)
+            byte = file.read(1)
+            file.seek(size // 3)
+            file.write(bytes([byte[0] ^ 0x40]))
+
+
+def cut_off_the_end(index: Path) -> None:
+    for path in index.glob(SEGMENTS):
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size * 2 // 3)
+
+
+def lose_the_segments(index: Path) -> None:
+    for path in index.glob(SEGMENTS):
+        path.unlink()
+
+
+def scribble_over_the_manifest(index: Path) -> None:
+    (index / "MANIFEST").write_bytes(b"escapement index manifest 1 00000000\n{}")
+
+
+def lose_the_manifest(index: Path) -> None:
+    (index / "MANIFEST").unlink()
+
+
+DAMAGES: Final = (
+    flip_a_byte_in_the_middle,
+    cut_off_the_end,
+    lose_the_segments,
+    scribble_over_the_manifest,
+    lose_the_manifest,
+    shutil.rmtree,
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_damage_between_two_runs_loses_nothing(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """V2, P5, invariants 4 and 7: whatever became of the files."""
+    with broker_process(tmp_path / "broker", limits=LIMITS) as broker:
+        acked = await prepare(broker, delay_ms=1_000)
+        broker.kill()
+        damage(broker.index)
+        broker.start()
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            async with client.consumer("t", "s", permits=COUNT) as inbox:
+                await take(inbox, set(range(COUNT)) - set(acked.tolist()))
+        assert "Traceback" not in broker.complaints()
+
+
+async def test_an_index_is_rebuilt_from_mysql(tmp_path: Path, mysql_url: str) -> None:
+    """V2, P5: the same where the log is a server's."""
+    with broker_process(tmp_path / "broker", mysql_url, limits=LIMITS) as broker:
+        acked = await prepare(broker, delay_ms=1_000)
+        broker.kill()
+        shutil.rmtree(broker.index)
+        broker.start()
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            async with client.consumer("t", "s", permits=COUNT) as inbox:
+                await take(inbox, set(range(COUNT)) - set(acked.tolist()))
+
+
+async def test_a_segment_damaged_under_a_running_broker_is_rebuilt(tmp_path: Path) -> None:
+    """Invariant 4: the same process goes on, on the same port, and clients find it again."""
+    with broker_process(tmp_path / "broker", limits=LIMITS) as broker:
+        acked = await prepare(broker, delay_ms=1_500)
+        pid = broker.process.pid
+        flip_a_byte_in_the_middle(broker.index)
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            async with client.consumer("t", "s", permits=COUNT) as inbox:
+                await take(inbox, set(range(COUNT)) - set(acked.tolist()))
+        assert broker.running
+        assert broker.process.pid == pid
+        assert "building the delayed index again" in broker.complaints()
+        assert broker.stop() == 0

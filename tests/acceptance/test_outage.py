@@ -1,0 +1,226 @@
+"""The database is killed, or takes no writes: nothing confirmed is lost, and work goes on.
+
+The broker is never restarted here; whatever happens to the server, the same process goes
+on when it is back.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import trio
+
+import escapement
+from brokers import PATIENT, broker_process, until
+from escapement.errors import StorageUnavailable
+from servers import MysqlServer
+
+LEASE_MS: Final = 3_000
+LIMITS: Final[dict[str, Any]] = {"lease_ms": LEASE_MS, "checkpoint_interval_s": 0.5}
+USER: Final = "broker"
+PATIENCE_S: Final = 30
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@pytest.fixture
+def url(mysql_to_break: MysqlServer) -> Iterator[str]:
+    """A database on a server to be broken, for a user whom ``read_only`` binds."""
+    name = f"escapement_outage_{uuid.uuid4().hex[:8]}"
+    mysql_to_break.admin(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    mysql_to_break.admin(f"CREATE OR REPLACE USER {USER}@'%' IDENTIFIED BY 'secret'")
+    mysql_to_break.admin(f"GRANT ALL ON {name}.* TO {USER}@'%'")
+    yield mysql_to_break.url(name, USER, "secret")
+    mysql_to_break.restore()
+    mysql_to_break.admin("SET GLOBAL read_only = 0")
+    mysql_to_break.admin(f"DROP DATABASE {name}")
+
+
+class Watcher:
+    """A consumer that acknowledges all it gets, and the times at which it did."""
+
+    def __init__(self) -> None:
+        self.at_ms: list[int] = []
+        self.offsets: list[int] = []
+        self.again: list[bool] = []
+
+    async def run(
+        self, client: escapement.Broker, task_status: trio.TaskStatus[escapement.Inbox]
+    ) -> None:
+        async with client.consumer("t", "s", permits=10_000) as inbox:
+            task_status.started(inbox)
+            async for batch in inbox.batches():
+                now = now_ms()
+                assert (batch.due_ms <= now).all()
+                self.at_ms += [now] * len(batch)
+                self.offsets += batch.offsets.tolist()
+                self.again += (batch.redelivered | (batch.attempts > 1)).tolist()
+                await inbox.ack(batch.offsets)
+
+    def between(self, low_ms: int, high_ms: int) -> int:
+        return sum(low_ms <= at <= high_ms for at in self.at_ms)
+
+
+async def tick_finely(client: escapement.Broker) -> None:
+    await client.admin("namespaces.create", namespace="public/default")
+    await client.admin("namespaces.enable_delayed_message", namespace="public/default", tick_ms=10)
+
+
+async def test_a_killed_server_loses_nothing_and_work_goes_on(
+    tmp_path: Path, mysql_to_break: MysqlServer, url: str
+) -> None:
+    """Q8, invariant 1: the design's rule "When MySQL fails", unreachable."""
+    watcher = Watcher()
+    with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
+        pid = broker.process.pid
+        async with (
+            trio.open_nursery() as nursery,
+            escapement.connect(broker.url, settings=PATIENT) as client,
+        ):
+            await tick_finely(client)
+            inbox = await nursery.start(watcher.run, client)
+            hasty = await client.producer("t", send_timeout=(600, "ms"))
+            patient = await client.producer("t", send_timeout=(60, "s"))
+            delays = np.linspace(0, 6_000, 6_000).astype(np.int64)
+            confirmed = set(
+                (await patient.send_many([b"m"] * 6_000, delay=delays)).offsets.tolist()
+            )
+            await trio.sleep(0.5)
+            mysql_to_break.kill()
+            killed_ms = now_ms()
+            with pytest.raises((StorageUnavailable, escapement.Disconnected)) as refused:
+                await hasty.send(b"hasty")
+            assert refused.value.retryable
+            waiting = await patient.submit(b"patient")
+            with trio.move_on_after(0.3) as patience:
+                await inbox.ack(np.array([0], np.int64), durable=True)
+                await inbox.ack(np.array([max(watcher.offsets)], np.int64), durable=True)
+            assert patience.cancelled_caught, "an acknowledgement was confirmed by nobody"
+            await trio.sleep(LEASE_MS / 1000 + 0.6)
+            during = watcher.between(killed_ms + 100, killed_ms + LEASE_MS // 2)
+            assert during > LEASE_MS // 4, "what was due did not go on while the lease held"
+            # Replies under way when it was killed may have made the lease a little longer.
+            late = watcher.between(killed_ms + LEASE_MS + 300, now_ms())
+            assert late == 0, f"{late} messages were delivered after the lease"
+            mysql_to_break.start()
+            receipt = await waiting
+            assert receipt.id is not None
+            confirmed.add(receipt.id.offset)
+            await until(lambda: set(watcher.offsets) >= confirmed, PATIENCE_S)
+            await inbox.flush_acks()
+            await hasty.send(b"again")
+            nursery.cancel_scope.cancel()
+        repeated = len(watcher.offsets) - len(set(watcher.offsets))
+        assert repeated == 0, f"{repeated} messages came twice though no broker had died"
+        assert broker.running
+        assert broker.process.pid == pid
+        broker.kill()
+        broker.start()
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            async with client.consumer("t", "s") as inbox:
+                message = await inbox.receive(timeout_s=3)
+                if message is not None:  # the last one was not taken out by anybody
+                    assert message.value in (b"again", b"hasty")
+        assert "Traceback" not in broker.complaints()
+
+
+async def test_a_read_only_server_stops_dispatch_until_it_takes_writes(
+    tmp_path: Path, mysql_to_break: MysqlServer, url: str
+) -> None:
+    """Q8, invariant 1: the design's rule "When MySQL fails", read-only."""
+    watcher = Watcher()
+    with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
+        async with (
+            trio.open_nursery() as nursery,
+            escapement.connect(broker.url, settings=PATIENT) as client,
+        ):
+            await tick_finely(client)
+            inbox = await nursery.start(watcher.run, client)
+            hasty = await client.producer("t", send_timeout=(600, "ms"))
+            patient = await client.producer("t", send_timeout=(60, "s"))
+            delays = np.linspace(0, 4_000, 2_000).astype(np.int64)
+            receipts = await patient.send_many([b"m"] * 2_000, delay=delays)
+            await trio.sleep(0.3)
+            mysql_to_break.admin("SET GLOBAL read_only = 1")
+            with pytest.raises(StorageUnavailable) as refused:
+                await hasty.send(b"hasty")
+            assert refused.value.code == "storage_read_only"
+            assert refused.value.retryable
+            stopped_ms = now_ms()
+            waiting = await patient.submit(b"patient")
+            with trio.move_on_after(0.5) as patience:
+                await inbox.ack(np.arange(1_900, 1_905), durable=True)
+            assert patience.cancelled_caught, "an acknowledgement was stored by nobody"
+            await trio.sleep(1.0)
+            assert watcher.between(stopped_ms + 200, now_ms()) == 0, "delivered while read-only"
+            mysql_to_break.admin("SET GLOBAL read_only = 0")
+            assert (await waiting).id is not None
+            want = set(receipts.offsets.tolist()) - set(range(1_900, 1_905))
+            await until(lambda: set(watcher.offsets) >= want, PATIENCE_S)
+            await hasty.send(b"again")
+            await inbox.flush_acks()
+            nursery.cancel_scope.cancel()
+        assert len(watcher.offsets) == len(set(watcher.offsets)), "something came twice"
+        assert broker.running
+        assert "Traceback" not in broker.complaints()
+
+
+async def test_a_frozen_server_is_waited_for(
+    tmp_path: Path, mysql_to_break: MysqlServer, url: str
+) -> None:
+    """Q8: it answers nothing for longer than a lease, and then goes on as if nothing were."""
+    with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            producer = await client.producer("t", send_timeout=(60, "s"))
+            async with client.consumer("t", "s") as inbox:
+                await producer.send(b"before")
+                async with await anext(inbox) as message:
+                    assert message.value == b"before"
+                await inbox.flush_acks()
+                mysql_to_break.pause()
+                waiting = [await producer.submit(b"%d" % number) for number in range(100)]
+                newcomer = client.consumer("other", "s")
+                with trio.move_on_after(1.0):
+                    async with newcomer:
+                        pass
+                await trio.sleep(LEASE_MS / 1000)
+                mysql_to_break.resume()
+                for pending in waiting:
+                    await pending
+                with trio.fail_after(PATIENCE_S):
+                    got = [(await anext(inbox)).value for _ in range(100)]
+                assert sorted(got) == sorted(b"%d" % number for number in range(100))
+            with trio.fail_after(PATIENCE_S):
+                async with client.consumer("other", "s") as other:
+                    await (await client.producer("other")).send(b"hello")
+                    assert (await anext(other)).value == b"hello"
+        assert "Traceback" not in broker.complaints()
+
+
+async def test_a_stop_does_not_wait_for_a_database_that_hangs(
+    tmp_path: Path, mysql_to_break: MysqlServer, url: str
+) -> None:
+    """SIGTERM ends in exit code 0 within ten seconds, and what was confirmed is there after."""
+    with broker_process(tmp_path / "broker", url) as broker:
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            await client.admin("subscriptions.create", topic="t", subscription="s")
+            producer = await client.producer("t")
+            await producer.send(b"confirmed")
+            mysql_to_break.pause()
+            await producer.submit(b"under way")
+            began = time.monotonic()
+            assert await trio.to_thread.run_sync(broker.stop) == 0
+            assert time.monotonic() - began < 10
+            mysql_to_break.resume()
+            await trio.to_thread.run_sync(broker.start)
+            async with client.consumer("t", "s") as inbox:
+                found = [await inbox.receive(), await inbox.receive()]
+            assert [message.value for message in found] == [b"confirmed", b"under way"]

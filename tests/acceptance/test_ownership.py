@@ -1,0 +1,145 @@
+"""One broker owns a database at a time, however its processes end, hang and come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pymysql
+import pytest
+import trio
+
+import escapement
+from brokers import PATIENT, BrokerProcess, broker_process, until
+from escapement.errors import LeaseLost
+from escapement.storage.engine.address import MysqlAddress
+
+SHORT_LEASE: Final[dict[str, Any]] = {"lease_ms": 1_500}
+PATIENCE_S: Final = 20
+
+
+def log_rows(url: str) -> dict[int, int]:
+    """How many rows each epoch has written to the log and the journal."""
+    to = MysqlAddress.parse(url)
+    found: dict[int, int] = {}
+    with pymysql.connect(
+        host=to.host, port=to.port, user=to.user, password=to.password, database=to.database
+    ) as connection:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW TABLES LIKE 'log\\_1\\_%'")
+            for (table,) in cursor.fetchall():
+                cursor.execute(f"SELECT owner_epoch, COUNT(*) FROM {table} GROUP BY owner_epoch")
+                for epoch, count in cursor.fetchall():
+                    found[epoch] = found.get(epoch, 0) + count
+    return found
+
+
+@pytest.fixture
+def second(tmp_path: Path, mysql_url: str) -> Iterator[BrokerProcess]:
+    """Another broker on the same database, not started."""
+    broker = BrokerProcess(tmp_path / "second", mysql_url, limits=SHORT_LEASE)
+    yield broker
+    broker.remove()
+
+
+async def until_it_starts(broker: BrokerProcess) -> None:
+    """Start it as often as it is refused."""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            broker.launch()
+            await until(lambda: broker.ready() or not broker.running)
+            if broker.ready():
+                return
+            assert "lease_held" in broker.complaints()
+            await trio.sleep(0.1)
+
+
+def test_a_killed_broker_takes_its_own_lease_back_at_once(tmp_path: Path, mysql_url: str) -> None:
+    """B8: long before the lease of ten seconds has run out."""
+    with broker_process(tmp_path / "broker", mysql_url) as broker:
+        broker.kill()
+        assert broker.start() < 8
+        broker.kill()
+        assert broker.start() < 8
+
+
+def test_a_second_broker_is_refused_and_told_who_is_first(tmp_path: Path, mysql_url: str) -> None:
+    with broker_process(tmp_path / "first", mysql_url) as first:
+        second = BrokerProcess(tmp_path / "second", mysql_url)
+        began = time.monotonic()
+        second.launch()
+        try:
+            assert second.process.wait(PATIENCE_S) == 1
+            assert time.monotonic() - began < 8, "it waited for the lease"
+            complaint = second.complaints()
+            assert f"127.0.0.1:{first.port}" in complaint
+            assert "Traceback" not in complaint
+        finally:
+            second.remove()
+        assert first.running
+        assert first.stop() == 0
+        # Who stops in good order leaves the database to whoever comes next.
+        second.start()
+        assert second.stop() == 0
+
+
+def test_a_data_directory_and_a_port_have_one_broker_each(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "first") as first:
+        same_data = BrokerProcess(tmp_path / "first")
+        same_data._complained = tmp_path / "same-data.err"
+        same_port = BrokerProcess(tmp_path / "other")
+        same_port.port = first.port
+        said = first._said.read_bytes()
+        for broker, word in ((same_data, str(first.process.pid)), (same_port, "in use")):
+            broker.launch()
+            assert broker.process.wait(PATIENCE_S) == 1
+            assert word in broker.complaints()
+            assert "Traceback" not in broker.complaints()
+        first._said.write_bytes(said)
+        assert first.running
+
+
+async def test_a_stale_broker_writes_nothing_and_ends(
+    tmp_path: Path, mysql_url: str, second: BrokerProcess
+) -> None:
+    """Invariant 8: frozen past its lease, replaced, and awake again."""
+    with broker_process(tmp_path / "first", mysql_url, limits=SHORT_LEASE) as first:
+        async with (
+            trio.open_nursery() as nursery,
+            escapement.connect(first.url, settings=PATIENT) as client,
+        ):
+            producer = await client.producer("t", send_timeout=(6, "s"))
+            await client.admin("subscriptions.create", topic="t", subscription="s")
+            await producer.send_many([b"first"] * 100)
+            first.pause()
+            outcome: list[Exception] = []
+
+            async def publish_to_the_frozen_one() -> None:
+                try:
+                    await producer.send_many([b"stale"] * 100)
+                except escapement.EscapementError as error:
+                    outcome.append(error)
+
+            nursery.start_soon(publish_to_the_frozen_one)
+            await trio.sleep(0.1)
+            written = log_rows(mysql_url)
+            await until_it_starts(second)
+            async with escapement.connect(second.url, settings=PATIENT) as other:
+                own = await other.producer("t")
+                await own.send_many([b"second"] * 100)
+                first.resume()
+                await until(lambda: not first.running)
+                assert first.process.returncode == 1
+                assert "lease_lost" in first.complaints()
+                await own.send_many([b"second"] * 100)
+                async with other.consumer("t", "s") as inbox:
+                    got = [await anext(inbox) for _ in range(300)]
+            (epoch,) = written
+            after = log_rows(mysql_url)
+            assert after[epoch] == written[epoch], "the stale broker has written"
+            values = [message.value for message in got]
+            assert values == [b"first"] * 100 + [b"second"] * 200
+        (error,) = outcome
+        assert isinstance(error, escapement.Disconnected | LeaseLost)

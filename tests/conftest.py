@@ -1,0 +1,105 @@
+"""Fixtures for whatever needs a database.
+
+``engine`` runs a test on both engines; ``mysql_url`` is a fresh database on the
+session's server, ``mysql_to_break`` a server that a test may stop, kill and freeze.
+The server is started once, when the first test asks for it. With
+``ESCAPEMENT_TEST_MYSQL_URL`` an existing server is used wherever nothing is done to
+it but SQL. Without a server these tests fail: they are never skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pymysql
+import pytest
+
+from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.open import open_engine
+from servers import MysqlServer, private_server, run_sql
+
+URL_VARIABLE = "ESCAPEMENT_TEST_MYSQL_URL"
+NO_SUCH_THREAD = 1094  # KILL of a connection that is gone by itself
+
+
+@dataclass(frozen=True)
+class SqlServer:
+    """A server as far as SQL reaches it: private, or the one the environment names."""
+
+    url: Callable[[str], str]  # of a database on it
+    admin: Callable[[str], tuple[Any, ...]]  # runs one statement
+
+
+def _existing(url: str) -> SqlServer:
+    to = MysqlAddress.parse(url)
+    connect = {"user": to.user, "password": to.password.encode()}
+    connect |= {"unix_socket": to.unix_socket} if to.unix_socket else {}
+    query = "?" + url.partition("?")[2] if "?" in url else ""
+    secret = f":{quote(to.password, safe='')}" if to.password else ""
+
+    def on(database: str) -> str:
+        user = quote(to.user, safe="")
+        return f"mysql://{user}{secret}@{to.host}:{to.port}/{database}{query}"
+
+    return SqlServer(on, lambda sql: run_sql({**connect, "host": to.host, "port": to.port}, sql))
+
+
+@pytest.fixture(scope="session")
+def private_mysql() -> Iterator[MysqlServer]:
+    """The session's private server."""
+    with private_server() as server:
+        yield server
+
+
+@pytest.fixture
+def mysql_to_break(private_mysql: MysqlServer) -> Iterator[MysqlServer]:
+    """A server to stop, kill, freeze or set read-only; restored after the test."""
+    yield private_mysql
+    private_mysql.restore()
+    private_mysql.admin("SET GLOBAL read_only = 0")
+
+
+@pytest.fixture(scope="session")
+def mysql_server(request: pytest.FixtureRequest) -> SqlServer:
+    """The server that tests share for their SQL."""
+    if url := os.environ.get(URL_VARIABLE):
+        return _existing(url)
+    server: MysqlServer = request.getfixturevalue("private_mysql")
+    return SqlServer(server.url, server.admin)
+
+
+def _fresh_database(server: SqlServer) -> Iterator[str]:
+    name = f"escapement_test_{uuid.uuid4().hex[:12]}"
+    server.admin(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    yield server.url(name)
+    # A connection that a test left behind may hold locks that DROP would wait for.
+    mine = f"SELECT ID FROM information_schema.PROCESSLIST WHERE DB = '{name}'"
+    for (connection_id,) in server.admin(mine):
+        try:
+            server.admin(f"KILL CONNECTION {connection_id}")
+        except pymysql.err.OperationalError as error:
+            if error.args[0] != NO_SUCH_THREAD:
+                raise
+    server.admin(f"DROP DATABASE {name}")
+
+
+@pytest.fixture
+def mysql_url(mysql_server: SqlServer) -> Iterator[str]:
+    """The URL of a database that only this test has."""
+    yield from _fresh_database(mysql_server)
+
+
+@pytest.fixture(params=["sqlite", "mysql"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """An empty database on each engine."""
+    url = request.getfixturevalue("mysql_url") if request.param == "mysql" else None
+    opened = open_engine(url, tmp_path)
+    yield opened
+    opened.close()

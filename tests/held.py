@@ -1,0 +1,49 @@
+"""Blocking calls that a test holds back, so that what it starts meanwhile comes second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+COMMIT: Final = "Writer.write"  # one group of the commit pipeline
+FETCH: Final = "Fetch.read"  # payloads of a frame, out of segments on disk
+
+
+class Held:
+    """Where blocking calls run: at once, but for those of one kind while it is held.
+
+    Like a call in a thread, one that is held goes on in spite of a cancellation.
+    """
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._reached = trio.Event()
+        self._released = trio.Event()
+
+    async def __call__(self, function: Callable[..., T], /, *arguments: Any) -> T:
+        await trio.lowlevel.checkpoint()
+        if self._kind and getattr(function, "__qualname__", "") == self._kind:
+            self._reached.set()
+            with trio.CancelScope(shield=True):
+                await self._released.wait()
+        return function(*arguments)
+
+    @contextmanager
+    def hold(self, kind: str) -> Iterator[None]:
+        """Inside, calls of this kind wait until the block ends."""
+        self._kind = kind
+        self._reached, self._released = trio.Event(), trio.Event()
+        try:
+            yield
+        finally:
+            self._kind = ""
+            self._released.set()
+
+    async def reached(self) -> None:
+        """Wait until a call is held."""
+        await self._reached.wait()

@@ -1,0 +1,389 @@
+"""The commands that talk to a broker: admin, send, consume, and the demo.
+
+The broker is a process; commands run in this one where nothing depends on their being a
+process of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from brokers import BrokerProcess, broker_process
+from escapement.bench.host import Host
+from escapement.cli.demo import Demo
+from escapement.cli.main import escapement as commands
+from escapement.cli.main import run
+
+TIMEOUT_S = 60
+Say = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("cli") / "data") as started:
+        yield started
+
+
+@pytest.fixture
+def say(
+    broker: BrokerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> Say:
+    """Carries out a command line; returns its stdout, or its stderr where it is to fail."""
+    monkeypatch.setenv("ESCAPEMENT_BROKER", f"127.0.0.1:{broker.port}")
+
+    def carry_out(*words: str, fails: int = 0) -> str:
+        code = run(words)
+        out, err = (text.decode() for text in capsysbinary.readouterr())
+        assert code == fails, err
+        assert out == "" if fails else err == ""
+        return err if fails else out
+
+    return carry_out
+
+
+def process(broker: BrokerProcess, *words: str, **kwargs: Any) -> subprocess.Popen[bytes]:
+    """A command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "escapement", *words],
+        env=os.environ | {"ESCAPEMENT_BROKER": f"127.0.0.1:{broker.port}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **kwargs,
+    )
+
+
+# -- administration ----------------------------------------------------------------
+
+
+def test_delays_are_configured_by_namespace(say: Say) -> None:
+    """P2: defaults, both options, and back again; as JSON, in milliseconds."""
+    made = json.loads(say("admin", "namespaces", "create", "p2/eu", "-o", "json"))
+    assert made["namespace"] == "p2/eu"
+    assert (made["granularity_ms"], made["tick_ms"]) == (300_000, 1000)
+    enable = ["admin", "namespaces", "enable-delayed-message"]
+    say(*enable, "--time-partition-granularity", "1h", "--tick-duration", "500ms", "p2/eu")
+    say(*enable, "-p", "2w", "p2/eu")
+    got = json.loads(say("admin", "-o", "json", "namespaces", "get", "p2/eu"))
+    assert got == made | {"granularity_ms": 14 * 86_400_000, "tick_ms": 500}
+    assert got["delays_enabled"] is True
+    off = json.loads(say("admin", "namespaces", "disable-delayed-message", "p2/eu", "-o", "json"))
+    assert off["delays_enabled"] is False
+    assert "disabled in p2/eu" in say("produce", "p2/eu/t", "x", "--delay", "1s", fails=1)
+    say("produce", "p2/eu/t", "x")
+    assert "still has topics" in say("admin", "namespaces", "delete", "p2/eu", fails=1)
+
+
+def test_a_namespace_is_shown_with_durations_in_words(say: Say) -> None:
+    say("admin", "namespaces", "create", "words/eu")
+    lines = say("admin", "namespaces", "get", "words/eu").splitlines()
+    shown = dict(line.strip().rsplit("  ", 1) for line in lines)
+    shown = {name.strip(): value.strip() for name, value in shown.items()}
+    assert shown["namespace"] == "words/eu"
+    assert shown["delays enabled"] == "yes"
+    assert (shown["granularity"], shown["tick"]) == ("5m", "1s")
+    head, *rows = say("admin", "namespaces", "list").splitlines()
+    assert head.split() == ["namespace", "delays", "enabled", "granularity", "tick", "topics"]
+    assert ["words/eu", "yes", "5m", "1s", "0"] in [row.split() for row in rows]
+    assert json.loads(say("admin", "namespaces", "delete", "words/eu", "-o", "json")) == {
+        "deleted": "words/eu"
+    }
+
+
+def test_topics_are_created_listed_measured_and_deleted(say: Say) -> None:
+    say("admin", "topics", "create", "persistent://topics/eu/orders")
+    assert say("admin", "topics", "list", "topics/eu").split() == ["topic", "topics/eu/orders"]
+    say("admin", "subscriptions", "create", "topics/eu/orders", "billing")
+    say("produce", "topics/eu/orders", "a", "b")
+    stats = json.loads(say("admin", "topics", "stats", "topics/eu/orders", "-o", "json"))
+    assert stats["topic"] == "topics/eu/orders"
+    assert stats["next_offset"] == 2
+    assert [one["subscription"] for one in stats["subscriptions"]] == ["billing"]
+    assert stats["subscriptions"][0]["unacknowledged"] == 2
+    table = say("admin", "topics", "stats", "topics/eu/orders")
+    assert "next offset" in table
+    assert "billing" in table
+    say("admin", "topics", "delete", "topics/eu/orders")
+    listed = json.loads(say("admin", "topics", "list", "topics/eu", "-o", "json"))
+    assert listed == {"topics": [], "total": 0}
+    assert say("admin", "topics", "list", "topics/eu") == "no topics\n"
+
+
+def test_subscriptions_are_created_listed_and_deleted(say: Say) -> None:
+    create = ["admin", "subscriptions", "create", "subs"]
+    say(*create, "first")
+    say(*create, "second", "--kind", "exclusive", "--from", "earliest")
+    assert "second" in say(*create, "second", fails=1)
+    rows = json.loads(say("admin", "subscriptions", "list", "subs", "-o", "json"))
+    assert [(row["subscription"], row["kind"]) for row in rows] == [
+        ("first", "shared"),
+        ("second", "exclusive"),
+    ]
+    say("admin", "subscriptions", "delete", "subs", "first")
+    assert "no subscription first" in say(
+        "admin", "subscriptions", "delete", "subs", "first", fails=1
+    )
+
+
+def test_the_broker_tells_its_figures(say: Say) -> None:
+    stats = json.loads(say("admin", "broker", "stats", "-o", "json"))
+    assert stats["database"] == "up"
+    assert stats["lease_held"] is True
+    assert "lease held" in say("admin", "broker", "stats")
+
+
+def test_each_command_may_name_its_broker_and_the_nearest_goes_first(
+    say: Say, broker: BrokerProcess
+) -> None:
+    nobody, there = "127.0.0.1:1", f"127.0.0.1:{broker.port}"
+    say("admin", "--broker", nobody, "broker", "stats", "--broker", there)
+    say("admin", "--broker", f"escapement://{there}", "broker", "stats")
+    refused = say("admin", "--broker", nobody, "broker", "stats", fails=1)
+    assert refused.startswith(
+        "escapement: the broker cannot be reached: escapement://127.0.0.1:1: "
+    )
+    assert refused.endswith("Connection refused\n")
+
+
+def test_what_the_broker_refuses_is_one_line_and_exit_code_1(say: Say) -> None:
+    assert say("admin", "namespaces", "get", "no/where", fails=1).count("\n") == 1
+    enable = ["admin", "namespaces", "enable-delayed-message"]
+    assert "tenant/namespace" in say(*enable, "alone", fails=1)
+    assert "create it" in say(*enable, "no/where", fails=1)
+    say("admin", "namespaces", "create", "refused/eu")
+    assert "does not fit" in say(*enable, "-t", "10m", "refused/eu", fails=1)
+    assert "is not a duration" in say(*enable, "-t", "fast", "refused/eu", fails=2)
+
+
+# -- sending and consuming ---------------------------------------------------------
+
+
+def test_messages_go_in_and_come_out_with_all_there_is_to_them(say: Say) -> None:
+    """P1: id, key, properties and time of a delayed message."""
+    say("admin", "subscriptions", "create", "out", "s")
+    began_ms = time.time() * 1000
+    sent = say("produce", "out", "a", "b", "--delay", "50ms", "--key", "k", "--property", "p=1=2")
+    assert sent.split() == ["public/default/out@0", "public/default/out@1"]
+    lines = say("consume", "out", "s", "--count", "2", "-o", "json").splitlines()
+    first, second = map(json.loads, lines)
+    assert (first["payload"], second["payload"]) == ("a", "b")
+    assert first["id"] == "public/default/out@0"
+    assert (first["key"], first["properties"]) == ("k", {"p": "1=2"})
+    assert (first["attempt"], first["redelivered"]) == (1, False)
+    assert first["due_ms"] >= began_ms + 50
+
+
+def test_what_was_consumed_does_not_come_again(say: Say) -> None:
+    """V2."""
+    say("admin", "subscriptions", "create", "once", "s")
+    say("produce", "once", "a", "b", "c")
+    assert say("consume", "once", "s", "--count", "2") == "a\nb\n"
+    assert say("consume", "once", "s", "--count", "1") == "c\n"
+
+
+def test_a_time_may_be_given_and_one_that_passed_is_now(say: Say) -> None:
+    """P1."""
+    say("admin", "subscriptions", "create", "at", "s")
+    soon = datetime.now(UTC) + timedelta(seconds=1)
+    say("produce", "at", "soon", "--at", soon.astimezone().isoformat())
+    say("produce", "at", "past", "--at", "2001-01-01T00:00Z")
+    past, later = map(
+        json.loads, say("consume", "at", "s", "--count", "2", "-o", "json").splitlines()
+    )
+    assert (past["payload"], later["payload"]) == ("past", "soon")
+    assert later["due_ms"] >= soon.timestamp() * 1000
+
+
+def test_what_is_pending_is_shown_next_due_first_and_stays(say: Say) -> None:
+    """B6: peek consumes nothing."""
+    say("admin", "subscriptions", "create", "ahead", "s")
+    say("produce", "ahead", "far", "--delay", "2h", "--key", "k")
+    say("produce", "ahead", "near", "--delay", "1h")
+    for _ in range(2):
+        rows = json.loads(say("peek", "ahead", "-o", "json"))
+        assert [(row["payload"], row["key"]) for row in rows] == [("near", None), ("far", "k")]
+        assert rows[0]["due_at_ms"] < rows[1]["due_at_ms"]
+    assert "near" in say("peek", "ahead", "--count", "1")
+    assert "there is no topic" in say("peek", "nowhere-at-all", fails=1)
+
+
+def test_a_new_subscription_may_begin_with_the_first_message(say: Say) -> None:
+    assert say("produce", "history", "old") == "public/default/history@0\n"  # by its other name
+    assert say("consume", "history", "s", "--from", "earliest", "--count", "1") == "old\n"
+
+
+def test_an_exclusive_subscription_ignores_delays(say: Say) -> None:
+    """P7."""
+    say("produce", "order", "late", "--delay", "1h")
+    say("produce", "order", "now")
+    words = ["consume", "order", "s", "--kind", "exclusive", "--from", "earliest", "--count", "2"]
+    assert say(*words) == "late\nnow\n"
+    assert "is exclusive, not shared" in say("consume", "order", "s", fails=1)
+
+
+def test_a_file_is_sent_line_by_line(say: Say, tmp_path: Path) -> None:
+    lines = [b"one", b"", b"\xff\x00", b"x" * 300_000, b"no end"]
+    (tmp_path / "lines").write_bytes(b"\n".join(lines))
+    sent = say("produce", "lines", "--file", str(tmp_path / "lines"))
+    assert len(sent.splitlines()) == len(lines)
+    words = ["consume", "lines", "s", "--from", "earliest", "--count", "5", "-o", "json"]
+    got = [json.loads(line) for line in say(*words).splitlines()]
+    assert [one.get("payload") for one in got] == ["one", "", None, "x" * 300_000, "no end"]
+    assert got[2]["payload_base64"] == "/wA="
+
+
+def test_lines_of_a_pipe_are_sent_as_they_come(broker: BrokerProcess) -> None:
+    with process(broker, "produce", "pipe", "--stdin", stdin=subprocess.PIPE) as sender:
+        assert sender.stdin is not None
+        assert sender.stdout is not None
+        for number in range(3):
+            sender.stdin.write(b"line\n")
+            sender.stdin.flush()
+            assert sender.stdout.readline() == b"public/default/pipe@%d\n" % number
+        sender.stdin.close()
+        assert sender.wait(TIMEOUT_S) == 0
+
+
+def test_an_interrupt_ends_a_consumer_and_keeps_what_it_printed(
+    broker: BrokerProcess, say: Say
+) -> None:
+    say("admin", "subscriptions", "create", "interrupt", "s")
+    say("produce", "interrupt", "a")
+    with process(broker, "consume", "interrupt", "s") as consumer:
+        assert consumer.stdout is not None
+        assert consumer.stdout.readline() == b"a\n"
+        consumer.send_signal(signal.SIGINT)
+        _, complaints = consumer.communicate(timeout=TIMEOUT_S)
+        assert (consumer.returncode, complaints.strip()) == (130, b"")
+    say("produce", "interrupt", "b")
+    assert say("consume", "interrupt", "s", "--count", "1") == "b\n"
+
+
+def test_a_reader_that_has_enough_ends_a_consumer_without_a_traceback(
+    broker: BrokerProcess, say: Say
+) -> None:
+    say("admin", "subscriptions", "create", "head", "s")
+    with process(broker, "consume", "head", "s") as consumer:
+        assert consumer.stdout is not None
+        say("produce", "head", "a")
+        assert consumer.stdout.readline() == b"a\n"
+        consumer.stdout.close()
+        say("produce", "head", "b")
+        assert consumer.wait(TIMEOUT_S) == 1
+        assert consumer.stderr is not None
+        assert consumer.stderr.read() == b""
+    # What nobody read was not acknowledged.
+    assert say("consume", "head", "s", "--count", "1") == "b\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["produce", "t"], "Give messages"),
+        (["produce", "t", "x", "--stdin"], "Give messages"),
+        (["produce", "t", "x", "--at", "2026-12-24T18:00Z", "--delay", "1s"], "not both"),
+        (["produce", "t", "x", "--at", "2026-12-24T18:00"], "no time zone"),
+        (["produce", "t", "x", "--at", "tomorrow"], "is not a time"),
+        (["produce", "t", "x", "--delay", "-1s"], "is not a duration"),
+        (["produce", "t", "x", "--property", "alone"], "NAME=VALUE"),
+        (["produce", "t", "--file", "/does/not/exist"], "No such file"),
+        (["consume", "t"], "Missing argument 'SUBSCRIPTION'"),
+        (["consume", "t", "s", "--count", "0"], "--count"),
+        (["consume", "t", "s", "--kind", "private"], "--kind"),
+        (["sing"], "No such command 'sing'"),
+    ],
+)
+def test_words_that_cannot_be_meant_are_usage_errors(say: Say, words: list[str], said: str) -> None:
+    assert said in say(*words, fails=2)
+
+
+def test_names_that_cannot_be_meant_are_refused(say: Say) -> None:
+    assert "cannot be a topic name" in say("produce", "a b", "x", fails=1)
+    assert "cannot be a subscription name" in say("consume", "t", "a/b", fails=1)
+
+
+# -- help --------------------------------------------------------------------------
+
+
+def all_commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if hasattr(command, "commands"):
+            yield from all_commands(command, (*path, name))
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for path, command in all_commands(commands):
+        assert run([*path, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert f"Usage: escapement {' '.join(path)}" in shown
+        assert command.help, path
+        for option in command.params:
+            assert option.param_type_name == "argument" or option.help, (path, option.name)
+
+
+@pytest.mark.parametrize("name", ["serve", "produce", "consume", "demo"])
+def test_everyday_commands_come_with_examples(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"\n  Examples:\n    escapement {name}" in shown
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("escapement, version ")
+
+
+# -- the demo ----------------------------------------------------------------------
+
+
+def test_the_demo_keeps_every_promise_over_a_kill() -> None:
+    """P6: what a newcomer runs first is itself a test."""
+    done = subprocess.run(
+        [sys.executable, "-m", "escapement", "demo", "--messages", "500", "--seconds", "3"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "killed it with SIGKILL" in done.stdout
+    assert done.stdout.endswith("Every promise was kept.\n")
+
+
+class ForgetfulHost(Host):
+    """A broker that loses its disk when it is killed."""
+
+    def kill(self) -> None:
+        super().kill()
+        shutil.rmtree(self._data, ignore_errors=True)
+        self._data.mkdir()
+
+
+def test_the_demo_notices_a_broken_promise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = ForgetfulHost(tmp_path / "data", None)
+    (tmp_path / "data").mkdir()
+    try:
+        assert trio.run(Demo(host, 200, 2.0, 0.5).run) is False
+    finally:
+        host.kill()
+    assert "A promise was broken." in capsys.readouterr().out

@@ -1,0 +1,85 @@
+"""What a broker keeps of its index in memory, on disk and in the journal, seen from outside."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import trio
+
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.testing import arrived
+
+PATIENT = BrokerConfig(ack_wait_ms=10**10, seed=0)
+TOPIC = "t/n/x"
+
+
+async def test_the_next_partition_is_in_the_wheel_before_it_begins(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P3: partitions of five minutes; only the current one and the next are in memory."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+        producer = await broker.producer(TOPIC)
+        # The virtual clock starts at a full hour, and so at the beginning of a partition.
+        for minutes in (6, 7, 11):
+            await producer.send(b"%d" % minutes, delay=timedelta(minutes=minutes))
+        await world.checkpoint()
+
+        async def in_the_wheel() -> int:
+            stats = await broker.admin("topics.stats", topic=TOPIC)
+            return int(stats["wheel_entries"])
+
+        assert await in_the_wheel() == 0
+        await world.clock.advance(minutes=4, seconds=54)
+        assert await in_the_wheel() == 0
+        await world.clock.advance(seconds=1)
+        assert await in_the_wheel() == 2
+        await world.clock.advance(minutes=2)
+        assert await in_the_wheel() == 1
+        async with broker.consumer(TOPIC, "s") as inbox:
+            assert [m.value for m in await arrived(inbox)] == [b"6"]
+
+
+async def test_subscriptions_share_one_index(mock_clock: trio.testing.MockClock) -> None:
+    """P12: five subscriptions cost the index no more entries than one."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await broker.producer(TOPIC)
+        for name in "abcde":
+            await broker.admin("subscriptions.create", topic=TOPIC, subscription=name)
+        await producer.send_many([b"m"] * 100, delay=timedelta(hours=1))
+        for _ in range(2):
+            stats = await broker.admin("topics.stats", topic=TOPIC)
+            assert stats["index_entries"] == 100
+            await world.checkpoint()
+        await world.clock.advance(hours=1)
+        for name in "abcde":
+            async with broker.consumer(TOPIC, name) as inbox:
+                assert len(await arrived(inbox)) == 100
+
+
+@pytest.mark.parametrize("pending", [100, 3000])
+async def test_what_a_start_replays_does_not_grow_with_what_is_pending(
+    mock_clock: trio.testing.MockClock, pending: int
+) -> None:
+    """B5: a checkpoint covers what is pending; a start reads the journal behind it."""
+    engine = SqliteEngine.in_memory()
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+            producer = await broker.producer(TOPIC)
+            for _ in range(pending // 100):
+                await producer.send_many([b"m"] * 100, delay=timedelta(days=30))
+            await world.checkpoint()
+            await producer.send(b"behind it", delay=timedelta(days=30))
+        await world.crash()
+        connection = engine.connect()
+        assert connection.execute("SELECT COUNT(*) FROM journal").rows == [(1,)]
+        connection.close()
+        await world.restart()
+        async with world.connect() as broker, broker.consumer(TOPIC, "s", permits=5000) as inbox:
+            assert await arrived(inbox) == []
+            await world.clock.advance(days=30)
+            assert len(await arrived(inbox)) == pending + 1

@@ -1,0 +1,153 @@
+"""One owner at a time, and a stale one cannot get past the epoch (invariant 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from committing import HandClock
+from escapement.errors import LeaseHeld, LeaseLost, StorageUnavailable
+from escapement.storage import lease, schema
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.lease import Identity, Lease, Recorded
+
+ONE, TWO = Identity("id-1", "one"), Identity("id-2", "two")
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def ready(engine: Engine) -> Engine:
+    schema.migrate(engine)
+    return engine
+
+
+@pytest.fixture
+def connection(ready: Engine) -> Iterator[Connection]:
+    connection = ready.connect()
+    yield connection
+    connection.close()
+
+
+def take(engine: Engine, who: Identity, duration_ms: int = HOUR_MS) -> Lease:
+    return lease.acquire(engine, who, duration_ms, HandClock())
+
+
+def passes(engine: Engine, connection: Connection, held: Lease) -> bool:
+    connection.begin()
+    try:
+        lease.check(engine, connection, held)
+        return True
+    except LeaseLost:
+        return False
+    finally:
+        connection.rollback()
+
+
+def test_the_first_owner_finds_a_clean_start(ready: Engine, connection: Connection) -> None:
+    held = take(ready, ONE)
+    assert (held.epoch, held.was_clean) == (1, True)
+    assert passes(ready, connection, held)
+
+
+def test_another_broker_is_refused_and_told_who_holds_it(ready: Engine) -> None:
+    take(ready, ONE)
+    with pytest.raises(LeaseHeld, match=r"'one' \(id-1\) owns this log until .* another 3600 s"):
+        take(ready, TWO)
+
+
+def test_a_restart_takes_its_own_lease_at_once(ready: Engine, connection: Connection) -> None:
+    before = take(ready, ONE)
+    after = take(ready, ONE)
+    assert (after.epoch, after.was_clean) == (2, False)
+    assert not passes(ready, connection, before)
+    assert passes(ready, connection, after)
+
+
+def test_a_lease_that_ran_out_is_taken_over(ready: Engine, connection: Connection) -> None:
+    """By the database's clock: a duration in the past has run out for everyone."""
+    before = take(ready, ONE, duration_ms=-1)
+    assert passes(ready, connection, before), "nobody has taken it: the epoch decides"
+    after = take(ready, TWO)
+    assert after.epoch == 2
+    assert not passes(ready, connection, before)
+    with pytest.raises(LeaseLost, match="'two' has it with epoch 2"):
+        lease.renew(ready, connection, before, HandClock())
+
+
+def test_a_renewal_counts_from_before_it_was_sent(ready: Engine, connection: Connection) -> None:
+    clock = HandClock(5_000)
+    held = lease.acquire(ready, ONE, 10_000, clock)
+    assert held.deadline_ms == 15_000
+    clock.now = 9_000
+    assert lease.renew(ready, connection, held, clock).deadline_ms == 19_000
+    with pytest.raises(LeaseHeld):
+        take(ready, TWO)
+
+
+def test_a_renewal_revives_a_lease_nobody_took(ready: Engine, connection: Connection) -> None:
+    held = take(ready, ONE, duration_ms=-1)
+    lease.renew(ready, connection, replace(held, duration_ms=HOUR_MS), HandClock())
+    with pytest.raises(LeaseHeld):
+        take(ready, TWO)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_released_lease_is_free_and_says_how_it_ended(
+    ready: Engine, connection: Connection, clean: bool
+) -> None:
+    lease.release(ready, connection, take(ready, ONE), clean=clean)
+    after = take(ready, TWO)
+    assert (after.epoch, after.was_clean) == (2, clean)
+
+
+def test_a_stale_owner_cannot_release(ready: Engine, connection: Connection) -> None:
+    before = take(ready, ONE)
+    take(ready, ONE)
+    with pytest.raises(LeaseLost):
+        lease.release(ready, connection, before, clean=True)
+    with pytest.raises(LeaseHeld):
+        take(ready, TWO)
+
+
+def test_a_taker_ends_the_transaction_its_predecessor_hangs_in(ready: Engine) -> None:
+    """It has passed the check and holds the lease row: a taker would wait for it."""
+    held = take(ready, ONE)
+    hanging = ready.connect()
+    Recorded(ready, held).enter(hanging)
+    if ready.kind == "sqlite":
+        hanging.close()  # one process at a time: it is gone with its process
+        assert take(ready, ONE).epoch == 2
+        return
+    hanging.begin()
+    lease.check(ready, hanging, held)
+    assert take(ready, ONE).epoch == 2
+    with pytest.raises(StorageUnavailable):
+        hanging.execute("UPDATE leases SET epoch = 9")
+    hanging.close()
+
+
+def test_a_reconnected_connection_takes_the_place_of_the_one_before(
+    ready: Engine, connection: Connection
+) -> None:
+    recorded = Recorded(ready, take(ready, ONE))
+    other = ready.connect()
+    recorded.enter(connection)
+    recorded.enter(other, replaces=connection.id)
+    ((text,),) = connection.execute("SELECT connection_ids FROM leases").rows
+    assert text == (str(other.id) if other.id else "")
+    other.close()
+    take(ready, ONE)
+    with pytest.raises(LeaseLost):
+        recorded.enter(connection)
+
+
+def test_what_an_owner_left_doubtful_is_told_to_the_next(
+    ready: Engine, connection: Connection
+) -> None:
+    """Also after a crash in between."""
+    assert take(ready, ONE).doubtful_until_ms == 0
+    lease.release(ready, connection, take(ready, ONE), clean=True, doubtful_until_ms=77)
+    assert take(ready, TWO).doubtful_until_ms == 77
+    assert take(ready, TWO).doubtful_until_ms == 77

@@ -1,0 +1,211 @@
+"""The log gives back what was written, in order, in bounded steps, across generations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from committing import HandClock
+from escapement.errors import LeaseLost, LogDamaged
+from escapement.message import Blobs, MessageBatch
+from escapement.storage import lease, schema
+from escapement.storage.engine.base import Connection, Engine, Params, Result
+from escapement.storage.lease import Identity, Lease
+from escapement.storage.log import (
+    DAY_MS,
+    GENERATION_SIZE_BYTES,
+    Generation,
+    Log,
+    LogRow,
+    NewRow,
+    RowKey,
+    should_roll,
+)
+from escapement.storage.logrow import encode_row
+
+NO_LIMIT = 1 << 40
+
+
+class Shelf:
+    """A log and a connection to it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        schema.migrate(engine)
+        self.lease: Lease = lease.acquire(engine, Identity("a", "a"), 60_000, HandClock())
+        self.connection: Connection = engine.connect()
+        self.log = Log.open(engine, self.connection, self.lease, 2, 0)
+        self.keys: list[RowKey] = []
+
+    def write(self, topic_id: int, base: int, count: int, size: int = 10) -> None:
+        payloads = [b"%d@%d" % (topic_id, base + n) + b"." * size for n in range(count)]
+        due = np.arange(base, base + count, dtype=np.int64)
+        data = encode_row(base, due, [MessageBatch(Blobs.of(payloads)).encode()])
+        row = NewRow(self.log.current, topic_id, base, count, base, base + count - 1, base, data)
+        self.connection.begin()
+        self.log.insert(self.connection, [row], self.lease.epoch)
+        self.connection.commit()
+        self.keys.append(RowKey(self.log.current.id, topic_id, base, count, len(data)))
+
+    def roll(self, parallelism: int) -> None:
+        self.log.begin(self.log.prepare(self.engine, self.connection, self.lease, parallelism, 0))
+
+    def read(self, topic_id: int, low: int, high: int, limit: int = NO_LIMIT) -> list[int]:
+        rows = self.log.read(self.connection, topic_id, low, high, limit)
+        check_rows(rows)
+        return [row.key.base_offset for row in rows]
+
+
+def check_rows(rows: list[LogRow]) -> None:
+    for row in rows:
+        first = row.content.batch().payloads.to_list()[0]
+        assert first.startswith(b"%d@%d." % (row.key.topic_id, row.key.base_offset))
+        assert row.content.due_ms.tolist() == list(range(row.key.base_offset, row.end_offset))
+
+
+@pytest.fixture
+def shelf(engine: Engine) -> Iterator[Shelf]:
+    shelf = Shelf(engine)
+    yield shelf
+    shelf.connection.close()
+
+
+def test_reading_begins_with_the_row_that_holds_the_offset(shelf: Shelf) -> None:
+    for base in range(0, 50, 5):
+        shelf.write(3, base, 5)
+        shelf.write(4, base, 5)
+    assert shelf.read(3, 12, 50) == [10, 15, 20, 25, 30, 35, 40, 45]
+    assert shelf.read(3, 15, 30) == [15, 20, 25]
+    assert shelf.read(3, 49, 50) == [45]
+    assert shelf.read(3, 50, 50) == []
+    assert shelf.read(9, 0, 50) == []
+
+
+def test_a_read_takes_at_least_one_row_and_then_no_more_than_it_may(shelf: Shelf) -> None:
+    for base in range(6):
+        shelf.write(3, base, 1, size=1000)
+    size = shelf.keys[0].size_bytes
+    assert shelf.read(3, 0, 6, limit=1) == [0]
+    assert shelf.read(3, 2, 6, limit=2 * size) == [2, 3]
+
+
+def test_reading_walks_through_generations(shelf: Shelf) -> None:
+    """A change of parallelism takes effect with the next generation."""
+    for parallelism in (3, 1, 4):
+        for _ in range(2):
+            base = shelf.log.end_offset(shelf.connection, 5)
+            shelf.write(5, base, 5)
+        shelf.roll(parallelism)
+    shelf.write(5, 30, 5)
+    assert shelf.read(5, 0, 35) == [0, 5, 10, 15, 20, 25, 30]
+    assert shelf.read(5, 12, 22) == [10, 15, 20]
+    assert shelf.log.end_offset(shelf.connection, 5) == 35
+    assert shelf.log.end_offset(shelf.connection, 6) == 0
+
+
+def test_a_reopened_log_is_the_same(shelf: Shelf) -> None:
+    shelf.write(5, 0, 5)
+    shelf.roll(3)
+    shelf.write(5, 5, 5)
+    again = Log.open(shelf.engine, shelf.connection, shelf.lease, 7, 0)
+    assert again.generations == shelf.log.generations
+    assert [row.key for row in again.read(shelf.connection, 5, 0, 10, NO_LIMIT)] == shelf.keys
+
+
+def test_rows_are_found_by_their_keys_in_the_order_asked_for(shelf: Shelf) -> None:
+    for base in range(40):
+        for topic_id in (1, 2, 3):
+            shelf.write(topic_id, base, 1)
+        if base == 20:
+            shelf.roll(2)
+    wanted = [*shelf.keys[::2], *shelf.keys[1::2]]
+    steps = list(shelf.log.read_rows(shelf.connection, wanted, 500))
+    assert [row.key for step in steps for row in step] == wanted
+    assert len(steps) > 5
+    for step in steps:
+        check_rows(step)
+        assert sum(row.key.size_bytes for row in step) <= 500
+
+
+def test_a_missing_or_damaged_row_is_named(shelf: Shelf) -> None:
+    shelf.write(1, 0, 1)
+    (key,) = shelf.keys
+    with pytest.raises(LogDamaged, match=r"lacks a row .* topic 1, offset 7"):
+        list(shelf.log.read_rows(shelf.connection, [key._replace(base_offset=7)], 500))
+    shelf.connection.execute("UPDATE log_1_1 SET data = ? WHERE topic_id = 1", (b"?" * 60,))
+    with pytest.raises(LogDamaged, match=r"topic 1, offset 0, generation 1: .*checksum"):
+        shelf.read(1, 0, 1)
+
+
+def test_a_scan_meets_every_row_each_topic_in_order(shelf: Shelf) -> None:
+    """More rows in one topic, and more topics, than a page of keys holds."""
+    shelf.connection.begin()
+    for topic_id, rows in ((2, 300), (4, 3), *((n, 1) for n in range(10, 410, 2))):
+        body = MessageBatch(Blobs.of([b"x"])).encode()
+        data = encode_row(0, np.zeros(1, np.int64), [body])
+        new = [NewRow(shelf.log.current, topic_id, base, 1, 0, 0, 0, data) for base in range(rows)]
+        shelf.log.insert(shelf.connection, new, shelf.lease.epoch)
+        shelf.keys += [RowKey(1, topic_id, base, 1, len(data)) for base in range(rows)]
+    shelf.connection.commit()
+    steps = list(shelf.log.scan(shelf.connection, 2000))
+    assert [row.key for step in steps for row in step] == shelf.keys
+    assert all(sum(row.key.size_bytes for row in step) <= 2000 for step in steps)
+
+
+class Vanishing:
+    """A connection under which the rows of topic 1 are freed between two SELECTs."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.id = 0
+        self._shelf = shelf
+
+    def execute(self, sql: str, params: Params = ()) -> Result:
+        if " data " in sql:
+            self._shelf.connection.execute("DELETE FROM log_1_1 WHERE topic_id = 1")
+        return self._shelf.connection.execute(sql, params)
+
+
+def test_rows_that_are_freed_under_a_read_are_left_out(shelf: Shelf) -> None:
+    """The topic was deleted: that is no damage."""
+    for scan in (True, False):
+        for topic_id in (1, 3):
+            shelf.write(topic_id, 0 if scan else 1, 1)
+        connection = cast(Connection, Vanishing(shelf))
+        if scan:
+            rows = [row for step in shelf.log.scan(connection, NO_LIMIT) for row in step]
+            assert [row.key.topic_id for row in rows] == [3]
+        else:
+            assert shelf.log.read(connection, 1, 0, 2, NO_LIMIT) == []
+
+
+def test_a_stale_owner_begins_no_generation(shelf: Shelf) -> None:
+    """Invariant 8."""
+    lease.acquire(shelf.engine, shelf.lease.identity, 60_000, HandClock())
+    with pytest.raises(LeaseLost):
+        shelf.roll(2)
+    assert shelf.connection.execute("SELECT COUNT(*) FROM generations").rows == [(1,)]
+
+
+def test_what_a_roll_that_crashed_left_is_used_by_the_next(shelf: Shelf) -> None:
+    """The tables are there, the generation is not recorded."""
+    with contextlib.suppress(LeaseLost):
+        stale = replace(shelf.lease, epoch=99)
+        shelf.log.prepare(shelf.engine, shelf.connection, stale, 2, 0)
+    shelf.roll(2)
+    shelf.write(1, 0, 1)
+    assert shelf.read(1, 0, 1) == [0]
+    assert shelf.log.current.id == 2
+
+
+def test_a_generation_ends_by_size_or_by_day() -> None:
+    young = Generation(1, 2, 5 * DAY_MS, 0)
+    assert not should_roll(young, 6 * DAY_MS), "an empty one may go on for ever"
+    used = Generation(1, 2, 5 * DAY_MS, 10)
+    assert not should_roll(used, 6 * DAY_MS - 1)
+    assert should_roll(used, 6 * DAY_MS)
+    assert should_roll(Generation(1, 2, 5 * DAY_MS, GENERATION_SIZE_BYTES), 5 * DAY_MS)

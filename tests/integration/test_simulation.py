@@ -1,0 +1,246 @@
+"""A random life of a broker, held against a naive model.
+
+Publishing, time, consumers that come, go, acknowledge, give back or fall silent,
+checkpoints, crashes, clean restarts, a lost index, a clock that is set back, settings that
+change: in any order, on the virtual clock, with bounds so small that every one of them is
+met. The model knows for each subscription what it must get and what it has durably
+acknowledged. After every delivery and at the end the design's invariants are checked.
+
+A failure names its seed; ``ESCAPEMENT_SEED=n`` replays it alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+import trio
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.testing import World, arrived
+
+SEEDS = [int(os.environ["ESCAPEMENT_SEED"])] if "ESCAPEMENT_SEED" in os.environ else range(30)
+STEPS = 60
+TIGHT = BrokerConfig(
+    ack_wait_ms=20_000,
+    limits=BrokerLimits(ready_messages=12, deliver_messages=5, window_messages=16),
+    seed=0,
+)
+TOPIC = "t/n/x"
+
+
+@dataclass
+class Claim:
+    """What one subscription must get, and what it has told the broker."""
+
+    earliest: bool
+    since_offset: int
+    since_ms: int
+    acked: set[int] = field(default_factory=set)  # with a receipt
+    seen: dict[int, int] = field(default_factory=dict)  # offset -> deliveries
+
+    def covers(self, offset: int, due_ms: int) -> bool:
+        return self.earliest or offset >= self.since_offset or due_ms > self.since_ms
+
+
+class Life:
+    """The broker, its clients, and the model beside them."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self.world = world
+        self.rng = rng
+        self.published: dict[int, tuple[bytes, int]] = {}  # offset -> value, due
+        self.claims: dict[str, Claim] = {}
+        self.inboxes: list[tuple[str, escapement.Inbox]] = []
+        self.doubtful_ms = -1  # what was due by then may be marked redelivered
+        self._stack = AsyncExitStack()
+
+    async def open(self) -> None:
+        self.broker = await self._stack.enter_async_context(self.world.connect())
+        self.producer = await self.broker.producer(TOPIC, name="life")
+
+    async def close(self) -> None:
+        self.inboxes.clear()
+        await self._stack.aclose()
+        self._stack = AsyncExitStack()
+
+    # -- steps ---------------------------------------------------------------------
+
+    async def publish(self) -> None:
+        count = self.rng.choice([1, 1, 3, 20])
+        delays = [self.rng.choice([0, 0, 5, 60, 300, 4000, 90_000]) for _ in range(count)]
+        start = len(self.published)
+        values = [b"%d" % (start + i) for i in range(count)]
+        accepted_ms = self.world.clock.now_ms()
+        receipts = await self.producer.send_many(
+            values, delay=[timedelta(seconds=delay) for delay in delays]
+        )
+        for value, delay, receipt in zip(values, delays, receipts, strict=True):
+            assert receipt.id.offset not in self.published
+            self.published[receipt.id.offset] = (value, accepted_ms + delay * 1000)
+
+    async def advance(self) -> None:
+        await self.world.clock.advance(seconds=self.rng.choice([0.5, 1, 7, 61, 400, 5000]))
+
+    async def subscribe(self) -> None:
+        if len(self.inboxes) >= 4:
+            return
+        name = self.rng.choice("abc")
+        earliest = self.rng.random() < 0.5
+        if name not in self.claims:
+            # What is committed at this moment is all there is: nothing is under way.
+            now_ms = self.world.clock.now_ms()
+            self.claims[name] = Claim(earliest, len(self.published), now_ms)
+        inbox = await self._stack.enter_async_context(
+            self.broker.consumer(
+                TOPIC, name, position="earliest" if earliest else "latest", permits=9
+            )
+        )
+        self.inboxes.append((name, inbox))
+
+    async def leave(self) -> None:
+        if self.inboxes:
+            _, inbox = self.inboxes.pop(self.rng.randrange(len(self.inboxes)))
+            await inbox.aclose()
+
+    async def consume(self) -> None:
+        # First look into every inbox: what one of them acknowledges may have been handed to
+        # another before, after a timeout.
+        tables = [(name, inbox, await arrived(inbox)) for name, inbox in self.inboxes]
+        found = [(name, message) for name, _, messages in tables for message in messages]
+        for name, message in sorted(found, key=lambda pair: pair[1].attempt):
+            self.check(self.claims[name], message)
+        for name, inbox, messages in tables:
+            kept = [m.id.offset for m in messages if self.rng.random() < 0.6]
+            if kept:
+                await inbox.ack(kept, durable=True)
+                self.claims[name].acked.update(kept)
+        for name, inbox, messages in tables:
+            acked = self.claims[name].acked
+            given = [m.id for m in messages if m.id.offset not in acked]
+            given = [id for id in given if self.rng.random() < 0.5]
+            if given:
+                delay = self.rng.choice([None, timedelta(0), timedelta(seconds=90)])
+                await inbox.nack(given, delay=delay)
+
+    def check(self, claim: Claim, message: escapement.Message) -> None:
+        offset, now_ms = message.id.offset, self.world.clock.now_ms()
+        value, due_ms = self.published[offset]
+        assert message.value == value
+        assert message.due_ms == due_ms
+        assert claim.covers(offset, due_ms), f"{offset} was none of its business"
+        assert offset not in claim.acked, f"{offset} was acknowledged"
+        before = claim.seen.get(offset, 0)
+        if before:
+            assert message.redelivered, f"{offset} came again, unmarked"
+        elif message.redelivered:
+            # Perhaps falsely, after a crash or from an inbox nobody looked into.
+            assert message.attempt > 1 or due_ms <= self.doubtful_ms
+        claim.seen[offset] = before + 1
+        assert due_ms <= now_ms, f"{offset} is early"
+
+    async def checkpoint(self) -> None:
+        await self.world.checkpoint()
+
+    async def policy(self) -> None:
+        await self.broker.admin(
+            "namespaces.enable_delayed_message",
+            namespace="t/n",
+            granularity_ms=self.rng.choice([10_000, 300_000, 86_400_000]),
+            tick_ms=self.rng.choice([10, 1000, 10_000]),
+        )
+
+    async def crash(self) -> None:
+        await self.world.crash()
+        self.doubtful_ms = self.world.clock.now_ms()
+        await self._again()
+
+    async def crash_in_checkpoint(self) -> None:
+        """The checkpoint ends between any two of its steps, and with it the broker."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.world.checkpoint)
+            for _ in range(self.rng.randrange(1, 16)):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        await self.crash()
+
+    async def restart(self) -> None:
+        await self.world.stop()
+        await self._again()
+
+    async def lose_index(self) -> None:
+        await self.world.crash()
+        self.doubtful_ms = self.world.clock.now_ms()
+        for path in self.world.index_directory.iterdir():
+            path.unlink()
+        await self._again()
+
+    async def _again(self) -> None:
+        self.inboxes.clear()
+        await self.world.restart()
+        await self.close()
+        await self.open()
+
+    # -- the end ---------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Everything is delivered without further traffic (invariant 4)."""
+        await self.close()
+        await self.open()
+        for name, claim in self.claims.items():
+            async with self.broker.consumer(TOPIC, name, permits=50) as inbox:
+                for _ in range(3):
+                    await self.world.clock.advance(days=2)
+                    while messages := await arrived(inbox):
+                        for message in messages:
+                            self.check(claim, message)
+                        offsets = [m.id.offset for m in messages]
+                        await inbox.ack(offsets, durable=True)
+                        claim.acked.update(offsets)
+            wanted = {o for o, (_, due) in self.published.items() if claim.covers(o, due)}
+            assert claim.acked == wanted, f"{name}: lost {sorted(wanted - claim.acked)}"
+        stats = await self.broker.admin("topics.stats", topic=TOPIC)
+        assert stats["next_offset"] == len(self.published)
+
+
+WEIGHTED = {
+    "publish": 10,
+    "advance": 8,
+    "consume": 12,
+    "subscribe": 4,
+    "leave": 2,
+    "checkpoint": 4,
+    "policy": 2,
+    "crash": 2,
+    "crash_in_checkpoint": 3,
+    "restart": 1,
+    "lose_index": 1,
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_random_life_keeps_the_invariants(
+    mock_clock: trio.testing.MockClock, seed: int
+) -> None:
+    """Invariants 1 to 7, P4 to P6, V1 to V3."""
+    rng = random.Random(seed)
+    async with testing.start(config=TIGHT) as world:
+        life = Life(world, rng)
+        await life.open()
+        try:
+            for _ in range(STEPS):
+                (name,) = rng.choices(list(WEIGHTED), list(WEIGHTED.values()))
+                await getattr(life, name)()
+            await life.drain()
+        except BaseException:
+            print(f"replay this with ESCAPEMENT_SEED={seed}")
+            raise
+        finally:
+            await life.close()

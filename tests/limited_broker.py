@@ -1,0 +1,38 @@
+"""Runs one broker with bounds that `escapement serve` has no options for; for tests."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import DEFAULT_LIMITS
+from escapement.broker.server import ServerConfig, serve
+from escapement.errors import EscapementError
+
+
+def main() -> None:
+    """Serve what the one argument, a JSON object, asks for."""
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asked = json.loads(sys.argv[1])
+    config = ServerConfig(
+        Path(asked["data"]),
+        asked["log_url"],
+        port=asked["port"],
+        broker=BrokerConfig(limits=replace(DEFAULT_LIMITS, **asked["limits"])),
+    )
+    try:
+        trio.run(partial(serve, config, lambda at: print(f"ready on {at}", flush=True)))
+    except EscapementError as error:
+        print(f"error: {error.code}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Messages for the tests of the delayed index: what one is follows from its name."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch
+
+Row = tuple[bytes, bytes, bytes, int]  # payload, key, properties, priority
+
+
+def row_of(topic: int, offset: int) -> Row:
+    """What a message is, from its name alone: adding it again adds the same."""
+    payload = b"%d/%d" % (topic, offset) if topic == 1 else b"x" * (offset % 7) + b"%d" % offset
+    return (
+        payload,
+        b"key%d" % offset if offset % 4 == offset // 20 % 2 == 0 else b"",
+        b"\x80" * (offset % 11 == 0),
+        offset % 100 if offset % 9 == 0 else DEFAULT_PRIORITY,
+    )
+
+
+def batch_of(topic: int, offsets: list[int]) -> MessageBatch:
+    rows = [row_of(topic, offset) for offset in offsets]
+    payloads, keys, properties, priorities = zip(*rows, strict=True)
+    return MessageBatch(
+        Blobs.of(payloads),
+        Blobs.of(keys) if any(keys) else None,
+        Blobs.of(properties) if any(properties) else None,
+        np.array(priorities, np.uint8) if set(priorities) != {DEFAULT_PRIORITY} else None,
+    )
+
+
+def rows_of(batch: MessageBatch) -> list[Row]:
+    empty = [b""] * len(batch)
+    return list(
+        zip(
+            batch.payloads.to_list(),
+            batch.keys.to_list() if batch.keys else empty,
+            batch.properties.to_list() if batch.properties else empty,
+            batch.priorities.tolist()
+            if batch.priorities is not None
+            else [DEFAULT_PRIORITY] * len(batch),
+            strict=True,
+        )
+    )

@@ -1,0 +1,34 @@
+"""Attempts counted so far, as bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escapement.errors import LogDamaged
+from escapement.storage.attempts import AttemptTable, decode_attempts, encode_attempts
+
+int64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.lists(st.tuples(int64, int64, int64, int64), max_size=20))
+def test_a_table_of_attempts_comes_back_as_it_was(rows: list[tuple[int, int, int, int]]) -> None:
+    """V4: epoch (attempt) and next time survive a restart."""
+    columns = np.array(rows, np.int64).reshape(len(rows), 4).T
+    back = decode_attempts(encode_attempts(AttemptTable(*columns)))
+    assert np.array_equal(np.array(back), columns)
+
+
+@given(st.binary(min_size=1, max_size=80), st.integers(0, 43), st.integers(1, 255))
+def test_damage_is_noticed(garbage: bytes, at: int, flip: int) -> None:
+    with pytest.raises(LogDamaged):
+        decode_attempts(garbage)
+    one = np.array([1], np.int64)
+    data = bytearray(encode_attempts(AttemptTable(one, one, one, one)))
+    if 1 <= at <= 3:
+        return  # padding
+    data[at] ^= flip
+    with pytest.raises(LogDamaged):
+        decode_attempts(data)

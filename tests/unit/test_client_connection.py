@@ -1,0 +1,170 @@
+"""The connection against a small peer: handshake, heartbeat, reconnecting, requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from client_peer import Peer, on_both
+from hypothesis import given
+from hypothesis import strategies as st
+
+import escapement
+from escapement.client.address import Address
+from escapement.client.retry import Retry
+from escapement.errors import Busy, Disconnected, EscapementError, InvalidRequest, ProtocolError
+from escapement.protocol import commands as wire
+
+
+def connect(peer: Peer, **settings: Any) -> Any:
+    return escapement.connect(
+        "escapement://peer", stream_factory=peer.factory, settings=escapement.Settings(**settings)
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("escapement://localhost", Address("localhost", 7650)),
+        ("escapement://10.0.0.7:99/", Address("10.0.0.7", 99)),
+        ("escapement://[::1]:7651", Address("::1", 7651)),
+    ],
+)
+def test_an_address_is_read(url: str, address: Address) -> None:
+    assert Address.parse(url) == address
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:7650", "http://h", "escapement://", "escapement://h:x", "escapement://h:70000",
+     "escapement://h:0", "escapement://u@h", "escapement://h/path", "escapement://h?a=b"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="not a broker's address"):
+        Address.parse(url)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_waits_double_within_their_bounds_and_begin_again_after_success(
+    chances: list[float],
+) -> None:
+    left = iter(chances * 2)
+    retry = Retry(0.1, 10, lambda: next(left))
+    for number in range(len(chances)):
+        full_s = min(0.1 * 2**number, 10)
+        assert full_s / 2 <= retry.next_s() <= full_s
+    retry.succeeded()
+    assert 0.05 <= retry.next_s() <= 0.1
+
+
+@on_both
+async def test_nobody_there_is_said_at_once() -> None:
+    async with Peer.running() as peer:
+        peer.refuses_connections = True
+        with pytest.raises(Disconnected, match="cannot be reached"):
+            async with connect(peer):
+                pass
+        peer.refuses_connections = False
+        peer.silent = True
+        with pytest.raises(Disconnected, match="did not answer within 3 s"):
+            async with connect(peer, connect_timeout_s=3):
+                pass
+
+
+@on_both
+async def test_a_refusal_at_the_door_is_raised_as_what_it_is() -> None:
+    async with Peer.running() as peer:
+        peer.greetings.extend([Busy("too many"), ProtocolError("version 9 is spoken here")])
+        with pytest.raises(Busy, match="too many"):
+            async with connect(peer):
+                pass
+        with pytest.raises(ProtocolError, match="version 9"):
+            async with connect(peer):
+                pass
+
+
+@on_both
+async def test_an_exception_in_the_block_comes_out_as_it_is() -> None:
+    async def fail(peer: Peer) -> None:
+        async with connect(peer) as broker:
+            await broker.producer("t")
+            raise KeyError("mine")
+
+    async with Peer.running() as peer:
+        with pytest.raises(KeyError, match="mine"):
+            await fail(peer)
+        with anyio.CancelScope() as scope:
+            async with connect(peer):
+                scope.cancel()
+                await anyio.sleep(1)
+        assert scope.cancelled_caught
+
+
+@on_both
+async def test_requests_are_answered_and_wait_for_a_connection() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        assert broker.name == "peer"
+        assert await broker.admin("echo", a=[1, {"b": None}]) == {"a": [1, {"b": None}]}
+        peer.refuses_connections = True
+        await peer.cut()
+        await anyio.sleep(1)
+        assert not broker.connected
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                assert await broker.admin("echo", b=2) == {"b": 2}
+
+            tasks.start_soon(ask)
+            await anyio.sleep(8)
+            peer.refuses_connections = False
+        assert broker.connected
+
+
+@on_both
+async def test_a_request_whose_connection_is_lost_or_that_nobody_answers_is_disconnected() -> None:
+    async with Peer.running() as peer, connect(peer, request_timeout_s=7) as broker:
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                with pytest.raises(Disconnected, match="not known"):
+                    await broker.admin("unheard")
+
+            tasks.start_soon(ask)
+            await anyio.sleep(1)
+            await peer.cut()
+        with pytest.raises(Disconnected, match="within 7 s"):
+            await broker.admin("unheard")
+
+
+@on_both
+async def test_a_silent_broker_is_asked_and_then_left() -> None:
+    async with Peer.running() as peer, connect(peer, heartbeat_s=15) as broker:
+        await anyio.sleep(100)
+        assert len(peer.heard_of(wire.Ping)) == 6
+        assert broker.connected
+        assert len(peer.sessions) == 1
+        peer.silent = True
+        await anyio.sleep(14)  # the question is asked meanwhile, and not heard
+        peer.silent = False
+        await anyio.sleep(3)
+        assert len(peer.heard_of(wire.Hello)) == 2
+        assert broker.connected
+
+
+@on_both
+async def test_a_broker_that_breaks_the_rules_or_says_goodbye_is_left_and_tried_again() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        producer = await broker.producer("t")
+        await peer.sessions[-1].pipe.send(b"\0\0\0\x02\x91\x7f")
+        await anyio.sleep(1)
+        await producer.send(b"a")
+        await peer.sessions[-1].say(wire.Goodbye("restarting"))
+        await anyio.sleep(1)
+        await producer.send(b"b")
+        await peer.sessions[-1].say(wire.Refused.because(EscapementError("of the connection")))
+        await anyio.sleep(1)
+        await producer.send(b"c")
+        assert len(peer.heard_of(wire.Hello)) == 4
+        assert [row[0] for row in peer.log] == [b"a", b"b", b"c"]

@@ -1,0 +1,62 @@
+"""Columns of keys against lists of pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escapement.storage.index.keys import (
+    KEY_MAX,
+    KEY_MIN,
+    Key,
+    Keys,
+    is_sorted,
+    match,
+    merge,
+    position,
+)
+
+# Times and offsets that collide often, and some so far apart that they do not pack.
+NUMBERS = st.one_of(st.integers(0, 4), st.sampled_from([1 << 20, 1 << 46, (1 << 47) - 1]))
+PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=40)
+
+
+def keys_of(pairs: list[tuple[int, int]]) -> Keys:
+    columns = np.array(pairs, np.int64).reshape(-1, 2)
+    return columns[:, 0].copy(), columns[:, 1].copy()
+
+
+def pairs_of(keys: Keys) -> list[tuple[int, int]]:
+    return list(zip(keys[0].tolist(), keys[1].tolist(), strict=True))
+
+
+@given(st.lists(PAIRS, max_size=4))
+def test_merging_sorts_and_keeps_each_key_once(parts: list[list[tuple[int, int]]]) -> None:
+    merged = merge([keys_of(part) for part in parts])
+    assert pairs_of(merged) == sorted({pair for part in parts for pair in part})
+    assert is_sorted(*merged)
+
+
+@given(PAIRS, st.tuples(NUMBERS, NUMBERS))
+def test_a_position_counts_the_smaller_keys(
+    pairs: list[tuple[int, int]], wanted: tuple[int, int]
+) -> None:
+    table = sorted(set(pairs))
+    assert position(*keys_of(table), Key(*wanted)) == sum(pair < wanted for pair in table)
+    assert position(*keys_of(table), KEY_MIN) == 0
+    assert position(*keys_of(table), KEY_MAX) == len(table)
+
+
+@given(PAIRS, PAIRS)
+def test_matching_finds_exactly_the_rows_that_are_there(
+    pairs: list[tuple[int, int]], wanted: list[tuple[int, int]]
+) -> None:
+    table = sorted(set(pairs))
+    rows = match(keys_of(table), keys_of(wanted)).tolist()
+    assert rows == [table.index(pair) if pair in table else -1 for pair in wanted]
+
+
+@given(PAIRS)
+def test_sorted_means_strictly_ascending(pairs: list[tuple[int, int]]) -> None:
+    assert is_sorted(*keys_of(pairs)) == (pairs == sorted(set(pairs)))

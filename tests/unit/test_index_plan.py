@@ -1,0 +1,258 @@
+"""Plans and fetches: progress, pins, and what an idle topic costs."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from index_samples import batch_of, row_of, rows_of
+
+from escapement.errors import IndexDamaged
+from escapement.message import Blobs, MessageBatch
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits, Key
+from escapement.storage.index.keys import Keys
+
+ALL_AT_ONCE = 50_000
+
+
+def add_range(index: DelayedIndex, topic: int, first: int, count: int, due_ms: int) -> None:
+    offsets = list(range(first, first + count))
+    index.add(topic, first, np.full(count, due_ms, np.int64), batch_of(topic, offsets))
+
+
+def scan_frames(index: DelayedIndex, topic: int, most: int) -> list[int]:
+    """The frames' sizes; asserts that together they are the whole topic."""
+    at, frames, seen = KEY_MIN, [], []
+    while at < KEY_MAX:
+        plan = index.plan(topic, at, KEY_MAX, most)
+        _, offsets = plan.read()
+        seen += offsets.tolist()
+        frames.append(len(offsets))
+        at = plan.stop
+    assert len(seen) == len(set(seen))
+    return frames
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_messages_due_in_one_millisecond_are_read_in_small_plans(
+    tmp_path: Path, on_disk: bool
+) -> None:
+    """Invariants 4 and 9: a position can stop between messages of one time, so nothing is stuck."""
+    index = DelayedIndex.open(tmp_path)
+    blobs = Blobs(np.ones(ALL_AT_ONCE, np.uint32), b"x" * ALL_AT_ONCE)
+    index.add(1, 0, np.full(ALL_AT_ONCE, 7, np.int64), MessageBatch(blobs))
+    if on_disk:
+        index.checkpoint("log", {})
+    frames = scan_frames(index, 1, 500)
+    assert sum(frames) == ALL_AT_ONCE
+    # A plan from a segment is at least a block.
+    assert max(frames) <= (4096 if on_disk else 1000)
+    assert len(frames) <= (15 if on_disk else 250)
+
+
+def test_a_cut_through_many_sources_misses_by_less_than_a_block_each(tmp_path: Path) -> None:
+    index = DelayedIndex.open(tmp_path)
+    rng = np.random.default_rng(3)
+    count, segments, most = 10_000, 6, 20_000
+    for number in range(segments):
+        blobs = Blobs(np.ones(count, np.uint32), b"x" * count)
+        index.add(1, number * count, rng.integers(0, 10_000, count), MessageBatch(blobs))
+        index.checkpoint("log", {})
+    frames = scan_frames(index, 1, most)
+    assert sum(frames) == segments * count
+    assert all(abs(frame - most) <= 4096 * segments for frame in frames[:-1])
+
+
+def test_a_plan_made_before_a_checkpoint_and_a_compaction_reads_what_was_there(
+    tmp_path: Path,
+) -> None:
+    index = DelayedIndex.open(tmp_path)
+    add_range(index, 1, 0, 100, 5)
+    index.checkpoint("log", {})
+    add_range(index, 1, 100, 100, 5)
+    plan = index.plan(1, KEY_MIN, KEY_MAX, 1000)
+    offsets = np.arange(200)
+    fetch = index.fetch(1, np.full(200, 5, np.int64), offsets)
+    add_range(index, 1, 200, 5000, 5)
+    index.checkpoint("log", {})
+    compaction = index.begin_compaction(list(index.manifest.segments if index.manifest else ()))
+    compaction.exclude(1, offsets)
+    compaction.run_here()
+    compaction.finish()
+    index.install_compaction(compaction)
+    assert index.count(1) == 5000
+    assert plan.read()[1].tolist() == offsets.tolist()
+    assert rows_of(fetch.read()) == [row_of(1, offset) for offset in range(200)]
+
+
+def test_only_what_the_disk_may_hold_is_called_a_read_of_the_disk(tmp_path: Path) -> None:
+    index = DelayedIndex.open(tmp_path)
+    add_range(index, 1, 0, 10, 100)
+    index.checkpoint("log", {})
+    add_range(index, 1, 10, 10, 200)
+    assert not index.plan(1, KEY_MIN, KEY_MAX, 100).in_memory
+    assert index.plan(1, Key(101, 0), KEY_MAX, 100).in_memory
+    assert index.plan(1, Key(101, 0), Key(200, 0), 100).empty
+    assert index.plan(2, KEY_MIN, KEY_MAX, 100).empty
+    young = index.fetch(1, np.full(2, 200, np.int64), np.array([12, 11]))
+    assert young.in_memory
+    assert rows_of(young.read()) == [row_of(1, 12), row_of(1, 11)]
+    assert not index.fetch(1, np.full(1, 100, np.int64), np.array([3])).in_memory
+    assert len(index.fetch(1, np.zeros(0, np.int64), np.zeros(0, np.int64)).read()) == 0
+
+
+def test_a_key_that_is_nowhere_is_damage_and_names_the_topic(tmp_path: Path) -> None:
+    index = DelayedIndex.open(tmp_path)
+    add_range(index, 7, 0, 10, 100)
+    fetch = index.fetch(7, np.array([100, 100, 101]), np.array([3, 10, 3]))
+    with pytest.raises(IndexDamaged, match="lacks 2 of 3 messages of topic 7"):
+        fetch.read()
+
+
+def test_the_next_due_time_is_exact_once_a_block_is_read(tmp_path: Path) -> None:
+    """Invariant 4: a task may sleep on it."""
+    index = DelayedIndex.open(tmp_path)
+    assert index.next_due(1, KEY_MIN) is None
+    index.add(1, 0, np.array([50, 10, 90]), batch_of(1, [0, 1, 2]))
+    assert index.next_due(1, KEY_MIN) == 10
+    index.checkpoint("log", {})
+    assert index.next_due(1, KEY_MIN) == 10
+    assert index.next_due(1, Key(11, 0)) == 11  # early: the block was not read yet
+    index.plan(1, Key(11, 0), Key(12, 0), 10).read()
+    assert index.next_due(1, Key(11, 0)) == 50
+    assert index.next_due(1, Key(91, 0)) is None
+
+
+def test_adding_after_growing_through_tables_costs_no_message(tmp_path: Path) -> None:
+    index = DelayedIndex.open(tmp_path, IndexLimits(table_rows=1000))
+    rng = np.random.default_rng(5)
+    at = 0
+    for count in (1, 1, 5000, 300, 999, 1, 2):
+        offsets = list(range(at, at + count))
+        index.add(1, at, rng.integers(0, 50, count), batch_of(1, offsets))
+        at += count
+    due_ms, offsets_read = index.plan(1, KEY_MIN, KEY_MAX, 10**9).read()
+    assert sorted(offsets_read.tolist()) == list(range(at))
+    rows = rows_of(index.fetch(1, due_ms, offsets_read).read())
+    assert rows == [row_of(1, offset) for offset in offsets_read.tolist()]
+
+
+def test_a_reader_in_another_thread_sees_whole_rows_while_the_topic_grows(
+    tmp_path: Path,
+) -> None:
+    """P3: what was pinned is read beside the thread that adds."""
+    index = DelayedIndex.open(tmp_path, IndexLimits(table_rows=3000))
+    rng = np.random.default_rng(9)
+    groups = [list(range(first, first + 70)) for first in range(0, 7_000, 70)]
+    with ThreadPoolExecutor(1) as reader:
+        reads: list[tuple[int, Keys, Future[Any]]] = []
+        for number, offsets in enumerate(groups):
+            index.add(1, offsets[0], rng.integers(0, 90, 70), batch_of(1, offsets))
+            if number % 10 == 0:
+                plan = index.plan(1, KEY_MIN, KEY_MAX, 10**6)
+                keys = plan.read()
+                reads.append((number, keys, reader.submit(plan.read)))
+                fetch = index.fetch(1, *keys)
+                reads.append((number, keys, reader.submit(fetch.read)))
+        for number, (due_ms, offsets_read), read in reads:
+            assert sorted(offsets_read.tolist()) == list(range(70 * number + 70))
+            result = read.result()
+            if isinstance(result, MessageBatch):
+                assert rows_of(result) == [row_of(1, offset) for offset in offsets_read.tolist()]
+            else:
+                assert result[0].tolist() == due_ms.tolist()
+
+
+@pytest.mark.parametrize("keyed_first", [False, True])
+def test_neighbours_with_and_without_keys_are_read_as_one_run(
+    tmp_path: Path, keyed_first: bool
+) -> None:
+    index = DelayedIndex.open(tmp_path)
+    for group in range(4):
+        payloads = Blobs.of([b"%d" % group] * 3)
+        keys = Blobs.of([b"k", b"", b"key"]) if (group % 2 == 0) == keyed_first else None
+        index.add(1, 3 * group, np.full(3, 5, np.int64), MessageBatch(payloads, keys))
+    batch = index.fetch(1, np.full(12, 5, np.int64), np.arange(12)).read()
+    assert batch.payloads.to_list() == [b"%d" % (row // 3) for row in range(12)]
+    keyed, plain = [b"k", b"", b"key"], [b"", b"", b""]
+    assert batch.keys is not None
+    assert batch.keys.to_list() == ([*keyed, *plain] if keyed_first else [*plain, *keyed]) * 2
+
+
+def test_a_dropped_topic_is_gone_at_once_and_from_the_disk_when_merged(tmp_path: Path) -> None:
+    index = DelayedIndex.open(tmp_path)
+    for topic in (1, 2):
+        add_range(index, topic, 0, 10, 5)
+    index.checkpoint("log", {})
+    for topic in (1, 2):
+        add_range(index, topic, 10, 10, 5)
+    index.drop_topic(1)
+    index.add(1, 20, np.array([5]), batch_of(1, [20]))
+    assert index.topics() == {2}
+    assert index.count(1) == 0
+    assert index.plan(1, KEY_MIN, KEY_MAX, 10).empty
+    assert index.next_due(1, KEY_MIN) is None
+    index.checkpoint("log", {})
+    # After a start the caller drops what does not exist; the index names it until then.
+    index = DelayedIndex.open(tmp_path)
+    assert index.topics() == {1, 2}
+    index.drop_topic(1)
+    assert index.manifest is not None
+    compaction = index.begin_compaction(list(index.manifest.segments))
+    assert [each.topic_id for each in compaction.ranges()] == [2]
+    compaction.run()
+    compaction.finish()
+    index.install_compaction(compaction)
+    assert DelayedIndex.open(tmp_path).topics() == {2}
+
+
+def test_topics_with_one_message_are_small(tmp_path: Path) -> None:
+    """Invariant 9: a hundred thousand topics, most of them idle."""
+    index = DelayedIndex.open(tmp_path)
+    batch, due_ms = MessageBatch(Blobs.of([b"x" * 100])), np.array([5])
+    index.add(0, 0, due_ms, batch)
+    gc.collect()
+    tracemalloc.start()
+    count = 2000
+    for topic in range(1, count + 1):
+        index.add(topic, 0, due_ms, batch)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / count < 1500
+    assert used == pytest.approx(index.memory_bytes, rel=0.2)
+
+
+def test_memory_asks_for_a_checkpoint_at_half_and_is_full_at_its_bound(tmp_path: Path) -> None:
+    """Invariant 9: what is being written stays in memory until it is on disk."""
+    index = DelayedIndex.open(tmp_path, IndexLimits(memory_bytes=400_000))
+    at = 0
+    while not index.needs_checkpoint:
+        add_range(index, 1, at, 100, 5)
+        at += 100
+    assert not index.is_full
+    checkpoint = index.begin_checkpoint()
+    assert not index.needs_checkpoint
+    while not index.is_full:
+        add_range(index, 1, at, 100, 5)
+        at += 100
+    for group in checkpoint.groups():
+        checkpoint.write(group, [None] * len(group.parts()))
+    checkpoint.finish("log", {})
+    index.install(checkpoint)
+    assert not index.is_full
+    assert index.count(1) == at
+
+
+def test_the_block_cache_stays_within_its_bound(tmp_path: Path) -> None:
+    """Invariant 9."""
+    index = DelayedIndex.open(tmp_path, IndexLimits(cache_bytes=50_000, block_rows=100))
+    add_range(index, 1, 0, 10_000, 5)
+    index.checkpoint("log", {})
+    due_ms, offsets = index.plan(1, KEY_MIN, KEY_MAX, 10**6).read()
+    assert len(index.fetch(1, due_ms, offsets).read()) == 10_000
+    assert index.cache_used_bytes <= 50_000

@@ -1,0 +1,88 @@
+"""A journal entry survives the way to bytes and back, and damage does not go unnoticed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escapement.errors import LogDamaged
+from escapement.storage.journalentry import (
+    Acked,
+    AttemptColumns,
+    JournalEntry,
+    ProducerMark,
+    decode_entry,
+    encode_entry,
+)
+from escapement.storage.log import RowKey
+
+ids = st.integers(0, 2**62)
+offsets = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> JournalEntry:
+    count = draw(st.integers(0, 5))
+    columns = [
+        np.array(draw(st.lists(ids, min_size=count, max_size=count)), np.int64) for _ in range(5)
+    ]
+    return JournalEntry(
+        draw(st.lists(st.builds(RowKey, ids, ids, ids, ids, ids), max_size=4)),
+        [
+            Acked(id, np.array(values, np.int64))
+            for id, values in draw(st.lists(st.tuples(ids, offsets), max_size=4))
+        ],
+        AttemptColumns(*columns) if count else None,
+        draw(st.lists(st.builds(ProducerMark, ids, ids, ids), max_size=4)),
+    )
+
+
+def plain(entry: JournalEntry) -> object:
+    attempts = entry.attempts
+    return (
+        list(entry.rows),
+        [(acked.subscription_id, sorted(set(acked.offsets.tolist()))) for acked in entry.acks],
+        None
+        if attempts is None
+        else [
+            attempts.subscription_id.tolist(),
+            attempts.offset.tolist(),
+            attempts.attempt.tolist(),
+            attempts.next_ms.tolist(),
+            attempts.due_ms.tolist(),
+        ],
+        list(entry.producers),
+    )
+
+
+@settings(max_examples=80)
+@given(entries())
+def test_an_entry_reads_back_as_it_was_written(entry: JournalEntry) -> None:
+    assert plain(decode_entry(encode_entry(entry))) == plain(entry)
+
+
+@settings(max_examples=80)
+@given(entries(), st.data())
+def test_any_changed_or_missing_byte_is_noticed(entry: JournalEntry, data: st.DataObject) -> None:
+    written = bytearray(encode_entry(entry))
+    at = data.draw(st.integers(0, len(written) - 1))
+    if data.draw(st.booleans()):
+        del written[at:]
+    else:
+        written[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(LogDamaged):
+        decode_entry(written)
+
+
+@settings(max_examples=80)
+@given(st.binary(max_size=80))
+def test_garbage_is_damage_and_nothing_else(garbage: bytes) -> None:
+    with pytest.raises(LogDamaged):
+        decode_entry(garbage)
+
+
+def test_many_acknowledged_neighbours_take_a_few_bytes() -> None:
+    entry = JournalEntry(acks=[Acked(1, np.arange(1_000_000, dtype=np.int64))])
+    assert len(encode_entry(entry)) < 100

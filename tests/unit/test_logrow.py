@@ -1,0 +1,72 @@
+"""A row of the log survives the way to bytes and back, and damage does not go unnoticed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escapement.errors import LogDamaged
+from escapement.message import Blobs, MessageBatch
+from escapement.storage.logrow import decode_row, encode_row
+
+payloads = st.lists(st.binary(max_size=12), min_size=1, max_size=5)
+batches = st.lists(payloads, min_size=1, max_size=4)
+TIMES = st.one_of(st.integers(0, 100), st.integers(0, 2**40), st.integers(0, 2**62))
+
+
+def bodies_of(contents: list[list[bytes]]) -> list[bytes]:
+    return [MessageBatch(Blobs.of(each)).encode() for each in contents]
+
+
+@settings(max_examples=80)
+@given(batches, st.integers(0, 2**62), st.data())
+def test_a_row_reads_back_as_it_was_written(
+    contents: list[list[bytes]], accepted_at_ms: int, data: st.DataObject
+) -> None:
+    """Every width of the due column, several bodies in one row."""
+    count = sum(map(len, contents))
+    due = np.array(data.draw(st.lists(TIMES, min_size=count, max_size=count)), np.int64)
+    row = decode_row(encode_row(accepted_at_ms, due, bodies_of(contents)))
+    assert row.accepted_at_ms == accepted_at_ms
+    assert row.due_ms.tolist() == due.tolist()
+    assert row.batch().payloads.to_list() == [p for each in contents for p in each]
+
+
+def test_equal_times_take_no_room() -> None:
+    bodies = bodies_of([[b"x"] * 1000])
+    due = np.full(1000, 5, np.int64)
+    assert len(encode_row(5, due, bodies)) < len(bodies[0]) + 64
+
+
+@settings(max_examples=80)
+@given(batches, st.data())
+def test_any_changed_or_missing_byte_is_noticed(
+    contents: list[list[bytes]], data: st.DataObject
+) -> None:
+    due = np.arange(sum(map(len, contents)), dtype=np.int64)
+    row = bytearray(encode_row(1, due, bodies_of(contents)))
+    at = data.draw(st.integers(0, len(row) - 1))
+    if data.draw(st.booleans()):
+        del row[at:]
+    else:
+        row[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(LogDamaged):
+        decode_row(row)
+
+
+@settings(max_examples=80)
+@given(st.binary(max_size=80))
+def test_garbage_is_damage_and_nothing_else(garbage: bytes) -> None:
+    with pytest.raises(LogDamaged):
+        decode_row(garbage)
+
+
+def test_a_body_that_is_none_is_damage() -> None:
+    row = decode_row(encode_row(1, np.zeros(1, np.int64), [b"nonsense"]))
+    with pytest.raises(LogDamaged, match="does not decode"):
+        row.batch()
+    row = decode_row(encode_row(1, np.zeros(2, np.int64), bodies_of([[b"one"]])))
+    with pytest.raises(LogDamaged, match="2 times, 1 messages"):
+        row.batch()

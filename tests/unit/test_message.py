@@ -1,0 +1,82 @@
+"""The columns a message travels in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escapement.errors import RemoteProtocolError
+from escapement.message import Blobs, MessageBatch, Times, gather
+
+values = st.lists(st.binary(max_size=40), max_size=60)
+
+
+@given(values, st.booleans(), st.booleans(), st.booleans())
+def test_a_body_decodes_to_the_columns_it_was_made_of(
+    payloads: list[bytes], keys: bool, properties: bool, priorities: bool
+) -> None:
+    """N2: the log stores the batch as the producer built it."""
+    count = len(payloads)
+    batch = MessageBatch(
+        Blobs.of(payloads),
+        Blobs.of([b"k%d" % i for i in range(count)]) if keys else None,
+        Blobs.empty(count) if properties else None,
+        np.arange(count, dtype=np.uint8) if priorities else None,
+    )
+    back = MessageBatch.decode(batch.encode())
+    assert back.payloads.to_list() == payloads
+    assert (back.keys is not None) == keys
+    assert (back.properties is not None) == properties
+    if priorities:
+        assert back.priorities is not None
+        assert back.priorities.tolist() == list(range(count))
+    assert back.encode() == batch.encode()
+
+
+@given(values.filter(bool), st.data())
+def test_a_body_cut_or_extended_anywhere_is_refused(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    body = MessageBatch(Blobs.of(payloads), Blobs.of(payloads)).encode()
+    cut = data.draw(st.integers(0, len(body) - 1))
+    with pytest.raises(RemoteProtocolError):
+        MessageBatch.decode(body[:cut])
+    with pytest.raises(RemoteProtocolError):
+        MessageBatch.decode(body + b"x")
+
+
+@given(st.binary(max_size=200))
+def test_garbage_raises_nothing_but_a_remote_protocol_error(body: bytes) -> None:
+    try:
+        MessageBatch.decode(body)
+    except RemoteProtocolError:
+        return
+    assert body[0] == 1
+
+
+@given(values.filter(bool), st.data())
+def test_gather_equals_picking_one_by_one(payloads: list[bytes], data: st.DataObject) -> None:
+    column = Blobs.of(payloads)
+    rows = data.draw(st.lists(st.integers(0, len(payloads) - 1), max_size=100))
+    taken = gather(column.data, column.starts(), column.lengths, np.array(rows, np.int64))
+    assert taken.to_list() == [payloads[r] for r in rows]
+
+
+@pytest.mark.parametrize("width", [0, 1, 7, 100])
+def test_gather_of_equal_lengths_takes_the_matrix_road(width: int) -> None:
+    column = Blobs.of([bytes([i % 256]) * width for i in range(10_000)])
+    rows = np.random.default_rng(1).permutation(10_000)
+    values = column.to_list()
+    assert column.take(rows).to_list() == [values[r] for r in rows]
+
+
+def test_due_is_never_before_acceptance() -> None:
+    """P1: relative and absolute times resolve once, at the owner."""
+    times = Times(
+        delay_ms=np.array([-1, 500, -1, 0], np.int64), at_ms=np.array([-1, -1, 5, 2000], np.int64)
+    )
+    assert times.resolve(1000, 4).tolist() == [1000, 1500, 1000, 2000]
+    assert times.given
+    assert not Times(np.array([-1], np.int64)).given

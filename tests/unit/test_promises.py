@@ -1,0 +1,72 @@
+"""docs/features.md says of every promise what proves it, or what it waits for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FEATURES = ROOT / "docs" / "features.md"
+# How many promises there are of each kind: ids are P1 to P12 and so on.
+KINDS = {"P": 12, "V": 19, "Q": 10, "N": 9, "B": 9}
+IDS = [f"{kind}{number}" for kind, most in KINDS.items() for number in range(1, most + 1)]
+PROOF = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+ID = re.compile(r"[PVQNB]\d+")
+
+
+class Promise(NamedTuple):
+    """One row of the tables in docs/features.md."""
+
+    id: str
+    text: str
+    state: str
+    proof: str
+    missing: str
+
+
+@cache
+def promises() -> list[Promise]:
+    rows = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in FEATURES.read_text("utf-8").splitlines()
+        if line.startswith("|")
+    ]
+    return [Promise(*row) for row in rows if ID.fullmatch(row[0])]
+
+
+@cache
+def names_in(path: str) -> frozenset[str]:
+    """The names of a file's test functions, and of its hypothesis machines' test cases."""
+    found = set()
+    for node in ast.parse((ROOT / path).read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return frozenset(name for name in found if name.lower().startswith("test"))
+
+
+def test_every_promise_is_there_once_in_order() -> None:
+    assert [promise.id for promise in promises()] == IDS
+
+
+@pytest.mark.parametrize("promise", promises(), ids=lambda promise: promise.id)
+def test_a_promise_is_proven_or_says_what_it_waits_for(promise: Promise) -> None:
+    proofs = PROOF.findall(promise.proof)
+    assert proofs or not promise.proof, f"{promise.proof!r} names no test as `path::name`"
+    for path, name in proofs:
+        assert (ROOT / path).is_file(), f"{path} does not exist"
+        assert name in names_in(path), f"{path} has no test {name}"
+    waits = promise.missing.startswith("waits for: ")
+    expected = {
+        "built": bool(proofs) and not waits,
+        "part": bool(proofs) and waits,
+        "later": waits,
+    }
+    assert promise.state in expected, f"{promise.id} is {promise.state!r}: built, part or later?"
+    assert expected[promise.state], f"{promise.id} is {promise.state}, and its row does not say why"

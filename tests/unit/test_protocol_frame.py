@@ -1,0 +1,110 @@
+"""Frames: whatever the cut of the reads, the same frames; whatever the bytes, ValueError."""
+
+from __future__ import annotations
+
+import struct
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escapement.protocol import frame
+from escapement.protocol.limits import MAX_FRAME_BYTES
+
+
+def framed(payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload)) + payload
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.binary(min_size=2, max_size=9000), max_size=6),
+    st.lists(st.integers(1, 7000), min_size=1, max_size=8),
+)
+def test_frames_come_out_as_they_went_in_however_the_reads_are_cut(
+    payloads: list[bytes], cuts: list[int]
+) -> None:
+    stream = b"".join(map(framed, payloads))
+    decoder = frame.FrameDecoder(10_000)
+    found: list[bytes] = []
+    at = turn = 0
+    while at < len(stream):
+        size = cuts[turn % len(cuts)]
+        decoder.receive_data(stream[at : at + size])
+        at, turn = at + size, turn + 1
+        while (piece := decoder.next_frame()) is not None:
+            found.append(bytes(piece))
+    assert found == payloads
+    assert len(decoder) == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 1001, 2**32 - 1])
+def test_a_length_outside_the_bounds_is_refused_before_anything_is_held(size: int) -> None:
+    decoder = frame.FrameDecoder(1000)
+    decoder.receive_data(struct.pack(">I", size))
+    with pytest.raises(ValueError, match=r"outside 2\.\.1000"):
+        decoder.next_frame()
+
+
+def test_reading_on_without_taking_frames_is_our_own_mistake() -> None:
+    decoder = frame.FrameDecoder(1000)
+    for _ in range(4):
+        decoder.receive_data(bytes(1024 * 1024))
+    with pytest.raises(AssertionError):
+        decoder.receive_data(bytes(1024 * 1024))
+
+
+def test_the_type_is_known_before_anything_is_unpacked() -> None:
+    assert frame.frame_type(memoryview(b"\x92\x07")) == 7
+    for head in (b"\x90\x07", b"\xdc\x00", b"\x92\x80", b"\x07\x92"):
+        with pytest.raises(ValueError, match="no command"):
+            frame.frame_type(memoryview(head))
+
+
+def test_a_bomb_of_brackets_does_not_unpack() -> None:
+    deep = b"\x92\x01" + b"\x91" * 5000 + b"\x01"
+    wide = msgpack.packb([1, [[] for _ in range(2000)]])
+    long = b"\x92\x01\xdd\xff\xff\xff\xff"
+    maps = b"\x92\x01" + b"\x81\xa1a" * 2000 + b"\xc0"
+    for bomb in (deep, wide, long, maps):
+        for most in (1, 1000):
+            with pytest.raises(ValueError, match="does not unpack"):
+                frame.unpack(memoryview(bomb), most)
+
+
+def test_a_flat_frame_holds_no_list_and_no_map() -> None:
+    for value in ([], {}, [[1]], {"a": 1}):
+        with pytest.raises(ValueError, match="does not unpack"):
+            frame.unpack(memoryview(msgpack.packb([1, value])), 1)
+    assert frame.unpack(memoryview(msgpack.packb([1, 2, b"x"])), 1) == [2, b"x"]
+
+
+def test_bytes_that_are_no_utf8_do_not_unpack() -> None:
+    with pytest.raises(ValueError, match="does not unpack"):
+        frame.unpack(memoryview(b"\x92\x01\xa2\xff\xfe"), 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 16_383, 16_384, 70_000])
+def test_a_long_body_is_handed_on_uncopied_and_reads_the_same(size: int) -> None:
+    body = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    buffers = frame.pack([12, 5, "name", body])
+    if size >= 16_384:
+        assert buffers[-1] is body
+    decoder = frame.FrameDecoder(MAX_FRAME_BYTES)
+    for buffer in buffers:
+        decoder.receive_data(buffer)
+    piece = decoder.next_frame()
+    assert piece is not None
+    assert frame.frame_type(piece) == 12
+    assert frame.unpack(piece, 1) == [5, "name", body]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(min_size=2, max_size=200), st.sampled_from([1, 50]))
+def test_no_bytes_raise_anything_but_value_error(data: bytes, most: int) -> None:
+    try:
+        frame.frame_type(memoryview(data))
+        frame.unpack(memoryview(data), most)
+    except ValueError:
+        pass

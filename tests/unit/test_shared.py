@@ -1,0 +1,123 @@
+"""A shared subscription under offers, scans and clocks that come at awkward moments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from escapement.broker.backoff import BackOff
+from escapement.broker.consumer import Consumer
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.shared import SharedSubscription
+from escapement.message import Int64s
+from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.index import KEY_MIN, Key
+
+
+class Outlet:
+    """Takes everything."""
+
+    has_room = True
+
+    def deliver(self, *frame: Any) -> None: ...
+
+    def active(self, consumer_id: int, active: bool) -> None: ...
+
+    def consumer_closed(self, consumer_id: int, error: Exception) -> None: ...
+
+
+def column(*values: int) -> Int64s:
+    return np.array(values, np.int64)
+
+
+def subscription(ready_messages: int = 4) -> SharedSubscription:
+    """One consumer with credit for everything; nothing read yet, at time 0."""
+    record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 0, 0)
+    limits = BrokerLimits(ready_messages=ready_messages)
+    made = SharedSubscription(
+        record, limits, lambda item: None, np.random.default_rng(0), 0, KEY_MIN, 0
+    )
+    consumer = Consumer(1, 1, "c", Outlet(), BackOff())
+    consumer.permits = 1_000
+    made.join(consumer)
+    return made
+
+
+def handed(made: SharedSubscription, now_ms: int) -> list[int]:
+    """What is handed out now, until nothing is."""
+    offsets: list[int] = []
+    while hands := made.assign(now_ms, 100):
+        offsets += [offset for hand in hands for offset in hand.rows.offsets.tolist()]
+    return offsets
+
+
+def scan(made: SharedSubscription, index: dict[int, int], now_ms: int) -> None:
+    """Read the backlog up to ``now_ms`` at once."""
+    assert made.mark is not None
+    found = sorted(
+        (due_ms, offset)
+        for offset, due_ms in index.items()
+        if made.mark <= Key(due_ms, offset) < Key(now_ms + 1, 0)
+    )
+    made.begin_scan(Key(now_ms + 1, 0), True)
+    made.end_scan(column(*[due for due, _ in found]), column(*[offset for _, offset in found]))
+
+
+def test_what_finds_no_room_beside_a_scan_is_not_forgotten_for_something_due_later() -> None:
+    """Invariant 4: what came due at once is offered before what the wheel passes later."""
+    made = subscription(ready_messages=2)
+    index = {0: 110, 1: 111, 2: 112, 3: 105}
+    made.begin_scan(Key(101, 0), True)
+    made.offer(column(110, 111, 112), column(0, 1, 2))  # two find room
+    made.offer(column(105), column(3))  # earlier, but the wheel's tick came only now
+    made.end_scan(column(), column())
+    got = handed(made, 200)
+    while made.wants_scan:
+        scan(made, index, 200)
+        got += handed(made, 200)
+    assert sorted(got) == [0, 1, 2, 3]
+
+
+def test_what_a_clock_set_back_a_little_holds_up_asks_to_be_looked_at_in_time() -> None:
+    """Invariant 4: nothing else may ever happen in this topic."""
+    made = subscription()
+    scan(made, {}, 1_000)
+    made.offer(column(1_000), column(0))
+    assert handed(made, 995) == [], "early"
+    assert made.next_wake_ms() == 1_000
+    made.advance(1_000)
+    assert handed(made, 1_000) == [0]
+    wake_ms = made.next_wake_ms()
+    assert wake_ms is None or wake_ms > 1_000
+
+
+def test_a_consumer_that_leaves_takes_a_wake_up_for_early_messages_with_it() -> None:
+    """A wake-up in the past would be one without end."""
+    made = subscription()
+    scan(made, {}, 1_000)
+    made.offer(column(1_000), column(0))
+    assert handed(made, 995) == []
+    made.leave(made.consumers[0], 996)
+    made.advance(1_000)
+    wake_ms = made.next_wake_ms()
+    assert wake_ms is None or wake_ms > 1_000
+
+
+def test_what_is_early_since_the_clock_went_back_holds_up_nothing_that_is_due() -> None:
+    """Invariant 4: a message given back is due only in an hour again; a new one is due now."""
+    made = subscription()
+    scan(made, {}, 5_000)
+    made.offer(column(5_000), column(0))
+    assert handed(made, 5_000) == [0]
+    made.rewind(1_000)
+    consumer = made.consumers[0]
+    made.negative_acknowledge(consumer, column(0), 0, 1_000)
+    made.offer(column(1_000, 3_000), column(1, 2))
+    assert handed(made, 1_000) == [1]
+    assert made.next_wake_ms() == 3_000
+    made.advance(3_000)
+    assert handed(made, 3_000) == [2]
+    assert made.next_wake_ms() == 5_000
+    made.advance(5_000)
+    assert handed(made, 5_000) == [0]

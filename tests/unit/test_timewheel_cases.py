@@ -1,0 +1,256 @@
+"""What the timing wheel promises, one case at a time, and at sizes that matter."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from escapement.timewheel import Entries, TimingWheel
+
+DAY_MS = 86_400_000
+START_MS = 1_800_000_000_000
+
+
+def random_entries(count: int, first_ms: int, span_ms: int, seed: int = 1) -> Entries:
+    when_ms = np.random.default_rng(seed).integers(first_ms, first_ms + span_ms, count)
+    return Entries(when_ms, np.arange(count))
+
+
+def insert_in_arrays(wheel: TimingWheel, entries: Entries, height: int = 1000) -> None:
+    for low in range(0, len(entries), height):
+        part = entries.slice(low, low + height)
+        assert wheel.insert(part.when_ms, part.ids) is None
+
+
+def assert_equal(returned: list[Entries], expected: Entries) -> None:
+    whole, expected = Entries.concat(returned), expected.sorted()
+    assert np.array_equal(whole.when_ms, expected.when_ms)
+    assert np.array_equal(whole.ids, expected.ids)
+
+
+def test_the_worked_example_of_the_documentation() -> None:
+    wheel = TimingWheel(1000, 130_000)
+    wheel.insert_one(135_000, 1)
+    wheel.insert_one(200_000, 2)
+    assert wheel.next_wake_ms() == 135_000
+    assert wheel.advance(135_000).ids.tolist() == [1]
+    assert wheel.next_wake_ms() == 200_000
+    assert len(wheel.advance(192_000)) == 0
+    assert len(wheel.advance(199_999)) == 0
+    assert wheel.advance(200_000).ids.tolist() == [2]
+    assert wheel.next_wake_ms() is None
+
+
+def test_an_entry_falls_due_at_the_first_tick_at_or_after_its_time() -> None:
+    """Invariant 2: never early."""
+    wheel = TimingWheel(1000, 0)
+    wheel.insert(np.array([1000, 1001, 2000]), np.array([1, 2, 3]))
+    assert len(wheel.advance(999)) == 0
+    assert wheel.advance(1000).ids.tolist() == [1]
+    assert len(wheel.advance(1999)) == 0, "its time has come, its tick has not"
+    assert wheel.advance(2000).ids.tolist() == [2, 3]
+
+
+def test_what_is_due_by_the_time_last_told_is_returned_at_once() -> None:
+    wheel = TimingWheel(1000, 1500)
+    elapsed = wheel.insert(np.array([1600, 1500, 3, 1500]), np.array([1, 9, 3, 4]))
+    assert elapsed is not None
+    assert elapsed.ids.tolist() == [3, 4, 9]
+    assert wheel.insert_one(1500, 5)
+    assert not wheel.insert_one(1501, 6)
+    assert len(wheel) == 2
+    assert wheel.turned_to_ms == 1000
+
+
+def test_an_entry_inserted_twice_is_returned_twice() -> None:
+    wheel = TimingWheel(1, 0)
+    for _ in range(2):
+        wheel.insert(np.array([5]), np.array([7]))
+    assert wheel.advance(5).ids.tolist() == [7, 7]
+
+
+def test_a_cancelled_id_may_come_again() -> None:
+    wheel = TimingWheel(1, 0)
+    wheel.insert_one(5, 7)
+    assert wheel.cancel(np.array([7, 8])) == 1
+    assert wheel.next_wake_ms() is None
+    wheel.insert_one(6, 7)
+    assert wheel.advance(10).when_ms.tolist() == [6]
+
+
+def test_ids_cancelled_together_may_lie_anywhere() -> None:
+    wheel = TimingWheel(1, 0)
+    ids = np.array([-(2**63), -5, 0, 2**62, 2**63 - 1])
+    wheel.insert(np.full(5, 50), ids)
+    assert wheel.cancel(np.array([-(2**63), 2**63 - 1, 17])) == 2
+    assert wheel.cancel(np.array([2**62])) == 1
+    assert wheel.advance(50).ids.tolist() == [-5, 0]
+
+
+def test_tags_come_back_with_their_entries() -> None:
+    wheel = TimingWheel(10, 0)
+    wheel.insert(np.array([15, 25]), np.array([1, 2]))
+    wheel.insert(np.array([16, 24]), np.array([3, 4]), np.array([30, 40]))
+    wheel.insert_one(17, 5)
+    wheel.insert_one(18, 6, 60)
+    first = wheel.advance(20)
+    assert first.ids.tolist() == [1, 3, 5, 6]
+    assert first.tags is not None
+    assert first.tags.tolist() == [0, 30, 0, 60]
+
+
+def test_a_jump_costs_by_what_is_in_the_wheel() -> None:
+    """Thirty years of milliseconds: no visit to any tick between would ever end."""
+    wheel = TimingWheel(1, START_MS)
+    wheel.insert_one(START_MS + 40 * 365 * DAY_MS, 1)
+    for years in range(1, 31):
+        assert len(wheel.advance(START_MS + years * 365 * DAY_MS)) == 0
+    assert wheel.next_wake_ms() == START_MS + 40 * 365 * DAY_MS
+    wheel._check()
+
+
+@pytest.mark.parametrize("tick_ms", [1, 10, 1000])
+@pytest.mark.parametrize("span_ms", [1, 1000, 60_000, 30 * DAY_MS])
+def test_a_hundred_thousand_entries_come_out_complete_and_in_order(
+    tick_ms: int, span_ms: int
+) -> None:
+    entries = random_entries(100_000, START_MS + 1, span_ms)
+    wheel = TimingWheel(tick_ms, START_MS)
+    insert_in_arrays(wheel, entries)
+    returned = []
+    now_ms = START_MS
+    while len(wheel):
+        wake_ms = wheel.next_wake_ms()
+        assert wake_ms is not None
+        now_ms = max(wake_ms, now_ms + span_ms // 50)
+        part = wheel.advance(now_ms)
+        assert not len(part) or int(part.when_ms[-1]) <= now_ms
+        returned.append(part)
+    assert_equal(returned, entries)
+
+
+def test_a_large_slot_is_moved_down_a_portion_at_a_time_before_it_is_due() -> None:
+    """P3: no tick is late because of a load."""
+    count, portion = 5000, 100
+    entries = random_entries(count, START_MS + DAY_MS, 1000)
+    wheel = TimingWheel(10, START_MS, portion_entries=portion)
+    insert_in_arrays(wheel, entries)
+    turns_before, returned = 0, []
+    while len(wheel):
+        wake_ms = wheel.next_wake_ms()
+        assert wake_ms is not None
+        assert wake_ms > wheel.now_ms
+        returned.append(wheel.advance(wake_ms))
+        wheel._check()
+        turns_before += wake_ms < START_MS + DAY_MS
+    assert turns_before >= count // portion
+    assert_equal(returned, entries)
+
+
+def test_what_arrives_for_a_slot_while_it_is_prepared_is_not_lost() -> None:
+    far_ms = START_MS + DAY_MS
+    early = random_entries(1000, far_ms, 1000)
+    wheel = TimingWheel(10, START_MS, portion_entries=100)
+    insert_in_arrays(wheel, early)
+    for _ in range(5):
+        wake_ms = wheel.next_wake_ms()
+        assert wake_ms is not None
+        assert len(wheel.advance(wake_ms)) == 0
+    late = Entries(early.when_ms + 3, early.ids + 1000)
+    insert_in_arrays(wheel, late)
+    assert wheel.insert_one(wheel.now_ms + 50, -1) is False
+    assert wheel.advance(wheel.now_ms + 60).ids.tolist() == [-1]
+    assert wheel.cancel(np.array([0, 1000])) == 2
+    wheel._check()
+    both = Entries.concat([early, late])
+    assert_equal([wheel.advance(far_ms + 2000)], both.take(both.ids % 1000 != 0))
+
+
+def partly_prepared() -> tuple[TimingWheel, Entries]:
+    """A wheel in the middle of moving a large slot down, and what is in it."""
+    entries = random_entries(1000, START_MS + DAY_MS, 1000)
+    wheel = TimingWheel(10, START_MS, portion_entries=100)
+    insert_in_arrays(wheel, entries)
+    for _ in range(5):
+        wake_ms = wheel.next_wake_ms()
+        assert wake_ms is not None
+        assert len(wheel.advance(wake_ms)) == 0
+    return wheel, entries
+
+
+def test_a_jump_past_a_slot_in_preparation_returns_all_of_it_in_order() -> None:
+    wheel, entries = partly_prepared()
+    assert_equal([wheel.advance(START_MS + 99 * DAY_MS)], entries)
+
+
+def test_what_is_prepared_wakes_by_itself_when_the_rest_of_its_slot_is_cancelled() -> None:
+    """Invariant 4: what is due is returned without any traffic."""
+    wheel, entries = partly_prepared()
+    assert wheel.cancel(np.arange(50, 1000)) == 950
+    returned = []
+    while len(wheel):
+        wake_ms = wheel.next_wake_ms()
+        assert wake_ms is not None
+        returned.append(wheel.advance(wake_ms))
+    assert_equal(returned, entries.take(entries.ids < 50))
+
+
+def test_a_snapshot_is_a_copy() -> None:
+    for staged in (True, False):
+        wheel = TimingWheel(10, START_MS)
+        wheel.insert(np.array([START_MS + 50]), np.array([1]))
+        if not staged:
+            wheel.advance(START_MS + 10)
+        wheel.entries().ids[0] = 99
+        assert wheel.advance(START_MS + 50).ids.tolist() == [1]
+
+
+def test_arrays_passed_in_are_let_go_at_the_next_turn() -> None:
+    parent = np.full(100_000, START_MS + DAY_MS)
+    gone = weakref.ref(parent)
+    wheel = TimingWheel(10, START_MS)
+    wheel.insert(parent[:10], parent[10:20])
+    wheel.advance(START_MS + 10)
+    del parent
+    gc.collect()
+    assert gone() is None
+
+
+def test_memory_is_a_few_bytes_for_each_entry() -> None:
+    wheel = TimingWheel(10, START_MS)
+    assert wheel.size_bytes == 0
+    insert_in_arrays(wheel, random_entries(100_000, START_MS + 1000, 60_000))
+    wheel.advance(START_MS + 10)
+    assert 16 <= wheel.size_bytes / len(wheel) <= 24
+    wheel.advance(START_MS + DAY_MS)
+    assert wheel.size_bytes == 0
+
+
+def test_many_small_arrays_do_not_wait_for_a_turn_to_be_copied() -> None:
+    parents = [np.full(1000, START_MS + DAY_MS + n) for n in range(2000)]
+    alive = [weakref.ref(parent) for parent in parents]
+    wheel = TimingWheel(10, START_MS)
+    for parent in parents:
+        wheel.insert(parent[:2], parent[2:4])
+    parents.clear()
+    del parent
+    gc.collect()
+    assert sum(ref() is not None for ref in alive) < 1100
+    assert len(wheel) == 4000
+
+
+def test_time_must_not_go_back_unless_the_wheel_is_empty() -> None:
+    wheel = TimingWheel(10, 1000)
+    wheel.insert_one(2000, 1)
+    with pytest.raises(AssertionError):
+        wheel.advance(999)
+    with pytest.raises(AssertionError):
+        wheel.rewind(500)
+    drained = wheel.drain()
+    wheel.rewind(500)
+    assert wheel.insert(drained.when_ms, drained.ids) is None
+    assert len(wheel.advance(1999)) == 0
+    assert wheel.advance(2000).ids.tolist() == [1]
