@@ -417,8 +417,12 @@ class Session:
         self._send(wire.ConsumerClosed(consumer_id, error.code, str(error), error.retryable))
 
     def _send(self, command: wire.Command) -> None:
-        """Queue a command; what cannot be sent ends this connection and nothing else."""
-        if self._finished or self._protocol.closed:
+        """Queue a command; what cannot be sent ends this connection and nothing else.
+
+        After our goodbye nothing is said: the peer learns what became of its requests by
+        asking again.
+        """
+        if self._finished or self._protocol.closed or self._protocol.finished:
             return
         try:
             self._queue(self._protocol.send(command))

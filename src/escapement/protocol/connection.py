@@ -82,6 +82,11 @@ class Connection:
         """Whether nothing more will come from the other side."""
         return self._ended or self._heard_goodbye or self.state is State.DEAD
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more may be said to the other side."""
+        return self._said_goodbye or self.state is State.DEAD
+
     # -- what comes in -----------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
@@ -165,7 +170,7 @@ class Connection:
         Raises:
           LocalProtocolError: if it may not be sent now, or does not fit a frame.
         """
-        if self._said_goodbye or self.state is State.DEAD:
+        if self.finished:
             raise LocalProtocolError(f"{type(command).__name__}: this side has finished")
         if self.role not in command.SENDERS:
             raise LocalProtocolError(f"a {self.role} does not send {type(command).__name__}")
