@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from escapement import testing
 from escapement.broker.consumer import Outlet
-from escapement.broker.desk import Publication
+from escapement.broker.publication import Publication
 from escapement.errors import EscapementError, NotFound, StorageReadOnly
 from escapement.message import NO_TIMES, Blobs, MessageBatch
 from escapement.names import NamespaceName, TopicName

@@ -34,13 +34,14 @@ from escapement.broker.checkpointer import Checkpointer, Progress
 from escapement.broker.compactor import Compactor
 from escapement.broker.consuming import Consuming
 from escapement.broker.crash import one_error
-from escapement.broker.desk import ProducerHandle, Publication
 from escapement.broker.filler import Filler
+from escapement.broker.handle import ProducerHandle
 from escapement.broker.housekeeper import Housekeeper
 from escapement.broker.leasekeeper import LeaseKeeper
 from escapement.broker.limits import DEFAULT_LIMITS, BrokerLimits
 from escapement.broker.logreader import LogReader
 from escapement.broker.peek import Peeked, peek
+from escapement.broker.publication import Publication
 from escapement.broker.publishing import Publishing
 from escapement.broker.pump import Pump
 from escapement.broker.recovery import Ground, survey
@@ -202,6 +203,10 @@ class Broker:
         """Raise ``ShuttingDown`` if new work is not taken any more."""
         if self.stopping:
             raise ShuttingDown("the broker is stopping; connect again")
+
+    def holds_lease(self) -> bool:
+        """Whether nobody else can be delivering our messages yet."""
+        return self._keeper.held
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now."""

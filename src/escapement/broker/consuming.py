@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from escapement.broker.backoff import BackOff
 from escapement.broker.consumer import Consumer, Outlet
-from escapement.broker.desk import ConsumerHandle
+from escapement.broker.handle import ConsumerHandle
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.pump import Pump
 from escapement.broker.registry import Registry

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import trio
 
 from escapement.broker.checkpointer import Checkpointer
-from escapement.broker.desk import ProducerHandle, Publication
+from escapement.broker.handle import ProducerHandle
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.producer import Producer
+from escapement.broker.publication import Publication
 from escapement.broker.registry import Registry
 from escapement.broker.topic import Topic
 from escapement.clock import Clock

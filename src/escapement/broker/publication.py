@@ -1,8 +1,4 @@
-"""What a session asks of the broker, as objects: handles and publications.
-
-A *handle* is one connection's hold on a producer or a consumer. A *publication* is one
-batch on its way: it remembers what to tell its session when the outcome is known.
-"""
+"""One batch on its way: it remembers what to tell its session when the outcome is known."""
 
 from __future__ import annotations
 
@@ -11,30 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from escapement.broker.consumer import Consumer
 from escapement.broker.producer import Producer
-from escapement.broker.subscription import Subscription
-from escapement.broker.topic import Topic
 from escapement.errors import EscapementError
 from escapement.message import NO_TIMES, Buffer, MessageBatch, Times
-
-
-@dataclass(slots=True, eq=False)
-class ProducerHandle:
-    """One connection's hold on a producer's name; ``fenced`` tells it that it lost it."""
-
-    topic: Topic
-    fenced: Callable[[EscapementError], None]
-    producer: Producer
-
-
-@dataclass(slots=True, eq=False)
-class ConsumerHandle:
-    """One connection's consumer."""
-
-    topic: Topic
-    subscription: Subscription
-    consumer: Consumer
 
 
 @dataclass(slots=True, eq=False)

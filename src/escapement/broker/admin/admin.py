@@ -1,0 +1,48 @@
+"""The administrative verbs: what `escapement admin` and clients ask for by name.
+
+A verb is a function whose arguments are checked; the result is plain values (maps, lists,
+text, integers), fit for a table or for JSON. Times are Unix milliseconds and durations
+milliseconds, as their names say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from escapement.broker.admin import namespaces, subscriptions, topics
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.verb import Verb
+from escapement.broker.broker import Broker
+from escapement.errors import InvalidRequest
+
+
+class Admin:
+    """Carries out verbs on one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def carry_out(self, verb: str, arguments: Mapping[str, Any]) -> Plain:
+        """Do what ``verb`` says.
+
+        Raises:
+          InvalidRequest: for an unknown verb, or arguments that do not fit it.
+        """
+        function = _VERBS.get(verb)
+        if function is None:
+            raise InvalidRequest(f"there is no verb {verb!r}; known are {', '.join(_VERBS)}")
+        return await function(self._broker, Arguments(verb, arguments))
+
+
+async def _stats(broker: Broker, given: Arguments) -> Plain:
+    given.end()
+    return broker.stats()
+
+
+_VERBS: Final[dict[str, Verb]] = {
+    **namespaces.VERBS,
+    **topics.VERBS,
+    **subscriptions.VERBS,
+    "broker.stats": _stats,
+}

@@ -1,0 +1,54 @@
+"""A verb's arguments, taken one by one and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from escapement.errors import InvalidRequest
+
+# What a verb answers: maps, lists, text, numbers, true, false, nothing.
+Plain = Any
+
+
+class Arguments:
+    """A verb's arguments, taken one by one and checked; ``end`` refuses what is left."""
+
+    def __init__(self, verb: str, given: Mapping[str, Any]) -> None:
+        self._verb = verb
+        self._left = dict(given)
+
+    def text(self, name: str) -> str:
+        value = self._left.pop(name, None)
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{self._verb} needs {name!r} as text")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        return self.text(name) if self._left.get(name) is not None else self._left.pop(name, None)
+
+    def optional_number(self, name: str) -> int | None:
+        value = self._left.pop(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise InvalidRequest(f"{self._verb} needs {name!r} as a positive whole number")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self._left.pop(name, False)
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{self._verb} needs {name!r} as true or false")
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        value = self._left.pop(name, None)
+        if value is None:
+            return choices[0]
+        if value not in choices:
+            raise InvalidRequest(f"{self._verb} needs {name!r} as one of {', '.join(choices)}")
+        return str(value)
+
+    def end(self) -> None:
+        if self._left:
+            raise InvalidRequest(f"{self._verb} does not take {', '.join(map(repr, self._left))}")

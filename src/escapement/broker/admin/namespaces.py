@@ -1,0 +1,80 @@
+"""What can be asked about namespaces."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.verb import Verb
+from escapement.broker.broker import Broker
+from escapement.names import NamespaceName
+from escapement.storage.catalog import Namespace
+
+
+async def _list_namespaces(broker: Broker, given: Arguments) -> Plain:
+    given.end()
+    registry = broker.registry
+    counts: dict[int, int] = {}
+    for record in registry.topics.values():
+        counts[record.namespace_id] = counts.get(record.namespace_id, 0) + 1
+    return [
+        _namespace(namespace) | {"topics": counts.get(namespace.id, 0)}
+        for _, namespace in sorted(registry.namespaces.items())
+    ]
+
+
+async def _get_namespace(broker: Broker, given: Arguments) -> Plain:
+    name = NamespaceName.parse(given.text("namespace"))
+    given.end()
+    return _namespace(broker.registry.namespace(name))
+
+
+async def _create_namespace(broker: Broker, given: Arguments) -> Plain:
+    name = NamespaceName.parse(given.text("namespace"))
+    given.end()
+    return _namespace(await broker.registry.create_namespace(name))
+
+
+async def _delete_namespace(broker: Broker, given: Arguments) -> Plain:
+    name = NamespaceName.parse(given.text("namespace"))
+    given.end()
+    await broker.registry.delete_namespace(name)
+    return {"deleted": name.full}
+
+
+async def _enable_delayed_message(broker: Broker, given: Arguments) -> Plain:
+    name = NamespaceName.parse(given.text("namespace"))
+    granularity_ms = given.optional_number("granularity_ms")
+    tick_ms = given.optional_number("tick_ms")
+    given.end()
+    namespace = await broker.registry.set_delays(
+        name, enabled=True, granularity_ms=granularity_ms, tick_ms=tick_ms
+    )
+    broker.policy_changed(namespace)
+    return _namespace(namespace)
+
+
+async def _disable_delayed_message(broker: Broker, given: Arguments) -> Plain:
+    name = NamespaceName.parse(given.text("namespace"))
+    given.end()
+    return _namespace(await broker.registry.set_delays(name, enabled=False))
+
+
+def _namespace(namespace: Namespace) -> dict[str, Plain]:
+    return {
+        "namespace": f"{namespace.tenant}/{namespace.name}",
+        "delays_enabled": namespace.delays_enabled,
+        "granularity_ms": namespace.granularity_ms,
+        "tick_ms": namespace.tick_ms,
+        "created_at_ms": namespace.created_at_ms,
+    }
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "namespaces.list": _list_namespaces,
+    "namespaces.get": _get_namespace,
+    "namespaces.create": _create_namespace,
+    "namespaces.delete": _delete_namespace,
+    "namespaces.enable_delayed_message": _enable_delayed_message,
+    "namespaces.disable_delayed_message": _disable_delayed_message,
+}

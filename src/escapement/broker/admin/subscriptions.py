@@ -1,0 +1,77 @@
+"""What can be asked about subscriptions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.verb import Verb
+from escapement.broker.broker import Broker
+from escapement.broker.shared import SharedSubscription
+from escapement.broker.subscription import Subscription
+from escapement.broker.topic import Topic
+from escapement.errors import Conflict, NotFound
+from escapement.names import TopicName
+
+
+async def _list_subscriptions(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    given.end()
+    return [figures(topic, subscription) for subscription in topic.subscriptions()]
+
+
+async def _create_subscription(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("topic"))
+    subscription = given.text("subscription")
+    kind = given.choice("kind", ("shared", "exclusive", "failover"))
+    position = given.choice("position", ("latest", "earliest"))
+    given.end()
+    topic = await broker.registry.ensure_topic(name)
+    await broker.consuming.create(
+        topic,
+        subscription,
+        kind,  # type: ignore[arg-type]
+        earliest=position == "earliest",
+    )
+    return {"topic": name.full, "subscription": subscription}
+
+
+async def _delete_subscription(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    name = given.text("subscription")
+    force = given.flag("force")
+    given.end()
+    subscription = topic.subscription(name)
+    if subscription is None:
+        raise NotFound(f"{topic.name.full} has no subscription {name}")
+    if not force and subscription.consumers:
+        raise Conflict(f"{name} has consumers; use --force to delete it all the same")
+    await broker.consuming.delete(topic, name)
+    return {"deleted": name}
+
+
+def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
+    """What a subscription is and has done, as a row."""
+    counts = subscription.counts
+    shared = isinstance(subscription, SharedSubscription)
+    return {
+        "subscription": subscription.record.name,
+        "kind": subscription.record.kind,
+        "consumers": [consumer.name for consumer in subscription.consumers],
+        "ready": len(subscription.ready) if isinstance(subscription, SharedSubscription) else 0,
+        "behind": shared and subscription.mark is not None,  # type: ignore[attr-defined]
+        "in_flight": len(subscription.in_flight),
+        "unacknowledged": topic.next_offset - len(subscription.acked),
+        "delivered": counts.delivered,
+        "redelivered": counts.redelivered,
+        "acknowledged": counts.acknowledged,
+        "given_back": counts.given_back,
+        "timed_out": counts.timed_out,
+    }
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "subscriptions.list": _list_subscriptions,
+    "subscriptions.create": _create_subscription,
+    "subscriptions.delete": _delete_subscription,
+}

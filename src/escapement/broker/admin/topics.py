@@ -1,0 +1,104 @@
+"""What can be asked about topics."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.subscriptions import figures
+from escapement.broker.admin.verb import Verb
+from escapement.broker.broker import Broker
+from escapement.errors import Conflict
+from escapement.names import NamespaceName, TopicName
+
+# Rows of one listing: it must fit a frame.
+MAX_ROWS: Final = 10_000
+# Messages shown by one peek, and how much of each payload.
+MAX_PEEKED: Final = 1_000
+PREVIEW_BYTES: Final = 512
+
+
+async def _list_topics(broker: Broker, given: Arguments) -> Plain:
+    within = given.optional_text("namespace")
+    given.end()
+    prefix = ""
+    if within is not None:
+        prefix = NamespaceName.parse(within).full + "/"
+        broker.registry.namespace(NamespaceName.parse(within))
+    names = sorted(n for n in broker.registry.topics if n.startswith(prefix))
+    return {"topics": names[:MAX_ROWS], "total": len(names)}
+
+
+async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    given.end()
+    return {
+        "topic": topic.name.full,
+        "next_offset": topic.next_offset,
+        "published": topic.published,
+        "index_entries": broker.index.count(topic.id),
+        "wheel_entries": topic.wheel_count,
+        "producers": [
+            {
+                "name": producer.name,
+                "epoch": producer.epoch,
+                "last_sequence": producer.last_sequence,
+                "connected": producer.holder is not None,
+            }
+            for producer in list(topic.producers.values())[:MAX_ROWS]
+        ],
+        "subscriptions": [figures(topic, one) for one in topic.subscriptions()],
+    }
+
+
+async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    count = given.optional_number("count") or 10
+    given.end()
+    peeked = await broker.peek(topic, min(count, MAX_PEEKED))
+    now_ms = broker.clock.now_ms()
+    rows = zip(
+        peeked.due_ms.tolist(),
+        peeked.offsets.tolist(),
+        peeked.keys(),
+        peeked.batch.payloads.to_list(),
+        strict=True,
+    )
+    return [
+        {
+            "offset": offset,
+            "due_at_ms": due_ms,
+            "due_in_ms": max(due_ms - now_ms, 0),
+            "key": key.decode("utf-8", "replace") or None,
+            "size_bytes": len(payload),
+            "payload": payload[:PREVIEW_BYTES],
+        }
+        for due_ms, offset, key, payload in rows
+    ]
+
+
+async def _create_topic(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("topic"))
+    given.end()
+    await broker.registry.create_topic(name)
+    return {"topic": name.full}
+
+
+async def _delete_topic(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("topic"))
+    force = given.flag("force")
+    given.end()
+    topic = broker.registry.topic(name)
+    if not force and any(subscription.consumers for subscription in topic.subscriptions()):
+        raise Conflict(f"{name.full} has consumers; use --force to delete it all the same")
+    await broker.delete_topic(name)
+    return {"deleted": name.full}
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "topics.list": _list_topics,
+    "topics.stats": _topic_stats,
+    "topics.peek": _peek_topic,
+    "topics.create": _create_topic,
+    "topics.delete": _delete_topic,
+}

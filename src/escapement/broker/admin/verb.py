@@ -1,0 +1,10 @@
+"""A verb: a function that does one thing to a broker and answers in plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.broker import Broker
+
+Verb = Callable[[Broker, Arguments], Awaitable[Plain]]

@@ -1,0 +1,180 @@
+"""The consumers of one connection: joining, credit, what they say of messages; their outlet."""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.broker import Broker
+from escapement.broker.handle import ConsumerHandle
+from escapement.broker.ready import Rows
+from escapement.broker.session.desk import Desk
+from escapement.broker.session.handles import Handles
+from escapement.broker.session.outbound import Outbound
+from escapement.errors import EscapementError, InvalidRequest, LimitExceeded
+from escapement.message import Int64s, MessageBatch
+from escapement.protocol import commands as wire
+from escapement.protocol.limits import MAX_PERMITS
+from escapement.storage.catalog import Kind
+
+# Messages that one Ack may name by ranges: spread out they are a column of 64 MiB.
+_ACK_MESSAGES: Final = 8 * 1024 * 1024
+
+
+class Consumers(Desk):
+    """See the module's docstring."""
+
+    def __init__(self, broker: Broker, outbound: Outbound) -> None:
+        self._broker = broker
+        self._outbound = outbound
+        self._handles: Handles[ConsumerHandle] = Handles()
+        self.at_once = {
+            wire.CloseConsumer: self._close,
+            wire.Flow: self._flow,
+            wire.Ack: self._ack,
+            wire.Nack: self._nack,
+        }
+        self.aside = {wire.Subscribe: self._subscribe}
+
+    def release(self) -> None:
+        for handle in self._handles.open():
+            self._broker.consuming.close(handle)
+        self._handles.clear()
+
+    def wake(self) -> None:
+        """They can be sent more."""
+        for handle in self._handles.open():
+            self._broker.consuming.wake(handle)
+
+    # -- joining and leaving -------------------------------------------------------------
+
+    async def _subscribe(self, command: wire.Subscribe) -> None:
+        self._broker.check_open()
+        self._handles.claim(command.consumer_id)
+        try:
+            handle = await self._broker.consuming.subscribe(
+                command.topic,
+                command.subscription,
+                kind=cast(Kind, command.kind),
+                position=command.position,
+                ack_wait_ms=command.ack_wait_ms,
+                consumer_name=command.consumer_name,
+                wire_id=command.consumer_id,
+                outlet=self,
+            )
+        except BaseException:
+            self._handles.give_up(command.consumer_id)
+            raise
+        if self._outbound.finished or self._broker.stopping:
+            self._handles.give_up(command.consumer_id)
+            return  # it has not joined, so there is nothing to leave
+        self._handles.enter(command.consumer_id, handle)
+        self._outbound.send(
+            wire.ConsumerReady(
+                command.request_id,
+                command.consumer_id,
+                handle.topic.name.full,
+                handle.subscription.record.kind,
+            )
+        )
+        self._broker.consuming.joined(handle)
+
+    def _close(self, command: wire.CloseConsumer) -> None:
+        handle = self._handles.take(command.consumer_id)
+        if handle is not None:
+            self._broker.consuming.close(handle)
+        self._outbound.send(wire.Done(command.request_id))
+
+    # -- what they say -------------------------------------------------------------------
+
+    def _flow(self, command: wire.Flow) -> None:
+        handle = self._handles.find(command.consumer_id)
+        if handle is None:
+            return  # it was closed while the credit was on its way
+        consumer = handle.consumer
+        consumer.permits = min(consumer.permits + command.permits, MAX_PERMITS)
+        self._broker.consuming.wake(handle)
+
+    def _ack(self, command: wire.Ack) -> None:
+        handle = self._find(command.consumer_id)
+        offsets = _offsets_of(command, handle.topic.next_offset)
+        request_id = command.request_id
+
+        def done(count: int) -> None:
+            self._outbound.send(wire.Acked(request_id, count))
+
+        self._broker.consuming.acknowledge(handle, offsets, done if request_id else None)
+
+    def _nack(self, command: wire.Nack) -> None:
+        handle = self._find(command.consumer_id)
+        delay_ms = None if command.delay_ms < 0 else command.delay_ms
+        count = self._broker.consuming.negative_acknowledge(handle, command.offsets, delay_ms)
+        if command.request_id:
+            self._outbound.send(wire.Acked(command.request_id, count))
+
+    def _find(self, consumer_id: int) -> ConsumerHandle:
+        handle = self._handles.find(consumer_id)
+        if handle is None:
+            raise InvalidRequest(f"no consumer {consumer_id} is open here")
+        return handle
+
+    # -- what they are told: the Outlet of each ------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether consumers of this connection may be sent more."""
+        return self._outbound.has_room
+
+    def deliver(
+        self,
+        consumer_id: int,
+        rows: Rows,
+        redelivered: npt.NDArray[np.bool_] | None,
+        batch: MessageBatch,
+    ) -> None:
+        """Queue a frame of messages."""
+        first = bool((rows.attempts <= 1).all())
+        self._outbound.deliver(
+            wire.Deliver(
+                consumer_id,
+                rows.offsets,
+                rows.due_ms,
+                None if first else np.minimum(rows.attempts, 0xFFFF).astype(np.uint16),
+                None if redelivered is None else redelivered.astype(np.uint8),
+                batch.encode(),
+            )
+        )
+
+    def active(self, consumer_id: int, active: bool) -> None:
+        """Tell a consumer whether it is its turn."""
+        self._outbound.send(wire.ConsumerActive(consumer_id, active))
+
+    def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
+        """Tell a consumer that the broker ended it, and why."""
+        self._handles.take(consumer_id)
+        self._outbound.send(
+            wire.ConsumerClosed(consumer_id, error.code, str(error), error.retryable)
+        )
+
+
+def _offsets_of(command: wire.Ack, next_offset: int) -> Int64s:
+    """The offsets an Ack names, its ranges spread out.
+
+    Offsets that no message has yet are left out: they acknowledge nothing.
+    """
+    parts = []
+    if command.offsets is not None:
+        offsets = command.offsets
+        known = (offsets >= 0) & (offsets < next_offset)
+        parts.append(offsets if known.all() else offsets[known])
+    if command.firsts is not None and command.lasts is not None:
+        firsts = np.clip(command.firsts, 0, next_offset)
+        counts = np.clip(command.lasts, 0, next_offset) - firsts
+        total = int(counts.sum())
+        if total > _ACK_MESSAGES:
+            raise LimitExceeded(f"an Ack names at most {_ACK_MESSAGES} messages, not {total}")
+        ends = np.cumsum(counts)
+        parts.append(np.repeat(firsts - (ends - counts), counts) + np.arange(total))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,0 +1,135 @@
+"""The producers of one connection: opening them, publishing through them, receipts."""
+
+from __future__ import annotations
+
+import secrets
+
+import trio
+
+from escapement.broker.broker import Broker
+from escapement.broker.handle import ProducerHandle
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.publication import Publication
+from escapement.broker.session.desk import Desk
+from escapement.broker.session.handles import Handles
+from escapement.broker.session.outbound import Outbound
+from escapement.errors import EscapementError, InvalidRequest
+from escapement.protocol import commands as wire
+
+
+class Producers(Desk):
+    """See the module's docstring."""
+
+    def __init__(self, broker: Broker, outbound: Outbound, limits: BrokerLimits) -> None:
+        self._broker = broker
+        self._outbound = outbound
+        self._limits = limits
+        self._handles: Handles[ProducerHandle] = Handles()
+        self._unconfirmed_bytes = 0
+        self._confirmed = trio.Event()
+        self.at_once = {wire.CloseProducer: self._close}
+        self.in_turn = {wire.Publish: self._publish}
+        self.aside = {wire.OpenProducer: self._open}
+
+    def release(self) -> None:
+        for handle in self._handles.open():
+            self._broker.publishing.close(handle)
+        self._handles.clear()
+
+    # -- opening and closing -------------------------------------------------------------
+
+    async def _open(self, command: wire.OpenProducer) -> None:
+        producer_id = command.producer_id
+        self._broker.check_open()
+        self._handles.claim(producer_id)
+
+        def fenced(error: EscapementError) -> None:
+            if self._handles.take(producer_id) is not None:
+                closed = wire.ProducerClosed(producer_id, error.code, str(error), error.retryable)
+                self._outbound.send(closed)
+
+        name = command.name or f"unnamed-{secrets.token_hex(8)}"
+        try:
+            handle = await self._broker.publishing.open(command.topic, name, command.epoch, fenced)
+        except BaseException:
+            self._handles.give_up(producer_id)
+            raise
+        if self._outbound.finished:
+            self._broker.publishing.close(handle)
+            return
+        self._handles.enter(producer_id, handle)
+        producer = handle.producer
+        self._outbound.send(
+            wire.ProducerReady(
+                command.request_id,
+                producer_id,
+                handle.topic.name.full,
+                producer.name,
+                producer.epoch,
+                producer.last_sequence,
+            )
+        )
+
+    def _close(self, command: wire.CloseProducer) -> None:
+        handle = self._handles.take(command.producer_id)
+        if handle is not None:
+            self._broker.publishing.close(handle)
+        self._outbound.send(wire.Done(command.request_id))
+
+    # -- publishing ----------------------------------------------------------------------
+
+    async def room(self) -> None:
+        """Wait while more bytes have no receipt than a connection may have under way."""
+        while self._unconfirmed_bytes > self._limits.unconfirmed_bytes:
+            self._confirmed = trio.Event()
+            await self._confirmed.wait()
+
+    async def _publish(self, command: wire.Publish) -> None:
+        batch, times = command.decode()
+        try:
+            await self._broker.publishing.room()
+            self._broker.check_open()
+            handle = self._handles.find(command.producer_id)
+            if handle is None:
+                raise InvalidRequest(f"no producer {command.producer_id} is open here")
+            size_bytes = len(command.body)
+            publication = Publication(
+                command.sequence,
+                command.after,
+                batch,
+                times,
+                command.body,
+                done=lambda base, again: self._receipt(
+                    command, len(batch), size_bytes, base, again
+                ),
+                failed=lambda error: self._refusal(command, size_bytes, error),
+            )
+            self._unconfirmed_bytes += size_bytes
+            try:
+                self._broker.publishing.publish(handle, publication)
+            except EscapementError:
+                self._unconfirmed_bytes -= size_bytes
+                raise
+        except EscapementError as error:
+            self._refuse(command, error)
+
+    def _receipt(
+        self, command: wire.Publish, count: int, size_bytes: int, base_offset: int, again: bool
+    ) -> None:
+        self._confirm(size_bytes)
+        self._outbound.send(
+            wire.Receipt(command.producer_id, command.sequence, count, base_offset, again)
+        )
+
+    def _refusal(self, command: wire.Publish, size_bytes: int, error: EscapementError) -> None:
+        self._confirm(size_bytes)
+        self._refuse(command, error)
+
+    def _refuse(self, command: wire.Publish, error: EscapementError) -> None:
+        self._outbound.send(
+            wire.Refused.because(error, producer_id=command.producer_id, sequence=command.sequence)
+        )
+
+    def _confirm(self, size_bytes: int) -> None:
+        self._unconfirmed_bytes -= size_bytes
+        self._confirmed.set()

@@ -1,0 +1,183 @@
+"""One connection: bytes in, requests to the broker; answers and messages out.
+
+A session owns what its peer opened and gives it all up when the connection ends, however
+it ends. It reads, and hands each command to the desk that knows its noun; what goes out
+waits in :mod:`outbound <escapement.broker.session.outbound>`. Requests that only touch
+memory are carried out at once, in the order in which they came; those that need the
+database run as tasks of the session, of which there are few. Reading stops while
+``unconfirmed_bytes`` of publishes have no receipt.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from escapement.broker.admin import Admin
+from escapement.broker.broker import Broker
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.session.consumers import Consumers
+from escapement.broker.session.desk import AtOnce, Desk, Waiting
+from escapement.broker.session.outbound import Outbound
+from escapement.broker.session.producers import Producers
+from escapement.errors import EscapementError, ProtocolError, RemoteProtocolError
+from escapement.protocol import commands as wire
+from escapement.protocol.connection import Connection
+from escapement.protocol.limits import (
+    LIMIT_BATCH_BYTES,
+    LIMIT_BATCH_MESSAGES,
+    LIMIT_DELAY_MS,
+    LIMIT_FRAME_BYTES,
+    MAX_BATCH_MESSAGES,
+    MAX_FRAME_BYTES,
+    PROTOCOL_VERSION,
+)
+
+_log = logging.getLogger(__name__)
+
+_READ_BYTES: Final = 256 * 1024
+# Requests of one connection that wait for the database at the same time.
+_REQUESTS: Final = 64
+# Room that a frame needs beside the body of its batch: times, sequence, field headers.
+FRAME_MARGIN_BYTES: Final = 2 * 1024 * 1024
+MAX_BATCH_BYTES: Final = MAX_FRAME_BYTES - FRAME_MARGIN_BYTES
+
+
+class Session:
+    """See the module's docstring."""
+
+    def __init__(self, broker: Broker, stream: trio.abc.Stream, limits: BrokerLimits) -> None:
+        self._broker = broker
+        self._stream = stream
+        self._limits = limits
+        self._protocol = Connection("broker")
+        self._requests = trio.Semaphore(_REQUESTS)
+        self._scope = trio.CancelScope()
+        self._outbound = Outbound(
+            stream,
+            self._protocol,
+            limits,
+            may_deliver=broker.holds_lease,
+            on_room=lambda: self._consumers.wake(),
+            cut_off=self._scope.cancel,
+        )
+        self._producers = Producers(broker, self._outbound, limits)
+        self._consumers = Consumers(broker, self._outbound)
+        self._desks: tuple[Desk, ...] = (
+            self._producers,
+            self._consumers,
+            _BrokerDesk(broker, self._outbound),
+        )
+        self._at_once: dict[type[wire.Command], AtOnce] = {}
+        self._in_turn: dict[type[wire.Command], Waiting] = {}
+        self._aside: dict[type[wire.Command], Waiting] = {}
+        for desk in self._desks:
+            self._at_once |= desk.at_once
+            self._in_turn |= desk.in_turn
+            self._aside |= desk.aside
+
+    async def run(self) -> None:
+        """Serve the connection until it ends; never raises for what the peer did."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._outbound.run)
+                    await self._read_all(nursery)
+                    self._outbound.finish()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            pass  # the peer is gone
+        finally:
+            self._outbound.finish()
+            for desk in self._desks:
+                desk.release()
+            await trio.aclose_forcefully(self._stream)
+
+    def say_goodbye(self, reason: str) -> None:
+        """Tell the peer that the broker is stopping; what is queued still goes out."""
+        self._outbound.send(wire.Goodbye(reason))
+
+    async def _read_all(self, nursery: trio.Nursery) -> None:
+        try:
+            with trio.fail_after(self._limits.handshake_timeout_s):
+                while not self._protocol.closed and not await self._greet():
+                    pass
+            while not self._protocol.closed:
+                await self._handle_events(nursery)
+                await self._producers.room()
+                if not self._protocol.closed:
+                    with trio.fail_after(self._limits.idle_timeout_s):
+                        await self._receive()
+        except trio.TooSlowError:
+            self._outbound.last_words(ProtocolError("nothing was heard for too long"))
+        except RemoteProtocolError as error:
+            _log.info("closing a connection: %s", error)
+            self._outbound.last_words(error)
+        nursery.cancel_scope.deadline = trio.current_time() + self._limits.handshake_timeout_s
+
+    async def _greet(self) -> bool:
+        await self._receive()
+        for command in self._protocol.events():
+            if isinstance(command, wire.Hello):
+                limits = {
+                    LIMIT_FRAME_BYTES: MAX_FRAME_BYTES,
+                    LIMIT_BATCH_MESSAGES: MAX_BATCH_MESSAGES,
+                    LIMIT_BATCH_BYTES: MAX_BATCH_BYTES,
+                    LIMIT_DELAY_MS: self._limits.max_delay_ms,
+                }
+                identity = self._broker.identity
+                self._outbound.send(
+                    wire.Welcome(PROTOCOL_VERSION, identity.name, identity.owner_id, limits)
+                )
+                return True
+        return False
+
+    async def _receive(self) -> None:
+        self._protocol.receive_data(await self._stream.receive_some(_READ_BYTES))
+
+    async def _handle_events(self, nursery: trio.Nursery) -> None:
+        for command in self._protocol.events():
+            kind = type(command)
+            try:
+                if in_turn := self._in_turn.get(kind):
+                    await in_turn(command)
+                elif at_once := self._at_once.get(kind):
+                    at_once(command)
+                elif aside := self._aside.get(kind):
+                    await self._requests.acquire()
+                    nursery.start_soon(self._carry_out, aside, command)
+            except RemoteProtocolError:
+                raise
+            except EscapementError as error:
+                self._refuse(command, error)
+
+    async def _carry_out(self, aside: Waiting, command: wire.Command) -> None:
+        try:
+            await aside(command)
+        except EscapementError as error:
+            self._refuse(command, error)
+        finally:
+            self._requests.release()
+
+    def _refuse(self, command: wire.Command, error: EscapementError) -> None:
+        request_id = getattr(command, "request_id", 0)
+        if request_id:
+            self._outbound.send(wire.Refused.because(error, request_id=request_id))
+
+
+class _BrokerDesk(Desk):
+    """What is asked of the broker itself."""
+
+    def __init__(self, broker: Broker, outbound: Outbound) -> None:
+        self._admin = Admin(broker)
+        self._outbound = outbound
+        self.at_once = {wire.Ping: self._ping}
+        self.aside = {wire.Admin: self._administer}
+
+    def _ping(self, command: wire.Ping) -> None:
+        self._outbound.send(wire.Pong(command.token))
+
+    async def _administer(self, command: wire.Admin) -> None:
+        result = await self._admin.carry_out(command.verb, command.arguments)
+        self._outbound.send(wire.AdminReply(command.request_id, result))

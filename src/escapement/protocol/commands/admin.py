@@ -1,0 +1,39 @@
+"""Requests by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from escapement.protocol.commands.command import Command, command
+from escapement.protocol.fields import Id, PlainMap, PlainValue, Text
+from escapement.protocol.limits import (
+    MAX_FRAME_BYTES,
+    MAX_REPLY_CONTAINERS,
+    MAX_REQUEST_CONTAINERS,
+    MAX_VERB_CHARS,
+)
+
+
+@command(40, "client")
+@dataclass(frozen=True, slots=True)
+class Admin(Command):
+    """A request by name, with plain arguments."""
+
+    request_id: Id
+    verb: Annotated[str, Text(MAX_VERB_CHARS, low=1)]
+    arguments: PlainMap
+
+    MAX_CONTAINERS = MAX_REQUEST_CONTAINERS
+
+
+@command(41, "broker")
+@dataclass(frozen=True, slots=True)
+class AdminReply(Command):
+    """The answer to Admin."""
+
+    request_id: Id
+    result: PlainValue
+
+    MAX_BYTES = MAX_FRAME_BYTES
+    MAX_CONTAINERS = MAX_REPLY_CONTAINERS

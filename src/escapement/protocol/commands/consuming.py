@@ -1,0 +1,197 @@
+"""Subscribing, credit, messages, and what is said of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from escapement.errors import EscapementError, RemoteProtocolError
+from escapement.message import MessageBatch
+from escapement.protocol.body import decode_body
+from escapement.protocol.commands.command import Command, command
+from escapement.protocol.commands.refusal import carried
+from escapement.protocol.fields import (
+    AckColumn,
+    AttemptColumn,
+    BodyBytes,
+    Boolean,
+    Choice,
+    Code,
+    Count,
+    CountOrNone,
+    DueColumn,
+    Explanation,
+    FlagColumn,
+    Id,
+    Integer,
+    Name,
+    OffsetColumn,
+    OptionalAckColumn,
+    OptionalId,
+    OptionalName,
+    Topic,
+)
+from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_PERMITS
+
+
+@command(20, "client")
+@dataclass(frozen=True, slots=True)
+class Subscribe(Command):
+    """Joins a subscription, which is created if it is not there.
+
+    ``position`` counts only when it is created; ``ack_wait_ms`` of 0 is the broker's
+    default.
+    """
+
+    request_id: Id
+    consumer_id: Id
+    topic: Topic
+    subscription: Name
+    kind: Annotated[str, Choice(("shared", "exclusive", "failover"))]
+    position: Annotated[str, Choice(("latest", "earliest"))]
+    ack_wait_ms: Count
+    consumer_name: OptionalName
+
+
+@command(21, "broker")
+@dataclass(frozen=True, slots=True)
+class ConsumerReady(Command):
+    """The consumer is there; ``topic`` is the full name, which message ids carry."""
+
+    request_id: Id
+    consumer_id: Id
+    topic: Topic
+    kind: Annotated[str, Choice(("shared", "exclusive", "failover"))]
+
+
+@command(22, "client")
+@dataclass(frozen=True, slots=True)
+class Flow(Command):
+    """Gives the broker credit for so many messages more."""
+
+    consumer_id: Id
+    permits: Annotated[int, Integer(1, MAX_PERMITS)]
+
+
+@command(23, "broker")
+@dataclass(frozen=True, slots=True, eq=False)
+class Deliver(Command):
+    """Messages for a consumer, in columns of equal height.
+
+    Without ``attempts`` all are on their first; without ``redelivered`` none has been
+    delivered before.
+    """
+
+    consumer_id: Id
+    offsets: OffsetColumn
+    due_ms: DueColumn
+    attempts: AttemptColumn
+    redelivered: FlagColumn
+    body: BodyBytes
+
+    MAX_BYTES = MAX_FRAME_BYTES
+
+    def check(self) -> None:
+        heights = {
+            len(column)
+            for column in (self.offsets, self.due_ms, self.attempts, self.redelivered)
+            if column is not None
+        }
+        if len(heights) != 1:
+            raise ValueError(f"columns differ in height: {sorted(heights)}")
+
+    def decode(self) -> MessageBatch:
+        """The messages, as views of the frame.
+
+        Raises:
+          RemoteProtocolError: if the body is none, is empty, or differs in height.
+        """
+        batch = decode_body(self.body)
+        if len(batch) != len(self.offsets):
+            raise RemoteProtocolError(
+                f"a batch of {len(batch)} messages came with {len(self.offsets)} offsets"
+            )
+        return batch
+
+
+@command(24, "client")
+@dataclass(frozen=True, slots=True, eq=False)
+class Ack(Command):
+    """Messages are done with: single offsets, ranges ``first .. last - 1``, or both.
+
+    With a request id it is answered by Acked once it is durable.
+    """
+
+    request_id: OptionalId
+    consumer_id: Id
+    offsets: OptionalAckColumn
+    firsts: OptionalAckColumn = None
+    lasts: OptionalAckColumn = None
+
+    MAX_BYTES = MAX_FRAME_BYTES
+
+    def check(self) -> None:
+        if (self.firsts is None) != (self.lasts is None):
+            raise ValueError("ranges need both ends")
+        if self.firsts is not None and self.lasts is not None:
+            if len(self.firsts) != len(self.lasts):
+                raise ValueError("ranges have ends of different height")
+            if not (self.firsts < self.lasts).all():
+                raise ValueError("a range is empty or ends before it begins")
+        elif self.offsets is None:
+            raise ValueError("neither offsets nor ranges")
+
+
+@command(25, "client")
+@dataclass(frozen=True, slots=True, eq=False)
+class Nack(Command):
+    """Messages are to be delivered again, after ``delay_ms`` or, at -1, the back-off."""
+
+    request_id: OptionalId
+    consumer_id: Id
+    offsets: AckColumn
+    delay_ms: CountOrNone
+
+    MAX_BYTES = MAX_FRAME_BYTES
+
+
+@command(26, "broker")
+@dataclass(frozen=True, slots=True)
+class Acked(Command):
+    """The Ack or Nack took effect on so many messages, durably."""
+
+    request_id: Id
+    count: Count
+
+
+@command(27, "client")
+@dataclass(frozen=True, slots=True)
+class CloseConsumer(Command):
+    """Leaves the subscription; what it holds goes back. Answered by Done."""
+
+    request_id: Id
+    consumer_id: Id
+
+
+@command(28, "broker")
+@dataclass(frozen=True, slots=True)
+class ConsumerActive(Command):
+    """Of a failover subscription: this consumer is now the one that receives, or no longer."""
+
+    consumer_id: Id
+    active: Boolean
+
+
+@command(29, "broker")
+@dataclass(frozen=True, slots=True)
+class ConsumerClosed(Command):
+    """The broker took a consumer away, unasked: its subscription or topic was deleted."""
+
+    consumer_id: Id
+    code: Code
+    message: Explanation
+    retryable: Boolean
+
+    def error(self) -> EscapementError:
+        """The error it carries, as an exception to raise."""
+        return carried(self.code, self.message, self.retryable)
