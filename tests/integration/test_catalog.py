@@ -17,6 +17,7 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity
 from escapement.storage.log import Log, NewRow
 from escapement.storage.logrow import encode_row
+from escapement.storage.policy import TopicPolicy
 
 
 @pytest.fixture
@@ -63,11 +64,14 @@ def test_changes_are_kept(connection: Connection) -> None:
     catalog.update_namespace(connection, changed)  # the same again is no error
     topic = catalog.create_topic(connection, namespace.id, "orders", 0)
     subscription = catalog.create_subscription(connection, topic.id, "s", "exclusive", 0)
-    moved = replace(subscription, log_position=8, ack_wait_ms=100, fill_from=1, fill_until=2)
-    catalog.update_subscription(connection, moved)
+    patient = replace(subscription, policy=subscription.policy.updated({"ack_wait_ms": "1h"}))
+    catalog.update_subscription(connection, patient)
+    newer = replace(topic, policy=TopicPolicy(unknown={"colour": "red"}))
+    catalog.update_topic(connection, newer)
     state = checkpoint.load_state(connection)
     assert state.namespaces == [changed]
-    assert state.subscriptions == [moved]
+    assert state.topics == [newer]
+    assert state.subscriptions == [patient]
 
 
 def test_what_is_not_there_cannot_be_changed(connection: Connection) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -137,6 +138,27 @@ def test_subscriptions_are_created_listed_and_deleted(say: Say) -> None:
     assert "no subscription first" in say(
         "admin", "subscriptions", "delete", "subs", "first", fails=1
     )
+
+
+def test_a_subscriptions_policy_is_changed_shown_and_set_back(say: Say) -> None:
+    """V4: durations in words, a value at a time, and back to the default."""
+    subscriptions = ["admin", "subscriptions"]
+    say(*subscriptions, "create", "retry", "s", "--min-backoff", "1s")
+    say(*subscriptions, "update", "retry", "s", "--ack-wait", "1m", "--max-backoff", "1h")
+    say(*subscriptions, "update", "retry", "s", "--jitter", "0.1")
+    shown = say(*subscriptions, "get", "retry", "s")
+    for name, value in (("ack wait", "1m"), ("min backoff", "1s"), ("max backoff", "1h")):
+        assert re.search(rf"{name} +{value}\b", shown)
+    say(*subscriptions, "update", "retry", "s", "--max-backoff", "default")
+    told = json.loads(say(*subscriptions, "get", "retry", "s", "-o", "json"))
+    assert (told["max_backoff_ms"], told["jitter"], told["ack_wait_ms"]) == (0, 0.1, 60_000)
+    assert json.loads(say("admin", "topics", "get", "retry", "-o", "json"))["topic"]
+    refused = say(*subscriptions, "update", "retry", "s", "--max-backoff", "1ms", fails=1)
+    assert "max_backoff_ms of 1ms is shorter than min_backoff_ms of 1s" in refused
+    assert "is not from 0 to 1" in say(
+        *subscriptions, "update", "retry", "s", "--jitter", "2", fails=2
+    )
+    assert "what is to be changed" in say(*subscriptions, "update", "retry", "s", fails=1)
 
 
 def test_the_broker_tells_its_figures(say: Say) -> None:

@@ -65,6 +65,16 @@ def test_a_migration_that_crashed_half_way_is_run_again(engine: Engine) -> None:
     )
 
 
+def test_a_column_that_a_crash_left_behind_is_not_added_twice(engine: Engine) -> None:
+    """MySQL knows no ADD COLUMN IF NOT EXISTS, and each ALTER commits by itself."""
+    add = "ALTER TABLE namespaces ADD COLUMN extra BIGINT NOT NULL DEFAULT 7;"
+    known = schema.migrations()[:1]
+    with pytest.raises(Exception, match="NONSENSE"):
+        schema.migrate(engine, [*known, schema.Migration(2, "broken", f"{add} NONSENSE")])
+    schema.migrate(engine, [*known, schema.Migration(2, "mended", add)])
+    assert query(engine, "SELECT extra FROM namespaces") == []
+
+
 def test_a_newer_schema_is_refused(engine: Engine) -> None:
     newer = schema.Migration(2, "later", "CREATE TABLE IF NOT EXISTS later (x BIGINT)")
     known = schema.migrations()[:1]

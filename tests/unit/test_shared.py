@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from escapement.broker.backoff import BackOff
+from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.consumer import Consumer
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.shared import SharedSubscription
@@ -33,12 +33,12 @@ def column(*values: int) -> Int64s:
 
 def subscription(ready_messages: int = 4) -> SharedSubscription:
     """One consumer with credit for everything; nothing read yet, at time 0."""
-    record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 0, 0)
+    record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 0)
     limits = BrokerLimits(ready_messages=ready_messages)
     made = SharedSubscription(
         record, limits, lambda item: None, np.random.default_rng(0), 0, KEY_MIN, 0
     )
-    consumer = Consumer(1, 1, "c", Outlet(), BackOff())
+    consumer = Consumer(1, 1, "c", Outlet(), 0, DEFAULT_ACK_WAIT_MS)
     consumer.permits = 1_000
     made.join(consumer)
     return made

@@ -427,12 +427,16 @@ class Broker:
 
     # -- administration --------------------------------------------------------
 
-    def policy_changed(self, namespace: Namespace) -> None:
-        """A namespace has new delay settings: its topics wake at other times."""
+    def namespace_changed(self, namespace: Namespace) -> None:
+        """A namespace has new settings: its topics wake at other times."""
         for topic in self.registry.active.values():
             if topic.namespace.id == namespace.id:
-                self._pump.wake(topic)
-                self._reschedule(topic)
+                self.topic_changed(topic)
+
+    def topic_changed(self, topic: Topic) -> None:
+        """A topic or a subscription of it has a new policy: there may be work, or other times."""
+        self._pump.wake(topic)
+        self._reschedule(topic)
 
     async def delete_topic(self, name: TopicName) -> None:
         """Delete a topic and all that belongs to it. Raises ``NotFound``."""

@@ -16,6 +16,7 @@ from escapement.broker.backoff import BackOff
 from escapement.broker.ready import Rows
 from escapement.errors import EscapementError
 from escapement.message import MessageBatch
+from escapement.storage.policy import SubscriptionPolicy
 
 
 class Outlet(Protocol):
@@ -48,16 +49,52 @@ class Outlet(Protocol):
 class Consumer:
     """Credit, policy and outlet of one consumer."""
 
-    __slots__ = ("back_off", "closed", "id", "name", "outlet", "permits", "wire_id")
+    __slots__ = (
+        "_ack_wait_ms",
+        "_default_ack_wait_ms",
+        "back_off",
+        "closed",
+        "id",
+        "name",
+        "outlet",
+        "permits",
+        "wire_id",
+    )
 
-    def __init__(self, id: int, wire_id: int, name: str, outlet: Outlet, back_off: BackOff) -> None:
-        self.id = id  # unique in this broker's life
-        self.wire_id = wire_id  # as its connection calls it
+    def __init__(
+        self,
+        id: int,
+        wire_id: int,
+        name: str,
+        outlet: Outlet,
+        ack_wait_ms: int,
+        default_ack_wait_ms: int,
+    ) -> None:
+        """A consumer that has not joined yet.
+
+        Args:
+          id: unique in this broker's life; ``wire_id`` is what its connection calls it.
+          ack_wait_ms: what it asked for; 0 leaves it to its subscription.
+          default_ack_wait_ms: what counts where neither says.
+        """
+        self.id = id
+        self.wire_id = wire_id
         self.name = name
         self.outlet = outlet
-        self.back_off = back_off
         self.permits = 0
         self.closed = False
+        self._ack_wait_ms = ack_wait_ms
+        self._default_ack_wait_ms = default_ack_wait_ms
+        self.back_off = BackOff(ack_wait_ms)
+
+    def obey(self, policy: SubscriptionPolicy) -> None:
+        """Wait as the subscription's policy says, from the next delivery on."""
+        self.back_off = BackOff(
+            self._ack_wait_ms or policy.ack_wait_ms or self._default_ack_wait_ms,
+            policy.min_backoff_ms,
+            policy.max_backoff_ms,
+            policy.jitter,
+        )
 
     @property
     def capacity(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from escapement.broker.backoff import BackOff
 from escapement.broker.consumer import Consumer, Outlet
 from escapement.broker.handle import ConsumerHandle
 from escapement.broker.limits import BrokerLimits
@@ -32,13 +31,14 @@ from escapement.names import TopicName, check_name
 from escapement.storage.catalog import Kind
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.lane import State
+from escapement.storage.policy import SubscriptionPolicy
 
 
 class Consuming:
     """See the module's docstring.
 
     Args:
-      ack_wait_ms: of shared consumers that do not say.
+      ack_wait_ms: of shared consumers, where neither they nor their subscription say.
       on_change: called with a topic whose timers may have changed.
     """
 
@@ -97,9 +97,8 @@ class Consuming:
                 "failover to let several stand by"
             )
         self._last_id += 1
-        if not ack_wait_ms and kind == "shared":
-            ack_wait_ms = self._ack_wait_ms
-        consumer = Consumer(self._last_id, wire_id, consumer_name, outlet, BackOff(ack_wait_ms))
+        default_ms = self._ack_wait_ms if kind == "shared" else 0
+        consumer = Consumer(self._last_id, wire_id, consumer_name, outlet, ack_wait_ms, default_ms)
         return ConsumerHandle(topic, subscription, consumer)
 
     async def _ensure(self, topic: Topic, name: str, kind: Kind, *, earliest: bool) -> Subscription:
@@ -111,7 +110,15 @@ class Consuming:
             raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
         return subscription
 
-    async def create(self, topic: Topic, name: str, kind: Kind, *, earliest: bool) -> None:
+    async def create(
+        self,
+        topic: Topic,
+        name: str,
+        kind: Kind,
+        *,
+        earliest: bool,
+        policy: SubscriptionPolicy | None = None,
+    ) -> None:
         """Create a subscription and serve it. Raises ``AlreadyExists``."""
         check_name("subscription", name)
         await self._registry.create_subscription(
@@ -119,6 +126,7 @@ class Consuming:
             name,
             kind,
             earliest=earliest,
+            policy=policy or SubscriptionPolicy(),
             serve=lambda record: self._revival.new_subscription(topic, record),
         )
 

@@ -96,6 +96,9 @@ class Filler:
                 self._index.add_again(topic.id, offsets[at], due_ms[at], batch.take(at))
                 first = at[np.lexsort((offsets[at], due_ms[at]))[0]]
                 subscription.fall_behind(Key(int(due_ms[first]), int(offsets[first])))
-        subscription.record = replace(record, fill_from=min(reached, record.fill_until))
+        # Its policy may have changed while the log was read.
+        subscription.record = replace(
+            subscription.record, fill_from=min(reached, record.fill_until)
+        )
         self._on_step(topic)
         return True

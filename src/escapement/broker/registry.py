@@ -11,7 +11,7 @@ creates it and the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -27,6 +27,7 @@ from escapement.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, NamespaceName, T
 from escapement.storage import catalog, producers
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.engine.base import Connection
+from escapement.storage.policy import SubscriptionPolicy
 from escapement.storage.producers import ProducerRecord
 
 T = TypeVar("T")
@@ -111,12 +112,16 @@ class Registry:
             raise NotFound(f"there is no namespace {name.full}; create it first")
         return found
 
-    def topic(self, name: TopicName) -> Topic:
-        """The topic's runtime. Raises ``NotFound``."""
+    def topic_record(self, name: TopicName) -> TopicRecord:
+        """What is stored of a topic. Raises ``NotFound``."""
         record = self.topics.get(name.full)
         if record is None:
             raise NotFound(f"there is no topic {name.full}")
-        return self.activate(record.id)
+        return record
+
+    def topic(self, name: TopicName) -> Topic:
+        """The topic's runtime. Raises ``NotFound``."""
+        return self.activate(self.topic_record(name).id)
 
     def activate(self, topic_id: int) -> Topic:
         """The runtime of a topic that exists, made now if it has none."""
@@ -215,13 +220,31 @@ class Registry:
                 )
             if new.granularity_ms > MAX_GRANULARITY_MS:
                 raise InvalidRequest("the time partition granularity must not exceed 10 weeks")
-            await self._durably(lambda connection: catalog.update_namespace(connection, new))
-            self.namespaces[name.full] = new
-            now_ms = self._clock.now_ms()
-            for topic in self.active.values():
-                if topic.namespace.id == new.id:
-                    topic.set_policy(new, now_ms)
+            await self._change_namespace(name, new)
             return new
+
+    async def update_namespace(self, name: NamespaceName, changes: Mapping[str, Any]) -> Namespace:
+        """Change a namespace's policy; takes effect at once.
+
+        Raises:
+          NotFound: if there is no such namespace.
+          InvalidRequest: if a change is none; nothing is changed then.
+        """
+        if name == DEFAULT_NAME:
+            await self.ensure_namespace(name)
+        async with self._alone(name.full):
+            old = self.namespace(name)
+            new = replace(old, policy=old.policy.updated(changes))
+            await self._change_namespace(name, new)
+            return new
+
+    async def _change_namespace(self, name: NamespaceName, new: Namespace) -> None:
+        await self._durably(lambda connection: catalog.update_namespace(connection, new))
+        self.namespaces[name.full] = new
+        now_ms = self._clock.now_ms()
+        for topic in self.active.values():
+            if topic.namespace.id == new.id:
+                topic.set_namespace(new, now_ms)
 
     async def delete_namespace(self, name: NamespaceName) -> None:
         """Raises ``NotFound``, or ``Conflict`` while it has topics."""
@@ -259,12 +282,23 @@ class Registry:
             self._enter_topic(record)
             return self.activate(record.id)
 
+    async def update_topic(self, name: TopicName, changes: Mapping[str, Any]) -> TopicRecord:
+        """Change a topic's policy; takes effect at once. Raises as ``update_namespace``."""
+        async with self._alone(name.full):
+            old = self.topic_record(name)
+            new = replace(old, policy=old.policy.updated(changes))
+            await self._durably(
+                lambda connection: catalog.update_topic(connection, new), topic_id=new.id
+            )
+            self.topics[name.full] = new
+            if new.id in self.active:
+                self.active[new.id].policy = new.policy
+            return new
+
     async def delete_topic(self, name: TopicName) -> int:
         """Take a topic out of the catalog; returns its id. Raises ``NotFound``."""
         async with self._alone(name.full):
-            record = self.topics.get(name.full)
-            if record is None:
-                raise NotFound(f"there is no topic {name.full}")
+            record = self.topic_record(name)
             await self._durably(
                 lambda connection: catalog.delete_topic(connection, record.id),
                 topic_id=record.id,
@@ -285,6 +319,7 @@ class Registry:
         kind: catalog.Kind,
         *,
         earliest: bool,
+        policy: SubscriptionPolicy,
         serve: Callable[[SubscriptionRecord], None],
     ) -> SubscriptionRecord:
         """Make a subscription durable, then have it served.
@@ -302,15 +337,15 @@ class Registry:
                 raise AlreadyExists(f"{topic.name.full} has a subscription {name} already")
             now_ms = self._clock.now_ms()
             end = topic.next_offset
-            places: dict[str, Any] = {"start_offset": end, "start_due_ms": now_ms + 1}
+            rest: dict[str, Any] = {"start_offset": end, "start_due_ms": now_ms + 1}
             if earliest:
                 fill = end if kind == "shared" else 0
-                places = {"start_offset": 0, "start_due_ms": 0, "fill_until": fill}
+                rest = {"start_offset": 0, "start_due_ms": 0, "fill_until": fill}
             topic.begin_subscribing()
             try:
                 record = await self._durably(
                     lambda connection: catalog.create_subscription(
-                        connection, topic.id, name, kind, now_ms, **places
+                        connection, topic.id, name, kind, now_ms, policy=policy, **rest
                     ),
                     topic_id=topic.id,
                 )
@@ -320,12 +355,36 @@ class Registry:
                 topic.subscribing -= 1
             return record
 
+    def subscription_record(self, topic: Topic, name: str) -> SubscriptionRecord:
+        """What is stored of a subscription, as it began. Raises ``NotFound``."""
+        record = self._subscriptions.get(topic.id, {}).get(name)
+        if record is None:
+            raise NotFound(f"{topic.name.full} has no subscription {name}")
+        return record
+
+    async def update_subscription(
+        self, topic: Topic, name: str, changes: Mapping[str, Any]
+    ) -> SubscriptionRecord:
+        """Change a subscription's policy; takes effect at once, also for its consumers.
+
+        Raises as ``update_namespace``.
+        """
+        async with self._alone(topic.name.full):
+            old = self.subscription_record(topic, name)
+            new = replace(old, policy=old.policy.updated(changes))
+            await self._durably(
+                lambda connection: catalog.update_subscription(connection, new), topic_id=topic.id
+            )
+            self._subscriptions[topic.id][name] = new
+            subscription = topic.subscription(name)
+            if subscription is not None:
+                subscription.set_policy(new.policy)
+            return new
+
     async def delete_subscription(self, topic: Topic, name: str) -> None:
         """Raises ``NotFound``."""
         async with self._alone(topic.name.full):
-            record = self._subscriptions.get(topic.id, {}).get(name)
-            if record is None:
-                raise NotFound(f"{topic.name.full} has no subscription {name}")
+            record = self.subscription_record(topic, name)
             await self._durably(
                 lambda connection: catalog.delete_subscription(connection, record.id),
                 topic_id=topic.id,

@@ -82,7 +82,7 @@ class Revival:
     ) -> Topic:
         """Make a topic and all of its subscriptions."""
         end = max(record.next_offset, self._end_offsets.get(record.id, 0))
-        topic = Topic(record.id, name, namespace, end, self._index, self._budget)
+        topic = Topic(record.id, name, namespace, record.policy, end, self._index, self._budget)
         self._pipeline.open_topic(record.id, end)
         for subscription in subscriptions:
             self._subscription(topic, subscription, new=False)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -38,6 +38,7 @@ from escapement.message import Int64s, MessageBatch
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.group import Acks, Attempts
 from escapement.storage.offsets import OffsetSet
+from escapement.storage.policy import SubscriptionPolicy
 from escapement.timewheel import TimingWheel
 
 # Retries and ack timeouts are watched at this resolution, whatever the topic's tick:
@@ -121,7 +122,14 @@ class Subscription(ABC):
 
     def join(self, consumer: Consumer) -> None:
         """A consumer arrived."""
+        consumer.obey(self.record.policy)
         self.consumers.append(consumer)
+
+    def set_policy(self, policy: SubscriptionPolicy) -> None:
+        """Go by another policy from now on; what is in flight keeps its deadline."""
+        self.record = replace(self.record, policy=policy)
+        for consumer in self.consumers:
+            consumer.obey(policy)
 
     def leave(self, consumer: Consumer, now_ms: int) -> None:
         """A consumer is gone; what it holds is wanted again at once."""

@@ -36,6 +36,7 @@ from escapement.message import Int64s, MessageBatch
 from escapement.names import TopicName
 from escapement.storage.catalog import Namespace
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
+from escapement.storage.policy import TopicPolicy
 from escapement.timewheel import TimingWheel
 
 # The next window is read this long before its partition begins, or half a partition if
@@ -62,6 +63,7 @@ class Topic:
         "namespace",
         "next_offset",
         "ordered",
+        "policy",
         "producers",
         "published",
         "shared",
@@ -74,6 +76,7 @@ class Topic:
         id: int,
         name: TopicName,
         namespace: Namespace,
+        policy: TopicPolicy,
         next_offset: int,
         index: DelayedIndex,
         budget: WindowBudget,
@@ -81,6 +84,7 @@ class Topic:
         self.id = id
         self.name = name
         self.namespace = namespace
+        self.policy = policy
         self.next_offset = next_offset
         self.shared: dict[str, SharedSubscription] = {}
         self.ordered: dict[str, OrderedSubscription] = {}
@@ -235,8 +239,8 @@ class Topic:
         for subscription in self.subscriptions():
             subscription.rewind(now_ms)
 
-    def set_policy(self, namespace: Namespace, now_ms: int) -> None:
-        """Take new granularity and tick; no message's time moves. P4."""
+    def set_namespace(self, namespace: Namespace, now_ms: int) -> None:
+        """Take the namespace's new settings; no message's time moves. P4."""
         self.namespace = namespace
         if self._wheel is not None and self._wheel.tick_ms != namespace.tick_ms:
             waiting = self._wheel.drain()

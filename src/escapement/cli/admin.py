@@ -14,8 +14,10 @@ from typing import Any, Final
 import click
 
 from escapement.cli.parameters import positive_duration_ms
+from escapement.cli.policy import policy_options
 from escapement.cli.remote import DEFAULT_BROKER, broker_address, with_broker
 from escapement.cli.table import print_record, print_rows
+from escapement.storage.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 
 _NAMESPACE_COLUMNS: Final = ("namespace", "delays_enabled", "granularity_ms", "tick_ms")
 _SUBSCRIPTION_COLUMNS: Final = (
@@ -144,6 +146,17 @@ def get_namespace(desk: Desk, namespace: str) -> None:
     desk.ask("namespaces.get", print_record, namespace=namespace)
 
 
+@_verb(namespaces, "update", "shop/eu")
+@policy_options(NamespacePolicy)
+@_namespace
+def update_namespace(desk: Desk, namespace: str, policy: dict[str, Any]) -> None:
+    """Change what was decided for a namespace.
+
+    What is not named stays; the value "default" sets it back. Takes effect at once.
+    """
+    desk.ask("namespaces.update", print_record, namespace=namespace, policy=policy)
+
+
 @_verb(namespaces, "create", "shop/eu")
 @_namespace
 def create_namespace(desk: Desk, namespace: str) -> None:
@@ -244,6 +257,24 @@ def topic_stats(desk: Desk, topic: str) -> None:
     desk.ask("topics.stats", show, topic=topic)
 
 
+@_verb(topics, "get", "shop/eu/orders")
+@_topic
+def get_topic(desk: Desk, topic: str) -> None:
+    """Show what was decided for a topic."""
+    desk.ask("topics.get", print_record, topic=topic)
+
+
+@_verb(topics, "update", "shop/eu/orders")
+@policy_options(TopicPolicy)
+@_topic
+def update_topic(desk: Desk, topic: str, policy: dict[str, Any]) -> None:
+    """Change what was decided for a topic.
+
+    What is not named stays; the value "default" sets it back. Takes effect at once.
+    """
+    desk.ask("topics.update", print_record, topic=topic, policy=policy)
+
+
 @_verb(topics, "create", "shop/eu/orders")
 @_topic
 def create_topic(desk: Desk, topic: str) -> None:
@@ -278,6 +309,37 @@ def list_subscriptions(desk: Desk, topic: str) -> None:
     )
 
 
+@_verb(subscriptions, "get", "shop/eu/orders billing")
+@_topic
+@click.argument("subscription")
+def get_subscription(desk: Desk, topic: str, subscription: str) -> None:
+    """Show what was decided for a subscription."""
+    desk.ask("subscriptions.get", print_record, topic=topic, subscription=subscription)
+
+
+@_verb(
+    subscriptions,
+    "update",
+    "shop/eu/orders billing --ack-wait 1m --max-backoff 1h",
+    "shop/eu/orders billing --max-backoff default",
+)
+@policy_options(SubscriptionPolicy)
+@_topic
+@click.argument("subscription")
+def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[str, Any]) -> None:
+    """Change what was decided for a subscription.
+
+    What is not named stays; the value "default" sets it back. Takes effect at once.
+    """
+    desk.ask(
+        "subscriptions.update",
+        print_record,
+        topic=topic,
+        subscription=subscription,
+        policy=policy,
+    )
+
+
 @_verb(subscriptions, "create", "shop/eu/orders billing", "orders audit --from earliest")
 @click.option(
     "--kind",
@@ -294,10 +356,11 @@ def list_subscriptions(desk: Desk, topic: str) -> None:
     show_default=True,
     help="Latest begins with what comes due from now on, earliest with the first message kept.",
 )
+@policy_options(SubscriptionPolicy)
 @_topic
 @click.argument("subscription")
 def create_subscription(
-    desk: Desk, topic: str, subscription: str, kind: str, position: str
+    desk: Desk, topic: str, subscription: str, kind: str, position: str, policy: dict[str, Any]
 ) -> None:
     """Create a subscription, and its topic if need be."""
     desk.ask(
@@ -307,6 +370,7 @@ def create_subscription(
         subscription=subscription,
         kind=kind,
         position=position,
+        policy=policy,
     )
 
 

@@ -128,7 +128,8 @@ class Broker:
           kind: shared, exclusive or failover.
           position: where a new subscription begins, latest or earliest.
           permits: how many messages may wait here, beyond those taken out.
-          ack_wait: how long a message may go unacknowledged; None is the broker's default.
+          ack_wait: how long a message may go unacknowledged; None is the
+            subscription's.
           serializer: see ``escapement.client.serializers``.
           name: of this consumer, for whoever looks at the broker.
 

@@ -10,12 +10,13 @@ bounded steps (storage/removal.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from escapement.errors import AlreadyExists, Conflict, NotFound
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
+from escapement.storage.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 
 DEFAULT_GRANULARITY_MS: Final = 300_000
 DEFAULT_TICK_MS: Final = 1_000
@@ -36,6 +37,7 @@ class Namespace:
     granularity_ms: int
     tick_ms: int
     created_at_ms: int
+    policy: NamespacePolicy = field(default_factory=NamespacePolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class TopicRecord:
     bundle_id: int
     next_offset: int
     created_at_ms: int
+    policy: TopicPolicy = field(default_factory=TopicPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,8 @@ class SubscriptionRecord:
     fill_from: int
     fill_until: int
     log_position: int
-    ack_wait_ms: int
     created_at_ms: int
+    policy: SubscriptionPolicy = field(default_factory=SubscriptionPolicy)
 
 
 # -- namespaces ----------------------------------------------------------------
@@ -98,14 +101,16 @@ def create_namespace(
 
 
 def update_namespace(connection: Connection, namespace: Namespace) -> None:
-    """Store its delay settings as given. Raises ``NotFound``."""
+    """Store its delay settings and its policy as given. Raises ``NotFound``."""
     _touch(
         connection,
-        "UPDATE namespaces SET delays_enabled = ?, granularity_ms = ?, tick_ms = ? WHERE id = ?",
+        "UPDATE namespaces SET delays_enabled = ?, granularity_ms = ?, tick_ms = ?, policy = ?"
+        " WHERE id = ?",
         (
             int(namespace.delays_enabled),
             namespace.granularity_ms,
             namespace.tick_ms,
+            namespace.policy.encode(),
             namespace.id,
         ),
         f"namespace {namespace.tenant}/{namespace.name}",
@@ -141,6 +146,16 @@ def create_topic(
     return TopicRecord(id, namespace_id, name, bundle_id, 0, now_ms)
 
 
+def update_topic(connection: Connection, topic: TopicRecord) -> None:
+    """Store its policy as given. Raises ``NotFound``."""
+    _touch(
+        connection,
+        "UPDATE topics SET policy = ? WHERE id = ?",
+        (topic.policy.encode(), topic.id),
+        f"topic {topic.name}",
+    )
+
+
 def delete_topic(connection: Connection, topic_id: int) -> None:
     """The topic and its subscriptions cease to be; their rows are freed by ``removal``.
 
@@ -169,36 +184,29 @@ def create_subscription(
     fill_from: int = 0,
     fill_until: int = 0,
     log_position: int = 0,
-    ack_wait_ms: int = 0,
+    policy: SubscriptionPolicy | None = None,
 ) -> SubscriptionRecord:
     """Raises ``AlreadyExists``."""
-    rest = (start_offset, start_due_ms, fill_from, fill_until, log_position, ack_wait_ms, now_ms)
+    policy = policy or SubscriptionPolicy()
+    # The column ack_wait_ms was never used: it is a matter of the policy.
+    rest = (start_offset, start_due_ms, fill_from, fill_until, log_position, now_ms)
     id = _insert(
         connection,
         "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
-        " fill_until, log_position, ack_wait_ms, created_at_ms)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (topic_id, name, kind, *rest),
+        " fill_until, log_position, ack_wait_ms, created_at_ms, policy)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+        (topic_id, name, kind, *rest, policy.encode()),
         f"subscription {name}",
     )
-    return SubscriptionRecord(id, topic_id, name, kind, *rest)
+    return SubscriptionRecord(id, topic_id, name, kind, *rest, policy)
 
 
 def update_subscription(connection: Connection, subscription: SubscriptionRecord) -> None:
-    """Store everything but its topic, name and kind as given. Raises ``NotFound``."""
+    """Store its policy as given; how far it is, checkpoints write. Raises ``NotFound``."""
     _touch(
         connection,
-        "UPDATE subscriptions SET start_offset = ?, start_due_ms = ?, fill_from = ?,"
-        " fill_until = ?, log_position = ?, ack_wait_ms = ? WHERE id = ?",
-        (
-            subscription.start_offset,
-            subscription.start_due_ms,
-            subscription.fill_from,
-            subscription.fill_until,
-            subscription.log_position,
-            subscription.ack_wait_ms,
-            subscription.id,
-        ),
+        "UPDATE subscriptions SET policy = ? WHERE id = ?",
+        (subscription.policy.encode(), subscription.id),
         f"subscription {subscription.name}",
     )
 
@@ -218,24 +226,27 @@ def delete_subscription(connection: Connection, subscription_id: int) -> None:
 
 
 def read_namespaces(connection: Connection) -> Iterator[Namespace]:
-    columns = "id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms"
-    for id, tenant, name, enabled, *rest in _pages(connection, "namespaces", columns):
-        yield Namespace(id, tenant, name, bool(enabled), *rest)
+    columns = "id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
+    for id, tenant, name, enabled, *rest, policy in _pages(connection, "namespaces", columns):
+        row = (id, tenant, name, bool(enabled), *rest, NamespacePolicy.decode(policy))
+        yield Namespace(*row)
 
 
 def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]:
-    columns = "id, namespace_id, name, bundle_id, next_offset, created_at_ms"
-    for row in _pages(connection, "topics", columns):
-        if row[3] == bundle_id:
+    columns = "id, namespace_id, name, bundle_id, next_offset, created_at_ms, policy"
+    for *rest, policy in _pages(connection, "topics", columns):
+        if rest[3] == bundle_id:
+            row = (*rest, TopicPolicy.decode(policy))
             yield TopicRecord(*row)
 
 
 def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
     columns = (
         "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until,"
-        " log_position, ack_wait_ms, created_at_ms"
+        " log_position, created_at_ms, policy"
     )
-    for row in _pages(connection, "subscriptions", columns):
+    for *rest, policy in _pages(connection, "subscriptions", columns):
+        row = (*rest, SubscriptionPolicy.decode(policy))
         yield SubscriptionRecord(*row)
 
 

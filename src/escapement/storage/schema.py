@@ -10,7 +10,8 @@ Two brokers may start at once: the first takes a lock, the second waits and then
 finds nothing left to do. On SQLite the lock is the write transaction in which
 everything happens. MySQL commits before every CREATE TABLE by itself, so there it is
 a named lock, and a crash half-way leaves a migration begun but not recorded: that is
-why every statement must be fit to run again.
+why every statement must be fit to run again. ``ALTER TABLE t ADD COLUMN c ...``, one
+column in each statement, is left out where the column is there.
 
 The log's own tables are not here: generations come and go (storage/log.py).
 """
@@ -18,6 +19,7 @@ The log's own tables are not here: generations come and go (storage/log.py).
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +42,7 @@ _RECORDS: Final = """
         applied_at_ms BIGINT NOT NULL
     ){table_end}
 """
+_ADDS_COLUMN: Final = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)\b")
 # Named locks belong to the whole server: the database's name keeps ours apart.
 _LOCK_NAME: Final = "CONCAT('escapement.', SHA1(DATABASE()))"
 
@@ -90,7 +93,8 @@ def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
             applied = _check_applied(connection, known)
             for migration in known[applied:]:
                 for statement in migration.statements(words):
-                    connection.execute(statement)
+                    if not _done_already(engine, connection, statement):
+                        connection.execute(statement)
                 connection.execute(
                     f"{engine.dialect.insert_ignore} INTO schema_migrations"
                     " (version, name, checksum, applied_at_ms)"
@@ -131,6 +135,22 @@ def _check_applied(connection: Connection, known: list[Migration]) -> int:
                 "together"
             )
     return len(rows)
+
+
+def _done_already(engine: Engine, connection: Connection, statement: str) -> bool:
+    """Whether a crash half-way has left the column that this statement adds.
+
+    ADD COLUMN IF NOT EXISTS is known to MariaDB alone; on SQLite nothing is left.
+    """
+    added = _ADDS_COLUMN.match(statement)
+    if added is None or engine.kind != "mysql":
+        return False
+    found = connection.execute(
+        "SELECT 1 FROM information_schema.columns"
+        " WHERE table_schema = DATABASE() AND table_name = ? AND column_name = ?",
+        added.groups(),
+    ).rows
+    return bool(found)
 
 
 @contextmanager

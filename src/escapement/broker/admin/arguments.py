@@ -49,6 +49,18 @@ class Arguments:
             raise InvalidRequest(f"{self._verb} needs {name!r} as one of {', '.join(choices)}")
         return str(value)
 
+    def map(self, name: str) -> Mapping[str, Any]:
+        value = self._left.pop(name, {})
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"{self._verb} needs {name!r} as a map of values by field")
+        return value
+
+    def changes(self, name: str) -> Mapping[str, Any]:
+        value = self.map(name)
+        if not value:
+            raise InvalidRequest(f"{self._verb} needs {name!r}: what is to be changed")
+        return value
+
     def end(self) -> None:
         if self._left:
             raise InvalidRequest(f"{self._verb} does not take {', '.join(map(repr, self._left))}")

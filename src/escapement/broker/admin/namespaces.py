@@ -29,6 +29,15 @@ async def _get_namespace(broker: Broker, given: Arguments) -> Plain:
     return _namespace(broker.registry.namespace(name))
 
 
+async def _update_namespace(broker: Broker, given: Arguments) -> Plain:
+    name = NamespaceName.parse(given.text("namespace"))
+    changes = given.changes("policy")
+    given.end()
+    namespace = await broker.registry.update_namespace(name, changes)
+    broker.namespace_changed(namespace)
+    return _namespace(namespace)
+
+
 async def _create_namespace(broker: Broker, given: Arguments) -> Plain:
     name = NamespaceName.parse(given.text("namespace"))
     given.end()
@@ -50,7 +59,7 @@ async def _enable_delayed_message(broker: Broker, given: Arguments) -> Plain:
     namespace = await broker.registry.set_delays(
         name, enabled=True, granularity_ms=granularity_ms, tick_ms=tick_ms
     )
-    broker.policy_changed(namespace)
+    broker.namespace_changed(namespace)
     return _namespace(namespace)
 
 
@@ -67,12 +76,14 @@ def _namespace(namespace: Namespace) -> dict[str, Plain]:
         "granularity_ms": namespace.granularity_ms,
         "tick_ms": namespace.tick_ms,
         "created_at_ms": namespace.created_at_ms,
+        **namespace.policy.plain(),
     }
 
 
 VERBS: Final[dict[str, Verb]] = {
     "namespaces.list": _list_namespaces,
     "namespaces.get": _get_namespace,
+    "namespaces.update": _update_namespace,
     "namespaces.create": _create_namespace,
     "namespaces.delete": _delete_namespace,
     "namespaces.enable_delayed_message": _enable_delayed_message,

@@ -12,6 +12,8 @@ from escapement.broker.subscription import Subscription
 from escapement.broker.topic import Topic
 from escapement.errors import Conflict, NotFound
 from escapement.names import TopicName
+from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.policy import SubscriptionPolicy
 
 
 async def _list_subscriptions(broker: Broker, given: Arguments) -> Plain:
@@ -20,11 +22,29 @@ async def _list_subscriptions(broker: Broker, given: Arguments) -> Plain:
     return [figures(topic, subscription) for subscription in topic.subscriptions()]
 
 
+async def _get_subscription(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    name = given.text("subscription")
+    given.end()
+    return _subscription(topic, broker.registry.subscription_record(topic, name))
+
+
+async def _update_subscription(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    name = given.text("subscription")
+    changes = given.changes("policy")
+    given.end()
+    record = await broker.registry.update_subscription(topic, name, changes)
+    broker.topic_changed(topic)
+    return _subscription(topic, record)
+
+
 async def _create_subscription(broker: Broker, given: Arguments) -> Plain:
     name = TopicName.parse(given.text("topic"))
     subscription = given.text("subscription")
     kind = given.choice("kind", ("shared", "exclusive", "failover"))
     position = given.choice("position", ("latest", "earliest"))
+    policy = SubscriptionPolicy().updated(given.map("policy"))
     given.end()
     topic = await broker.registry.ensure_topic(name)
     await broker.consuming.create(
@@ -32,6 +52,7 @@ async def _create_subscription(broker: Broker, given: Arguments) -> Plain:
         subscription,
         kind,  # type: ignore[arg-type]
         earliest=position == "earliest",
+        policy=policy,
     )
     return {"topic": name.full, "subscription": subscription}
 
@@ -48,6 +69,16 @@ async def _delete_subscription(broker: Broker, given: Arguments) -> Plain:
         raise Conflict(f"{name} has consumers; use --force to delete it all the same")
     await broker.consuming.delete(topic, name)
     return {"deleted": name}
+
+
+def _subscription(topic: Topic, record: SubscriptionRecord) -> dict[str, Plain]:
+    return {
+        "topic": topic.name.full,
+        "subscription": record.name,
+        "kind": record.kind,
+        "created_at_ms": record.created_at_ms,
+        **record.policy.plain(),
+    }
 
 
 def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
@@ -72,6 +103,8 @@ def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
 
 VERBS: Final[dict[str, Verb]] = {
     "subscriptions.list": _list_subscriptions,
+    "subscriptions.get": _get_subscription,
+    "subscriptions.update": _update_subscription,
     "subscriptions.create": _create_subscription,
     "subscriptions.delete": _delete_subscription,
 }

@@ -10,6 +10,7 @@ from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.errors import Conflict
 from escapement.names import NamespaceName, TopicName
+from escapement.storage.catalog import TopicRecord
 
 # Rows of one listing: it must fit a frame.
 MAX_ROWS: Final = 10_000
@@ -27,6 +28,23 @@ async def _list_topics(broker: Broker, given: Arguments) -> Plain:
         broker.registry.namespace(NamespaceName.parse(within))
     names = sorted(n for n in broker.registry.topics if n.startswith(prefix))
     return {"topics": names[:MAX_ROWS], "total": len(names)}
+
+
+async def _get_topic(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("topic"))
+    given.end()
+    return _topic(name, broker.registry.topic_record(name))
+
+
+async def _update_topic(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("topic"))
+    changes = given.changes("policy")
+    given.end()
+    record = await broker.registry.update_topic(name, changes)
+    topic = broker.registry.active.get(record.id)
+    if topic is not None:
+        broker.topic_changed(topic)
+    return _topic(name, record)
 
 
 async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
@@ -95,8 +113,18 @@ async def _delete_topic(broker: Broker, given: Arguments) -> Plain:
     return {"deleted": name.full}
 
 
+def _topic(name: TopicName, record: TopicRecord) -> dict[str, Plain]:
+    return {
+        "topic": name.full,
+        "created_at_ms": record.created_at_ms,
+        **record.policy.plain(),
+    }
+
+
 VERBS: Final[dict[str, Verb]] = {
     "topics.list": _list_topics,
+    "topics.get": _get_topic,
+    "topics.update": _update_topic,
     "topics.stats": _topic_stats,
     "topics.peek": _peek_topic,
     "topics.create": _create_topic,

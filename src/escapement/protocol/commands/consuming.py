@@ -39,8 +39,8 @@ from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_PERMITS
 class Subscribe(Command):
     """Joins a subscription, which is created if it is not there.
 
-    ``position`` counts only when it is created; ``ack_wait_ms`` of 0 is the broker's
-    default.
+    ``position`` counts only when it is created; ``ack_wait_ms`` of 0 is the
+    subscription's.
     """
 
     request_id: Id

@@ -1,0 +1,68 @@
+"""Options for what a policy has: one for each field, made from its rule.
+
+``ack_wait_ms`` is ``--ack-wait``. Who writes ``default`` for a value sets the field back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+import click
+
+from escapement.errors import InvalidRequest
+from escapement.storage.policy import Policy, Rule, rule_of
+
+Function = Callable[..., Any]
+
+_UNITS: Final = ("_ms", "_bytes")
+_DEFAULT: Final = "default"
+
+
+def policy_options(policy: type[Policy]) -> Callable[[Function], Function]:
+    """The options of a policy's fields; those given arrive together, as ``policy``."""
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def command(*args: Any, **arguments: Any) -> Any:
+            given = {name: arguments.pop(name) for name in policy.names()}
+            changes = {name: value for name, value in given.items() if value is not None}
+            return function(
+                *args,
+                **arguments,
+                policy={n: None if v == _DEFAULT else v for n, v in changes.items()},
+            )
+
+        decorated: Function = command
+        for name in reversed(policy.names()):
+            rule = rule_of(policy, name)
+            option = click.option(
+                _flag(name),
+                name,
+                type=_reader(rule),
+                metavar=rule.metavar,
+                help=rule.help,
+            )
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def _flag(name: str) -> str:
+    for unit in _UNITS:
+        name = name.removesuffix(unit)
+    return "--" + name.replace("_", "-")
+
+
+def _reader(rule: Rule) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if text == _DEFAULT:
+            return text
+        try:
+            return rule.read(text)
+        except InvalidRequest as error:
+            raise click.BadParameter(f"{error}.") from None
+
+    return read

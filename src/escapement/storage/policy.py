@@ -1,0 +1,216 @@
+"""What may be decided for a namespace, a topic or a subscription: its policy.
+
+A policy is a frozen dataclass, and each of its fields has a default and a rule: what a
+value may be, and what it is for. A new field is one line here; storage, the verbs
+``*.get`` and ``*.update`` and their options on the command line follow from it.
+
+The database has a policy as a JSON object of what differs from the defaults. What a
+newer program stored there and this one does not know is kept as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Final, Self, TypeVar
+
+from escapement.durations import format as duration_text
+from escapement.durations import parse as parse_duration
+from escapement.errors import InvalidRequest
+
+# What the column takes; the text is ASCII.
+MAX_TEXT_CHARS: Final = 4_000
+# A year: nothing that waits longer for a consumer is still being worked on.
+_MOST_WAIT_MS: Final = 366 * 86_400_000
+# The defaults of each kind, once: most of a hundred thousand topics have no policy.
+_NOTHING: Final[dict[type, Any]] = {}
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the values of one field may be.
+
+    Args:
+      help: what the field decides, as a sentence.
+      metavar: what stands for a value in a command's help.
+      read: the value, from a plain value or from text; raises ``InvalidRequest``.
+    """
+
+    help: str
+    metavar: str
+    read: Callable[[Any], Any]
+
+
+def rule_of(policy: type[Policy], name: str) -> Rule:
+    """The rule of a field."""
+    rule = next(one.metadata["rule"] for one in fields(policy) if one.name == name)
+    assert isinstance(rule, Rule), name
+    return rule
+
+
+# -- kinds of fields ---------------------------------------------------------------
+
+
+def _ruled(default: Value, help: str, metavar: str, read: Callable[[Any], Any]) -> Value:
+    value: Value = field(default=default, metadata={"rule": Rule(help, metavar, read)})
+    return value
+
+
+def _duration(default_ms: int, help: str) -> int:
+    """Milliseconds, or text such as ``30s``; the field's name ends in ``_ms``."""
+
+    def read(value: Any) -> int:
+        found = parse_duration(value) if isinstance(value, str) else _whole(value)
+        if found > _MOST_WAIT_MS:
+            raise InvalidRequest(f"{duration_text(found)} is longer than 366 days")
+        return found
+
+    return _ruled(default_ms, help, "DURATION", read)
+
+
+def _share(default: float, help: str) -> float:
+    """A part of a whole: 0 to 1."""
+
+    def read(value: Any) -> float:
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            raise InvalidRequest(f"{value!r} is not a number from 0 to 1") from None
+        if not 0 <= found <= 1:
+            raise InvalidRequest(f"{value!r} is not from 0 to 1")
+        return found
+
+    return _ruled(default, help, "SHARE", read)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        return int(value)
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise InvalidRequest(f"{value!r} is not a whole number from 0 on")
+    return value
+
+
+# -- policies ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What all policies can do; the fields are those of its subclasses."""
+
+    WHAT: ClassVar[str] = ""
+    # What is stored and not known to this program.
+    unknown: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False, kw_only=True)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of the fields, in their order."""
+        return [one.name for one in fields(cls) if one.name != "unknown"]
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """The policy that ``encode`` wrote."""
+        if not text:
+            nothing: Self = _NOTHING.setdefault(cls, cls())
+            return nothing
+        stored = json.loads(text)
+        known = {name: stored.pop(name) for name in cls.names() if name in stored}
+        return cls(**known, unknown=stored)
+
+    def encode(self) -> str:
+        """What differs from the defaults, as JSON; "" for nothing.
+
+        Raises:
+          InvalidRequest: if that is longer than ``MAX_TEXT_CHARS``.
+        """
+        default = type(self)()
+        changed = {
+            name: value for name, value in self.plain().items() if value != getattr(default, name)
+        }
+        stored = dict(self.unknown) | changed
+        text = json.dumps(stored) if stored else ""
+        if len(text) > MAX_TEXT_CHARS:
+            raise InvalidRequest(
+                f"the policy of a {self.WHAT} takes {len(text)} characters; "
+                f"{MAX_TEXT_CHARS} is the most"
+            )
+        return text
+
+    def plain(self) -> dict[str, Any]:
+        """Every field's value by its name."""
+        return {name: getattr(self, name) for name in self.names()}
+
+    def updated(self, changes: Mapping[str, Any]) -> Self:
+        """This policy with some values changed.
+
+        Args:
+          changes: values by field, as they are or as text (``"30s"``); None sets a field
+            back to its default.
+
+        Raises:
+          InvalidRequest: for a field that there is not, a value that its rule refuses,
+            or values that do not fit each other.
+        """
+        default = type(self)()
+        read: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name not in self.names():
+                known = ", ".join(self.names()) or "none"
+                raise InvalidRequest(
+                    f"the policy of a {self.WHAT} has no field {name!r}; known are {known}"
+                )
+            if value is None:
+                read[name] = getattr(default, name)
+                continue
+            try:
+                read[name] = rule_of(type(self), name).read(value)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{name}: {error}") from None
+        changed = replace(self, **read)
+        changed._check_together()
+        return changed
+
+    def _check_together(self) -> None:
+        """Raise ``InvalidRequest`` for values that do not fit each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacePolicy(Policy):
+    """What may be decided for a namespace."""
+
+    WHAT: ClassVar[str] = "namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPolicy(Policy):
+    """What may be decided for a topic."""
+
+    WHAT: ClassVar[str] = "topic"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionPolicy(Policy):
+    """What may be decided for a subscription."""
+
+    WHAT: ClassVar[str] = "subscription"
+
+    ack_wait_ms: int = _duration(
+        0,
+        "How long a message may go unacknowledged, where its consumer does not say; doubled "
+        "with each attempt. 0: the broker's, or without end if not shared.",
+    )
+    min_backoff_ms: int = _duration(0, "No wait for another attempt is shorter.")
+    max_backoff_ms: int = _duration(0, "No wait for another attempt is longer; 0: no bound.")
+    jitter: float = _share(
+        0.33, "Up to this share of a wait is added to it, so that not all come back at once."
+    )
+
+    def _check_together(self) -> None:
+        if 0 < self.max_backoff_ms < self.min_backoff_ms:
+            raise InvalidRequest(
+                f"max_backoff_ms of {duration_text(self.max_backoff_ms)} is shorter than "
+                f"min_backoff_ms of {duration_text(self.min_backoff_ms)}"
+            )

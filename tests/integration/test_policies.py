@@ -1,0 +1,116 @@
+"""Policies in a running broker: changed, shown, obeyed at once, and kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.errors import InvalidRequest, NotFound
+from escapement.testing import World, arrived
+
+CALM = BrokerConfig(seed=0)
+NAMES = {"topic": "x", "subscription": "s"}
+
+
+async def attempts(world: World, inbox: escapement.Inbox, seconds: int) -> list[int]:
+    """The attempts of what has come once so many seconds have passed."""
+    await world.clock.advance(seconds=seconds)
+    return [message.attempt for message in await arrived(inbox)]
+
+
+async def test_a_new_back_off_counts_for_consumers_that_are_there(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V4: a first wait of ack_wait, doubled, within min_backoff and max_backoff."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"jitter": 0})
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s") as inbox:
+            await producer.send(b"hard")
+            assert await attempts(world, inbox, 0) == [1]
+            policy = {"ack_wait_ms": "10s", "max_backoff_ms": "15s"}
+            await broker.admin("subscriptions.update", **NAMES, policy=policy)
+            # What is in flight keeps its deadline: the broker's default of 30 s.
+            assert await attempts(world, inbox, 29) == []
+            assert await attempts(world, inbox, 1) == [2]
+            assert await attempts(world, inbox, 14) == []
+            assert await attempts(world, inbox, 1) == [3]
+            await broker.admin("subscriptions.update", **NAMES, policy={"max_backoff_ms": None})
+            assert await attempts(world, inbox, 15) == [4]
+            assert await attempts(world, inbox, 79) == []
+            assert await attempts(world, inbox, 1) == [5]
+
+
+async def test_what_a_consumer_asks_for_wins_and_the_bounds_hold_for_it_too(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V4."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        policy = {"ack_wait_ms": "10s", "min_backoff_ms": "5s", "jitter": 0}
+        await broker.admin("subscriptions.create", **NAMES, policy=policy)
+        producer = await broker.producer("x")
+        await producer.send(b"hard")
+        async with broker.consumer("x", "s", ack_wait=timedelta(seconds=2)) as inbox:
+            assert await attempts(world, inbox, 0) == [1]
+            assert await attempts(world, inbox, 4) == []
+            assert await attempts(world, inbox, 1) == [2]
+            assert await attempts(world, inbox, 5) == [3]
+            assert await attempts(world, inbox, 8) == [4]
+
+
+async def test_a_policy_survives_a_crash_and_a_nack_goes_by_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V4: the back-off of a nack is the subscription's."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES)
+            policy = {"min_backoff_ms": "1h", "jitter": 0}
+            await broker.admin("subscriptions.update", **NAMES, policy=policy)
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            shown = await broker.admin("subscriptions.get", **NAMES)
+            assert (shown["min_backoff_ms"], shown["jitter"]) == (3_600_000, 0)
+            assert (shown["kind"], shown["max_backoff_ms"]) == ("shared", 0)
+            producer = await broker.producer("x")
+            await producer.send(b"not now")
+            async with broker.consumer("x", "s") as inbox:
+                (first,) = await arrived(inbox)
+                await first.nack()
+                assert await attempts(world, inbox, 3599) == []
+                assert await attempts(world, inbox, 1) == [2]
+
+
+@pytest.mark.parametrize(
+    ("noun", "names"),
+    [
+        ("namespaces", {"namespace": "public/default"}),
+        ("topics", {"topic": "x"}),
+        ("subscriptions", NAMES),
+    ],
+)
+async def test_a_change_that_is_none_is_refused_and_changes_nothing(
+    noun: str, names: dict[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        before = await broker.admin(f"{noun}.get", **names)
+        for policy, said in (
+            ({"colour": "red"}, "no field 'colour'"),
+            ({}, "what is to be changed"),
+            ("red", "as a map"),
+        ):
+            with pytest.raises(InvalidRequest, match=said):
+                await broker.admin(f"{noun}.update", **names, policy=policy)
+        assert await broker.admin(f"{noun}.get", **names) == before
+        elsewhere = dict.fromkeys(names, "no/no" if noun == "namespaces" else "no")
+        with pytest.raises(NotFound):
+            await broker.admin(f"{noun}.update", **elsewhere, policy={"colour": "red"})
+        with pytest.raises(NotFound):
+            await broker.admin(f"{noun}.get", **elsewhere)

@@ -1,0 +1,89 @@
+"""What may be decided: read from people, written to the database, read back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escapement.errors import InvalidRequest
+from escapement.storage.policy import (
+    MAX_TEXT_CHARS,
+    NamespacePolicy,
+    Policy,
+    SubscriptionPolicy,
+    TopicPolicy,
+)
+
+KINDS = (NamespacePolicy, TopicPolicy, SubscriptionPolicy)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_decided_takes_no_bytes_and_reads_as_the_defaults(kind: type[Policy]) -> None:
+    assert kind().encode() == ""
+    assert kind.decode("") == kind()
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "ack_wait_ms": st.integers(0, 10**10),
+            "max_backoff_ms": st.integers(10**6, 10**10),
+            "min_backoff_ms": st.integers(0, 10**6),
+            "jitter": st.floats(0, 1),
+        },
+    )
+)
+def test_what_was_decided_is_what_is_read_back(changes: dict[str, Any]) -> None:
+    """V4: the whole of a back-off is a decision of the subscription."""
+    policy = SubscriptionPolicy().updated(changes)
+    assert SubscriptionPolicy.decode(policy.encode()) == policy
+    assert {name: policy.plain()[name] for name in changes} == changes
+
+
+def test_text_is_read_as_people_write_it_and_none_is_the_default() -> None:
+    """V4."""
+    policy = SubscriptionPolicy().updated({"ack_wait_ms": "1m", "jitter": "0.1"})
+    assert (policy.ack_wait_ms, policy.jitter) == (60_000, 0.1)
+    assert policy.updated({"jitter": None}) == SubscriptionPolicy(ack_wait_ms=60_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"colour": 1}, "the policy of a subscription has no field 'colour'; known are ack_wait"),
+        ({"unknown": {}}, "has no field 'unknown'"),
+        ({"ack_wait_ms": "soon"}, "ack_wait_ms: 'soon' is not a duration"),
+        ({"ack_wait_ms": -1}, "ack_wait_ms: -1 is not a whole number"),
+        ({"ack_wait_ms": True}, "ack_wait_ms: True is not a whole number"),
+        ({"ack_wait_ms": "60w"}, "ack_wait_ms: 60w is longer than 366 days"),
+        ({"jitter": 2}, "jitter: 2 is not from 0 to 1"),
+        ({"jitter": "some"}, "jitter: 'some' is not a number from 0 to 1"),
+        ({"jitter": float("nan")}, "jitter: nan is not from 0 to 1"),
+        (
+            {"min_backoff_ms": "1h", "max_backoff_ms": "1m"},
+            "max_backoff_ms of 1m is shorter than min_backoff_ms of 1h",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SubscriptionPolicy().updated(changes)
+    assert said in str(caught.value)
+
+
+def test_what_a_newer_program_stored_is_kept() -> None:
+    text = '{"colour": "red", "jitter": 0.5}'
+    policy = SubscriptionPolicy.decode(text)
+    assert policy.jitter == 0.5
+    changed = policy.updated({"jitter": None, "ack_wait_ms": 5})
+    assert changed.encode() == '{"colour": "red", "ack_wait_ms": 5}'
+
+
+def test_a_policy_fits_its_column() -> None:
+    policy = TopicPolicy(unknown={"long": "x" * MAX_TEXT_CHARS})
+    with pytest.raises(InvalidRequest, match="the policy of a topic takes 40"):
+        policy.encode()
