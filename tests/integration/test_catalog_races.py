@@ -162,7 +162,7 @@ async def create_topic(world: World) -> None:
 
 
 async def create_namespace(world: World) -> None:
-    await world.server.registry.ensure_namespace(ANOTHER)
+    await world.server.registry.namespaces.ensure(ANOTHER)
 
 
 async def cancelled(held: Held, call: Callable[..., Awaitable[Any]], *arguments: object) -> None:
@@ -190,7 +190,7 @@ async def test_what_a_cancelled_caller_made_durable_is_there_for_the_next(
     """Invariant 7: what a broker knows is what it would know after a start."""
     held = Held()
     async with testing.start(run=held) as world:
-        await world.server.registry.create_namespace(NAMESPACE)
+        await world.server.registry.namespaces.create(NAMESPACE)
         if create in (subscribe, open_producer):
             await create_topic(world)
         await cancelled(held, create, world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -586,3 +587,19 @@ async def test_a_message_larger_than_a_batch_goes_alone(
             assert got == [b"small", large, b"after", large]
         with pytest.raises(escapement.LimitExceeded):
             await producer.send(bytes(20_000_000))
+
+
+@pytest.mark.parametrize("end", ["left", "stopped", "crashed"])
+async def test_the_end_of_a_world_is_not_taken_for_an_outage(
+    end: str, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B4: a test's log says nothing of a database that was never away."""
+    caplog.set_level(logging.WARNING)
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            await (await broker.producer("x")).send(b"m")
+        if end == "stopped":
+            await world.stop()
+        elif end == "crashed":
+            await world.crash()
+    assert caplog.records == []

@@ -11,7 +11,8 @@ from typing import Final
 
 import trio
 
-from escapement.broker.registry import Registry, Transact
+from escapement.broker.changes import Transact
+from escapement.broker.registry import Registry
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
 from escapement.storage import producers, removal
@@ -104,7 +105,7 @@ class Housekeeper:
                     connection, before_ms, after
                 )
             )
-            unheld = self._registry.forget_producers(set(idle))
+            unheld = self._registry.producers.forget(set(idle), self._registry.active.values())
             if unheld:
                 await self._transact(
                     lambda connection, ids=unheld: producers.forget(  # type: ignore[misc]

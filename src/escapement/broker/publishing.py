@@ -73,7 +73,7 @@ class Publishing:
         """
         topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
         check_name("producer", name)
-        producer, epoch = await self._registry.open_producer(topic, name, epoch, self._settle)
+        producer, epoch = await self._registry.producers.open(topic, name, epoch, self._settle)
         handle = ProducerHandle(topic, fenced, producer)
         producer.take_over(handle, epoch)
         return handle

@@ -23,7 +23,8 @@ from typing import Final
 
 import trio
 
-from escapement.broker.broker import Broker, BrokerConfig
+from escapement.broker.broker import Broker
+from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.datadir import DataDirectory
 from escapement.broker.session import Session

@@ -16,7 +16,7 @@ import click
 import trio
 
 from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
-from escapement.broker.broker import DEFAULT_PARALLELISM, BrokerConfig
+from escapement.broker.config import DEFAULT_PARALLELISM, BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, DEFAULT_PORT, ServerConfig
 from escapement.broker.server import serve as serve_until_stopped

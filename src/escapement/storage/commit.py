@@ -66,6 +66,7 @@ class CommitPipeline:
     ) -> None:
         """``journal_ends`` is ``State.journal_ends`` of ``load_state``.
 
+        ``on_state`` is told what the database does, not that the pipeline has ended.
         ``max_commits_per_second`` counts the groups of all lanes; None is as many as
         the database takes.
         """
@@ -223,7 +224,8 @@ class CommitPipeline:
         state = max((lane.state for lane in self._lanes), key=lambda state: state.value)
         if state is not self._state:
             self._state = state
-            self._on_state(state)
+            if state is not State.ENDED:
+                self._on_state(state)
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:

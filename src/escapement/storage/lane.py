@@ -63,6 +63,7 @@ class State(enum.Enum):
     UP = 0
     DOWN = 1
     READ_ONLY = 2
+    ENDED = 3  # nothing more is written, whatever the database does
 
 
 class Lane:
@@ -299,7 +300,7 @@ class Lane:
 
     def _abandon(self, error: EscapementError) -> None:
         """The lane ends: whoever still waits is told what is known."""
-        self.state, self._why = State.DOWN, StorageUnavailable(f"commits have ended: {error}")
+        self.state, self._why = State.ENDED, StorageUnavailable(f"commits have ended: {error}")
         if (group := self._group) is not None:
             self._group = None
             told = error

@@ -19,35 +19,33 @@ async def _list_namespaces(broker: Broker, given: Arguments) -> Plain:
         counts[record.namespace_id] = counts.get(record.namespace_id, 0) + 1
     return [
         _namespace(namespace) | {"topics": counts.get(namespace.id, 0)}
-        for _, namespace in sorted(registry.namespaces.items())
+        for namespace in registry.namespaces
     ]
 
 
 async def _get_namespace(broker: Broker, given: Arguments) -> Plain:
     name = NamespaceName.parse(given.text("namespace"))
     given.end()
-    return _namespace(broker.registry.namespace(name))
+    return _namespace(broker.registry.namespaces.find(name))
 
 
 async def _update_namespace(broker: Broker, given: Arguments) -> Plain:
     name = NamespaceName.parse(given.text("namespace"))
     changes = given.changes("policy")
     given.end()
-    namespace = await broker.registry.update_namespace(name, changes)
-    broker.namespace_changed(namespace)
-    return _namespace(namespace)
+    return _namespace(await broker.registry.namespaces.update(name, changes))
 
 
 async def _create_namespace(broker: Broker, given: Arguments) -> Plain:
     name = NamespaceName.parse(given.text("namespace"))
     given.end()
-    return _namespace(await broker.registry.create_namespace(name))
+    return _namespace(await broker.registry.namespaces.create(name))
 
 
 async def _delete_namespace(broker: Broker, given: Arguments) -> Plain:
     name = NamespaceName.parse(given.text("namespace"))
     given.end()
-    await broker.registry.delete_namespace(name)
+    await broker.registry.namespaces.delete(name)
     return {"deleted": name.full}
 
 
@@ -56,17 +54,16 @@ async def _enable_delayed_message(broker: Broker, given: Arguments) -> Plain:
     granularity_ms = given.optional_number("granularity_ms")
     tick_ms = given.optional_number("tick_ms")
     given.end()
-    namespace = await broker.registry.set_delays(
+    namespace = await broker.registry.namespaces.set_delays(
         name, enabled=True, granularity_ms=granularity_ms, tick_ms=tick_ms
     )
-    broker.namespace_changed(namespace)
     return _namespace(namespace)
 
 
 async def _disable_delayed_message(broker: Broker, given: Arguments) -> Plain:
     name = NamespaceName.parse(given.text("namespace"))
     given.end()
-    return _namespace(await broker.registry.set_delays(name, enabled=False))
+    return _namespace(await broker.registry.namespaces.set_delays(name, enabled=False))
 
 
 def _namespace(namespace: Namespace) -> dict[str, Plain]:

@@ -34,9 +34,7 @@ async def _update_subscription(broker: Broker, given: Arguments) -> Plain:
     name = given.text("subscription")
     changes = given.changes("policy")
     given.end()
-    record = await broker.registry.update_subscription(topic, name, changes)
-    broker.topic_changed(topic)
-    return _subscription(topic, record)
+    return _subscription(topic, await broker.registry.update_subscription(topic, name, changes))
 
 
 async def _create_subscription(broker: Broker, given: Arguments) -> Plain:

@@ -25,7 +25,7 @@ async def _list_topics(broker: Broker, given: Arguments) -> Plain:
     prefix = ""
     if within is not None:
         prefix = NamespaceName.parse(within).full + "/"
-        broker.registry.namespace(NamespaceName.parse(within))
+        broker.registry.namespaces.find(NamespaceName.parse(within))
     names = sorted(n for n in broker.registry.topics if n.startswith(prefix))
     return {"topics": names[:MAX_ROWS], "total": len(names)}
 
@@ -40,11 +40,7 @@ async def _update_topic(broker: Broker, given: Arguments) -> Plain:
     name = TopicName.parse(given.text("topic"))
     changes = given.changes("policy")
     given.end()
-    record = await broker.registry.update_topic(name, changes)
-    topic = broker.registry.active.get(record.id)
-    if topic is not None:
-        broker.topic_changed(topic)
-    return _topic(name, record)
+    return _topic(name, await broker.registry.update_topic(name, changes))
 
 
 async def _topic_stats(broker: Broker, given: Arguments) -> Plain:

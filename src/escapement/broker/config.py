@@ -1,0 +1,23 @@
+"""What an operator decides about a broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
+from escapement.broker.limits import DEFAULT_LIMITS, BrokerLimits
+
+DEFAULT_PARALLELISM: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """See the module's docstring."""
+
+    limits: BrokerLimits = DEFAULT_LIMITS
+    auto_create_topics: bool = True
+    table_parallelism: int = DEFAULT_PARALLELISM
+    max_commits_per_second: float | None = None
+    ack_wait_ms: int = DEFAULT_ACK_WAIT_MS
+    seed: int | None = None  # of the jitter; for tests that replay

@@ -1,0 +1,88 @@
+"""What a group commit changes: one synchronous step into index, wheels, cursors, receipts.
+
+The pipeline calls it once for each group that is durable, in order of each lane. There is
+no checkpoint inside, so whoever looks afterwards sees all of it: the messages can be
+delivered, what was acknowledged is settled, and the receipts are queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from escapement.broker.checkpointer import Checkpointer, Progress
+from escapement.broker.publication import Publication
+from escapement.broker.publishing import Publishing
+from escapement.broker.registry import Registry
+from escapement.broker.subscription import Subscription
+from escapement.broker.topic import Topic
+from escapement.clock import Clock
+from escapement.message import MessageBatch
+from escapement.storage.checkpoint import ProducerRow
+from escapement.storage.group import Group, TopicGroup
+from escapement.storage.index import DelayedIndex
+
+
+class Settlement:
+    """See the module's docstring.
+
+    Args:
+      subscriptions: every living one, by id.
+      on_appended: called with each topic that has new messages.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        subscriptions: dict[int, Subscription],
+        index: DelayedIndex,
+        publishing: Publishing,
+        checkpointer: Checkpointer,
+        progress: Progress,
+        clock: Clock,
+        on_appended: Callable[[Topic], None],
+    ) -> None:
+        self._registry = registry
+        self._subscriptions = subscriptions
+        self._index = index
+        self._publishing = publishing
+        self._checkpointer = checkpointer
+        self._progress = progress
+        self._clock = clock
+        self._on_appended = on_appended
+
+    def take(self, group: Group) -> None:
+        """The group is durable."""
+        now_ms = self._clock.now_ms()
+        self._progress.positions[group.lane] = group.position
+        for part in group.topics:
+            self._append(part, now_ms)
+        for acks in group.acks:
+            subscription = self._subscriptions.get(acks.subscription_id)
+            if subscription is not None:
+                subscription.acks_committed(acks.offsets)
+                self._progress.touched.add(acks.topic_id)
+            if acks.context is not None:
+                acks.context()
+        for attempts in group.attempts:
+            self._progress.touched.add(attempts.topic_id)
+        if group.topics:
+            self._publishing.settled()
+            if self._index.needs_checkpoint:
+                self._checkpointer.want()
+
+    def _append(self, part: TopicGroup, now_ms: int) -> None:
+        topic = self._registry.active.get(part.topic_id)  # None: deleted while it committed
+        publications: list[Publication] = [append.context for append in part.appends]
+        if topic is not None:
+            batch = MessageBatch.concat([publication.batch for publication in publications])
+            topic.accept(part.base_offset, part.due_ms, batch, now_ms)
+            self._progress.touched.add(topic.id)
+        for publication, base_offset in zip(publications, part.base_offsets, strict=True):
+            publication.committed(base_offset)
+            producer = publication.producer
+            assert producer is not None
+            self._progress.producers[producer.id] = ProducerRow(
+                producer.id, producer.last_sequence, producer.last_offset, now_ms
+            )
+        if topic is not None:
+            self._on_appended(topic)

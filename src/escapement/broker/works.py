@@ -1,0 +1,266 @@
+"""The works of a broker: its parts, made from the log upward, and what joins them.
+
+Parts know what stands below them; what goes the other way (a commit that changes topics, a
+topic that wants to be woken) is joined here, by callables. Nothing runs before ``run``::
+
+    CommitPipeline  lanes: publishes, acks, attempts ──► MySQL ──► Settlement
+    Timekeeper      sleeps until the next topic has something to do
+    Pump            windows, backlogs, frames
+    Checkpointer    index to disk, state to MySQL, journal trimmed
+    Compactor       few segments, free of what is done
+    Filler          the past, for subscriptions that want it
+    Housekeeper     new log generations, what deletes left behind, idle producers
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import trio
+
+from escapement.broker.checkpointer import Checkpointer, Progress
+from escapement.broker.compactor import Compactor
+from escapement.broker.config import BrokerConfig
+from escapement.broker.consuming import Consuming
+from escapement.broker.filler import Filler
+from escapement.broker.housekeeper import Housekeeper
+from escapement.broker.leasekeeper import LeaseKeeper
+from escapement.broker.logreader import LogReader
+from escapement.broker.publishing import Publishing
+from escapement.broker.pump import Pump
+from escapement.broker.recovery import Ground
+from escapement.broker.registry import Registry
+from escapement.broker.replay import Replay
+from escapement.broker.revival import Revival
+from escapement.broker.settlement import Settlement
+from escapement.broker.timekeeper import Timekeeper
+from escapement.broker.topic import Topic
+from escapement.clock import Clock
+from escapement.storage.blocking import Run
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.engine.base import Engine
+from escapement.storage.group import Group
+from escapement.storage.lane import State
+
+_log = logging.getLogger(__name__)
+
+
+class Works:
+    """See the module's docstring.
+
+    Args:
+      ground: what a start found.
+      keeper: of the lease that everything here is done under.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        keeper: LeaseKeeper,
+        engine: Engine,
+        clock: Clock,
+        run: Run,
+        config: BrokerConfig,
+    ) -> None:
+        self.index = ground.index
+        self._keeper = keeper
+        self._clock = clock
+        self._run = run
+        self._limits = config.limits
+        self._progress = Progress(dict(ground.index_positions))
+        self._keep(ground, engine, config)
+        self._move(ground, engine, config)
+        self.publishing = Publishing(
+            self.registry, self.pipeline, self.checkpointer, clock, config.limits
+        )
+        self.consuming = Consuming(
+            self.registry,
+            self.revival,
+            self.pipeline,
+            self.pump,
+            clock,
+            config.limits,
+            config.ack_wait_ms,
+            self.reschedule,
+        )
+        self._settlement = Settlement(
+            self.registry,
+            self.revival.subscriptions,
+            self.index,
+            self.publishing,
+            self.checkpointer,
+            self._progress,
+            clock,
+            self._appended,
+        )
+
+    def _keep(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
+        """The parts that keep what there is, in the database and on disk."""
+        clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
+        self.pipeline = CommitPipeline(
+            engine,
+            ground.log,
+            lease,
+            clock,
+            run,
+            self._committed,
+            journal_ends=ground.state.journal_ends,
+            on_state=self._database_changed,
+            max_lanes=limits.commit_lanes,
+            max_waiting_bytes=limits.commit_waiting_bytes,
+            max_commits_per_second=config.max_commits_per_second,
+        )
+        self.registry = Registry(
+            clock,
+            self.pipeline.transact,
+            lambda *record: self.revival.topic(*record),
+            self._policy_changed,
+            config.auto_create_topics,
+        )
+        self.checkpointer = Checkpointer(
+            engine,
+            lease,
+            ground.log,
+            ground.log_identity,
+            ground.index,
+            self.registry,
+            self._progress,
+            clock,
+            run,
+            limits.checkpoint_interval_s,
+        )
+        self._compactor = Compactor(ground.index, self.registry, run)
+        self._housekeeper = Housekeeper(
+            engine,
+            lease,
+            ground.log,
+            self.registry,
+            self.pipeline.transact,
+            clock,
+            run,
+            config.table_parallelism,
+        )
+
+    def _move(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
+        """The parts that move messages towards their consumers."""
+        clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
+        self._reader = LogReader(engine, ground.log, run, ground.connection)
+        self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
+        self.pump = Pump(
+            ground.index, clock, limits, run, self._reader, self._may_dispatch, self.reschedule
+        )
+        self._filler = Filler(
+            ground.index, clock, self._reader, self.checkpointer.room, self._filled
+        )
+        self.revival = Revival(
+            self.pipeline,
+            ground.index,
+            self._filler,
+            clock,
+            limits,
+            np.random.default_rng(config.seed),
+            chunks=ground.state.chunks,
+            retries=ground.state.retries,
+            end_offsets=ground.next_offsets(),
+            # What of it an earlier owner delivered, nobody knows for sure.
+            doubtful_until_ms=lease.doubtful_until_ms if lease.was_clean else clock.now_ms(),
+            on_change=self.reschedule,
+        )
+
+    async def recover(self, ground: Ground) -> None:
+        """Bring everything to the end of the last group commit."""
+        await Replay(
+            ground,
+            self.registry,
+            self.revival,
+            self._progress,
+            self.checkpointer,
+            self._run,
+        ).run()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Go until cancelled; "started" when commits are taken."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.pipeline.run)
+            for part in (
+                self.timekeeper,
+                self.pump,
+                self.checkpointer,
+                self._compactor,
+                self._filler,
+                self._housekeeper,
+            ):
+                nursery.start_soon(part.run)
+            for topic in self.registry.active.values():
+                self.reschedule(topic)
+            task_status.started()
+
+    def close(self) -> None:
+        """Give up what is open, after the end."""
+        self._reader.close()
+        self.checkpointer.close()
+
+    # -- after a commit --------------------------------------------------------
+
+    def _committed(self, group: Group) -> None:
+        self._settlement.take(group)
+        waiting, most = self.pipeline.waiting_acks, self._limits.unwritten_acks
+        if waiting < most <= waiting + group.ack_count:
+            self.wake_all()  # so many were waiting that nothing was dispatched
+
+    def _appended(self, topic: Topic) -> None:
+        for subscription in topic.subscriptions():
+            if subscription.consumers:
+                self.pump.wake_subscription(topic, subscription)
+        self.reschedule(topic)
+
+    # -- who is woken, and when ------------------------------------------------
+
+    def reschedule(self, topic: Topic) -> None:
+        """Something has changed about when the topic wants to be woken."""
+        self.timekeeper.schedule(topic.id, topic.next_wake_ms(self._clock.now_ms()))
+
+    def wake_all(self) -> None:
+        """Look at everything: dispatch may go on."""
+        for topic in self.registry.active.values():
+            self.pump.wake(topic)
+
+    def _wake(self, topic_id: int, now_ms: int) -> None:
+        topic = self.registry.active.get(topic_id)
+        if topic is not None:
+            topic.advance(now_ms)
+            self.pump.wake(topic)
+            self.reschedule(topic)
+
+    def _step_back(self, now_ms: int) -> None:
+        _log.warning("the wall clock went back; the frontier follows it")
+        for topic in self.registry.active.values():
+            topic.rewind(now_ms)
+            self.pump.wake(topic)
+            self.reschedule(topic)
+
+    def _policy_changed(self, topic: Topic) -> None:
+        self.pump.wake(topic)
+        self.reschedule(topic)
+
+    def _filled(self, topic: Topic) -> None:
+        self._progress.touched.add(topic.id)
+        self.pump.wake(topic)
+
+    # -- the database ----------------------------------------------------------
+
+    def _may_dispatch(self) -> bool:
+        """Whether messages may leave: not once a successor may be delivering them, not
+        while the database takes no writes, and only a bounded number while it is away.
+        """
+        if self.pipeline.state is State.READ_ONLY or not self._keeper.held:
+            return False
+        return self.pipeline.waiting_acks < self._limits.unwritten_acks
+
+    def _database_changed(self, state: State) -> None:
+        if state is State.UP:
+            _log.info("the database takes writes")
+            self.wake_all()
+        else:
+            _log.warning("the database is %s", state.name.lower().replace("_", "-"))
