@@ -115,7 +115,7 @@ def measure(one: Measurement, log: str | None, quick: bool) -> dict[str, Any] | 
 def line(name: str, found: dict[str, Any]) -> str:
     """One line of the document's table."""
     figures = []
-    if "messages_per_second" in found and found["bench"] != "lateness":
+    if "messages_per_second" in found:
         rates = [run["messages_per_second"] for run in found["runs"]]
         figures.append(f"{found['messages_per_second']:,} msg/s ({min(rates):,} to {max(rates):,})")
     if "ratio" in found:
@@ -125,9 +125,10 @@ def line(name: str, found: dict[str, Any]) -> str:
     if found["bench"] == "restart":
         peak = found["peak_resident_bytes"] / 1024**2
         figures.append(f"{found['seconds']:.2f} s to the first delivery, {peak:.0f} MiB at most")
-    if "lateness_ms" in found:
+    elif "lateness_ms" in found:
         late = found["lateness_ms"]
         figures.append(f"late p50 {late['p50']:.1f} / p99 {late['p99']:.1f} ms")
+    if "lost" in found:
         figures.append(f"lost {found['lost']}, early {found['early']}, twice {found['duplicates']}")
     load = found["machine"]["load"][0]
     return f"| {name} | {'; '.join(figures)} | {len(found['runs'])} | {load:.1f} |"

@@ -1,28 +1,35 @@
-"""`escapement bench`, each of its commands once, small, on a broker it starts itself."""
+"""`escapement bench`, each of its commands small, on brokers it starts and on one that runs."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+import escapement
+from escapement.bench.host import host
+
+SENDING = "--batch-size 50 --in-flight 200 --payload-bytes 5-50 --tick 20ms"
 COMMANDS = [
-    "publish --messages 2000 --batch-size 100",
+    f"publish --messages 500 --window-ms 0 --pending 300 {SENDING}",
     "publish --messages 200 --batch-size 1 --in-flight 20 --window-ms 0",
-    "burst --messages 2000 --window-ms 100",
-    "burst --messages 500 --window-ms 100 --one-by-one --payload-bytes 5-50",
-    "lateness --rate 500 --seconds 0.5 --window-ms 100",
-    "restart --pending 1000 --at-once",
-    "pending --pending 1000 --messages 1000 --batch-size 100",
+    f"burst --messages 500 --window-ms 100 --one-by-one --pending 300 {SENDING}",
+    "burst --messages 500 --window-ms 100 --restart",
+    f"lateness --rate 500 --seconds 1 --window-ms 100 --pending 300 {SENDING}",
+    f"restart --pending 1000 --messages 300 --window-ms 60000 --at-once {SENDING}",
+    f"pending --pending 1000 --messages 1000 --window-ms 60000 {SENDING}",
 ]
+COUNTED = ("burst", "lateness", "restart")
 
 
 def bench(words: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "escapement", "bench", *words.split(), "--runs", "1", "-o", "json"],
+        [sys.executable, "-m", "escapement", "bench", *words.split(), "-o", "json"],
         stdout=subprocess.PIPE,
         check=True,
         timeout=120,
@@ -31,11 +38,67 @@ def bench(words: str) -> dict[str, Any]:
     return found
 
 
+def check(words: str, found: dict[str, Any], engine: str) -> None:
+    """What every measurement says, and that it found nothing amiss."""
+    name = words.split()[0]
+    assert found["bench"] == name
+    assert found["engine"] == engine
+    assert found["seconds"] > 0
+    assert found["messages"] > 0
+    # A restart is timed to its first delivery, which is no rate.
+    assert ("messages_per_second" in found) == (name != "restart")
+    if name in COUNTED:
+        assert (found["lost"], found["early"], found["duplicates"]) == (0, 0, 0)
+        late = found["lateness_ms"]
+        assert 0 <= late["p50"] <= late["p99"] <= late["max"]
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_bench_measures_and_loses_nothing(words: str) -> None:
-    found = bench(words)
-    assert found["bench"] == words.split()[0]
-    assert found["engine"] == "sqlite"
-    assert found["seconds"] > 0
-    for mishap in ("lost", "early", "duplicates"):
-        assert found.get(mishap, 0) == 0
+    found = bench(f"{words} --runs 1")
+    check(words, found, "sqlite")
+    assert ("delivered_per_second" in found) == words.startswith("lateness")
+    given = words.split()
+    for option, setting in [
+        ("--batch-size", "batch-size"),
+        ("--in-flight", "in-flight"),
+        ("--payload-bytes", "payload-bytes"),
+        ("--window-ms", "window-ms"),
+        ("--pending", "pending"),
+        ("--rate", "rate"),
+    ]:
+        if option in given:
+            assert str(found["setting"][setting]) == given[given.index(option) + 1]
+
+
+def test_a_steady_rate_is_that_of_the_sending_not_of_the_wait_for_the_last() -> None:
+    found = bench("lateness --messages 300 --rate 1000 --window-ms 500 --runs 1")
+    assert found["messages"] == 300
+    assert found["messages_per_second"] <= 1000
+    # The sending was over before deliveries were steady.
+    assert "delivered_per_second" not in found
+
+
+def test_each_restart_finds_what_was_pending_and_nothing_that_was_acknowledged(
+    mysql_url: str, tmp_path: Path
+) -> None:
+    """Invariants 1 and 4, as the operator sees them."""
+    words = f"restart --pending 2000 --messages 100 --at-once --runs 2 --data {tmp_path}"
+    found = bench(f"{words} --log {mysql_url}")
+    check(words, found, "mysql")
+    assert [run["messages"] for run in found["runs"]] == [100, 100]
+    assert [run["still_pending"] for run in found["runs"]] == [2000, 2000]
+
+
+async def test_a_running_broker_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    """No topic, and nothing pending, stays behind."""
+    async with host(None, tmp_path, None) as running:
+        for words in (
+            "publish --messages 1000 --pending 500",
+            "lateness --rate 500 --seconds 0.5 --window-ms 100",
+        ):
+            line = f"{words} --runs 1 --broker {running.url}"
+            check(words, await trio.to_thread.run_sync(bench, line), "sqlite")
+        async with escapement.connect(running.url) as broker:
+            assert await broker.admin("namespaces.list") == []
+            assert (await broker.admin("topics.list"))["total"] == 0

@@ -1,15 +1,36 @@
-"""What the bench counts and how it sums up, without a broker."""
+"""What the bench counts, how it sums up, and which command lines it refuses."""
 
 from __future__ import annotations
 
+import click
 import numpy as np
 import pytest
+import trio
 
+from escapement import testing
+from escapement.bench.command import bench
 from escapement.bench.outcome import Outcome, Run
 from escapement.bench.payload import PayloadSize
 from escapement.bench.stage import now_ms
+from escapement.bench.take import take_all, take_batches
 from escapement.bench.tally import Tally
+from escapement.cli.main import run
 from escapement.errors import InvalidRequest
+
+# What every command takes, each with a value that it could mean.
+COMMON = {
+    "--log": "mysql://localhost/bench",
+    "--data": "bench-data",
+    "--messages": "10",
+    "--batch-size": "10",
+    "--in-flight": "10",
+    "--payload-bytes": "10-20",
+    "--window-ms": "10",
+    "--rate": "10",
+    "--seconds": "10",
+    "--tick": "10ms",
+    "--pending": "10",
+}
 
 
 def column(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -40,6 +61,64 @@ def test_what_did_not_arrive_is_lost_and_what_came_twice_is_a_duplicate() -> Non
     assert tally.duplicates() == 1
 
 
+def test_what_nobody_sent_is_a_duplicate_and_what_is_early_is_not() -> None:
+    """As a message stored twice, or one that was acknowledged before, would be."""
+    tally = Tally()
+    tally.sent(column(5, 3), column(1, 1))
+    tally.add(column(3, 5, 4), column(1, 1, 1))
+    tally.add(column(9), column(now_ms() + 60_000))
+    assert tally.duplicates() == 1
+    assert tally.early() == 1
+    assert tally.lost() == 0
+
+
+def test_a_tally_without_arrivals_has_lost_all() -> None:
+    tally = Tally()
+    tally.sent(column(5, 3), column(1, 1))
+    assert (tally.lost(), tally.early(), tally.duplicates()) == (2, 0, 0)
+
+
+def test_arrivals_are_counted_within_a_span_of_time() -> None:
+    tally = Tally()
+    since_ms = now_ms()
+    tally.add(column(0, 1), column(1, 1))
+    tally.add_one(2, 1, b"")
+    until_ms = now_ms() + 1
+    assert tally.arrived(since_ms, until_ms) == 3
+    assert tally.arrived(since_ms - 1000, since_ms) == 0
+    assert tally.arrived(until_ms, until_ms + 1000) == 0
+
+
+async def test_what_comes_twice_does_not_stand_for_what_is_missing(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Taking goes on until each message was there, however many arrivals that takes."""
+    async with testing.start() as world, world.connect() as broker:
+        async with broker.consumer("x", "s", permits=1) as inbox:
+            producer = await broker.producer("x")
+            receipts = await producer.send_many([b"a", b"b", b"c"])
+            tally = Tally()
+            tally.sent(receipts.offsets, column(1, 1, 1))
+            tally.add(column(0, 0), column(1, 1))
+            await take_all(take_batches, inbox, tally, 3)
+            assert (tally.received, tally.lost(), tally.duplicates()) == (5, 0, 2)
+
+
+async def test_what_never_comes_is_lost_when_patience_ends(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    async with testing.start() as world, world.connect() as broker:
+        async with broker.consumer("x", "s") as inbox:
+            producer = await broker.producer("x")
+            await producer.send_many([b"a", b"b"])
+            tally = Tally()
+            tally.sent(column(0, 1, 2), column(1, 1, 1))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take_all, take_batches, inbox, tally, 3)
+                await world.clock.advance(seconds=60)
+            assert (tally.received, tally.lost(), tally.duplicates()) == (2, 1, 0)
+
+
 def test_lateness_is_arrival_less_due_time() -> None:
     tally = Tally()
     tally.add(column(0, 1, 2), np.full(3, now_ms() - 5_000))
@@ -57,6 +136,11 @@ def test_an_outcome_has_medians_of_figures_and_sums_of_mishaps() -> None:
     assert "lateness_ms" not in found
 
 
+def test_seconds_that_are_not_what_the_messages_took_give_no_rate() -> None:
+    figures = Run(100, 2.0, is_rate=False).figures()
+    assert figures == {"messages": 100, "seconds": 2.0}
+
+
 @pytest.mark.parametrize(("text", "size"), [("100", (100, 100)), ("50-500", (50, 500))])
 def test_payloads_have_the_sizes_asked_for(text: str, size: tuple[int, int]) -> None:
     found = PayloadSize.parse(text)
@@ -71,3 +155,40 @@ def test_payloads_have_the_sizes_asked_for(text: str, size: tuple[int, int]) -> 
 def test_sizes_that_cannot_be_meant_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="size"):
         PayloadSize.parse(text)
+
+
+@pytest.mark.parametrize("name", sorted(bench.commands))
+def test_every_command_has_every_common_option(name: str) -> None:
+    """Each reads its value; a rate and its seconds are refused where there is no such thing."""
+    for flag, value in COMMON.items():
+        if flag in ("--rate", "--seconds") and name != "lateness":
+            with pytest.raises(click.UsageError, match="is for `bench lateness`"):
+                bench.commands[name].make_context(name, [flag, value])
+        else:
+            bench.commands[name].make_context(name, [flag, value])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("burst --rate 5", "--rate is for `bench lateness`; `bench burst` has no use for it"),
+        ("publish --in-flight 20", "20 are less than one batch of 1,000"),
+        ("publish --payload-bytes 20000", "make --batch-size or --payload-bytes smaller"),
+        ("publish --payload-bytes ten", "'ten' is no size of payloads"),
+        ("publish --tick 0s", "a tick of nothing"),
+        ("publish --tick 5", "'5' is not a duration"),
+        ("lateness --messages 5 --seconds 3", "--messages and --seconds"),
+        ("lateness --broker escapement://x --data d", "--data is for a broker that is started"),
+        ("lateness --broker escapement://x --log l", "--log is for a broker that is started"),
+        ("restart --broker escapement://x", "leave --broker out"),
+        ("burst --restart --broker escapement://x", "leave --broker out"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", *words.split()]) == 2
+    shown = capsys.readouterr()
+    (line,) = [line for line in shown.err.splitlines() if line.startswith("Error: ")]
+    assert said in line
+    assert shown.out == ""

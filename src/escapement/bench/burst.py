@@ -12,12 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
+from escapement.bench.filling import fill, fill_beside
 from escapement.bench.outcome import Outcome, Run
-from escapement.bench.publish import fill
 from escapement.bench.stage import CpuMeter, Setting, Stage, now_ms, sleep_until, stage
-from escapement.bench.take import take_batches, take_one_by_one
+from escapement.bench.take import take_all, take_batches, take_one_by_one
 from escapement.bench.tally import Tally
 from escapement.client.broker import connect
 
@@ -44,24 +42,20 @@ async def measure(setting: Setting, burst: Burst) -> Outcome:
     runs: list[Run] = []
     lead_ms = _LEAD_MS + burst.messages * 1000 // _PUBLISH_RATE
     async with stage(setting) as on:
+        await fill_beside(on)
         while len(runs) < setting.runs:
             run = await _burst_once(on, burst, lead_ms, f"burst {len(runs) + 1}")
             if run is None:
                 lead_ms *= 2
             else:
                 runs.append(run)
-    return Outcome(
-        "burst",
-        on.engine,
-        {
-            "taken": "one by one" if burst.one_by_one else "in batches",
-            "after a restart": "yes" if burst.restart else "no",
-            "window-ms": burst.window_ms,
-            "payload-bytes": str(setting.payload),
-            "tick-ms": setting.tick_ms,
-        },
-        runs,
-    )
+    described = setting.described() | {
+        "window-ms": burst.window_ms,
+        "permits": burst.permits,
+        "taken": "one by one" if burst.one_by_one else "in batches",
+        "after a restart": "yes" if burst.restart else "no",
+    }
+    return Outcome("burst", on.engine, described, runs)
 
 
 async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run | None:
@@ -69,9 +63,8 @@ async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run |
     topic, subscription = await on.new_subscription()
     tally = Tally()
     first_ms = now_ms() + lead_ms + (_RESTART_MS if burst.restart else 0)
-    at_ms = first_ms + on.rng.integers(0, burst.window_ms, burst.messages, dtype=np.int64)
-    offsets = await fill(on, topic, at_ms, f"{what}: scheduling")
-    tally.sent(np.concatenate(offsets), at_ms)
+    at_ms = first_ms + on.rng.integers(0, max(1, burst.window_ms), burst.messages)
+    tally.sent(await fill(on, topic, at_ms, f"{what}: scheduling"), at_ms)
     if burst.restart:
         await on.host.stop()
         await on.host.start()
@@ -84,9 +77,7 @@ async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run |
             await sleep_until(first_ms - 100)
             cpu = CpuMeter(on.host)
             take = take_one_by_one if burst.one_by_one else take_batches
-            await take(inbox, tally, burst.messages)
-            await inbox.flush_acks()
-            seconds = (now_ms() - int(at_ms.min())) / 1000
+            done_ms = await take_all(take, inbox, tally, burst.messages, burst.window_ms)
             used = cpu.read()
     await on.admin("topics.delete", topic=topic)
-    return Run.of(tally, seconds, **used)
+    return Run.of(tally, (done_ms - int(at_ms.min())) / 1000, used)

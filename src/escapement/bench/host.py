@@ -19,7 +19,7 @@ from typing import Final
 
 import trio
 
-from escapement.errors import InvalidRequest, StorageError
+from escapement.errors import StorageError
 
 # A start that rebuilds a large index takes minutes; one that hangs must end some time.
 _START_TIMEOUT_S: Final = 600.0
@@ -32,11 +32,12 @@ _READY: Final = re.compile(r" ready on ([^ ,]+),")
 class Host:
     """Where the broker is, and what may be done to it."""
 
-    def __init__(self, data: Path, log_url: str | None) -> None:
+    def __init__(self, data: Path | None, log_url: str | None, url: str = "") -> None:
+        """A broker to start in ``data``; or, without it, the one that runs at ``url``."""
         self._data = data
         self._log_url = log_url
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = ""
+        self.url = url
 
     @property
     def process_id(self) -> int:
@@ -50,6 +51,7 @@ class Host:
           StorageError: if it does not start; the message holds the end of its log.
         """
         assert self._process is None
+        assert self._data is not None, "this broker is only spoken to"
         environment = os.environ | {
             "ESCAPEMENT_DATA": str(self._data),
             # The same port again, so that clients find it after a restart.
@@ -121,6 +123,7 @@ class Host:
 
     @property
     def _log_file(self) -> Path:
+        assert self._data is not None, "this broker is only spoken to"
         return self._data / "broker.log"
 
     def _log_tail(self) -> str:
@@ -128,25 +131,11 @@ class Host:
         return "\n".join(lines[-_LOG_LINES:])
 
 
-class RunningHost(Host):
-    """A broker that runs already; it is only spoken to."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(Path(), None)
-        self.url = url
-
-    async def start(self) -> float:
-        raise InvalidRequest("this needs a broker that may be stopped: leave --broker out")
-
-    async def stop(self) -> None:
-        raise InvalidRequest("this needs a broker that may be stopped: leave --broker out")
-
-
 @asynccontextmanager
 async def host(broker: str | None, data: Path | None, log_url: str | None) -> AsyncIterator[Host]:
     """The broker named by its URL; or one started for as long as the block lasts."""
     if broker is not None:
-        yield RunningHost(broker)
+        yield Host(None, None, broker)
         return
     directory = data or Path(tempfile.mkdtemp(prefix="escapement-bench-"))
     directory.mkdir(parents=True, exist_ok=True)

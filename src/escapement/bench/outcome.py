@@ -21,8 +21,9 @@ Figure = int | float
 class Run:
     """One run. What was not looked at is None."""
 
-    messages: int | None
+    messages: int
     seconds: float
+    is_rate: bool = True  # the seconds are what so many messages took
     lateness_ms: Lateness | None = None
     lost: int | None = None
     early: int | None = None
@@ -30,11 +31,12 @@ class Run:
     more: dict[str, Figure] = field(default_factory=dict)  # by name, units last
 
     @classmethod
-    def of(cls, tally: Tally, seconds: float, **more: Figure) -> Run:
+    def of(cls, tally: Tally, seconds: float, more: dict[str, Figure], is_rate: bool = True) -> Run:
         """The run that ``tally`` counted."""
         return cls(
             tally.received,
             seconds,
+            is_rate,
             tally.lateness(),
             tally.lost(),
             tally.early(),
@@ -44,10 +46,9 @@ class Run:
 
     def figures(self) -> dict[str, Any]:
         """All that is known of it, by name."""
-        known: dict[str, Any] = {"seconds": round(self.seconds, 4)}
-        if self.messages is not None:
-            rate = round(self.messages / self.seconds)
-            known = {"messages": self.messages} | known | {"messages_per_second": rate}
+        known: dict[str, Any] = {"messages": self.messages, "seconds": round(self.seconds, 4)}
+        if self.is_rate:
+            known["messages_per_second"] = round(self.messages / self.seconds)
         if self.lateness_ms is not None:
             known["lateness_ms"] = self.lateness_ms._asdict()
         for name in ("lost", "early", "duplicates"):

@@ -1,25 +1,22 @@
 """Whether what is pending slows publishing down: a full topic against an empty one.
 
-Runs come in pairs, one on a topic with so many messages pending over thirty days, one on a
+Runs come in pairs, one on a topic with so many messages pending, one on a
 fresh topic, in turns, so that the machine's mood is the same for both.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from escapement.bench.filling import fill_pending
 from escapement.bench.outcome import Outcome, Run
-from escapement.bench.publish import Load, describe, publish_once
-from escapement.bench.restart import PENDING_WINDOW_MS, fill_pending
+from escapement.bench.publish import Load, publish_once
 from escapement.bench.stage import Setting, stage
 
 
-async def measure(setting: Setting, load: Load, pending: int) -> Outcome:
+async def measure(setting: Setting, load: Load) -> Outcome:
     """``setting.runs`` pairs."""
-    load = replace(load, window_ms=PENDING_WINDOW_MS)
     async with stage(setting) as on:
         full, _ = await on.new_subscription()
-        await fill_pending(on, full, pending)
+        await fill_pending(on, full, load.window_ms)
         runs = []
         for number in range(setting.runs):
             setting.progress("publishing", number, setting.runs)
@@ -27,11 +24,11 @@ async def measure(setting: Setting, load: Load, pending: int) -> Outcome:
             on_full = await publish_once(on, full, load)
             on_empty = await publish_once(on, empty, load)
             runs.append(_pair(on_full, on_empty))
-    return Outcome("pending", on.engine, describe(setting, load) | {"pending": pending}, runs)
+    described = setting.described() | {"window-ms": load.window_ms}
+    return Outcome("pending", on.engine, described, runs)
 
 
 def _pair(full: Run, empty: Run) -> Run:
-    assert full.messages is not None
     ratio = empty.seconds / full.seconds  # of the rates, the same number having been sent
     more = {"empty_messages_per_second": round(full.messages / empty.seconds), "ratio": ratio}
     return Run(full.messages, full.seconds, more=more)

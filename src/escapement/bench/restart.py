@@ -1,99 +1,83 @@
-"""How long a killed broker takes to deliver again, and what it weighs then.
+"""How long a killed broker takes to deliver again, what it weighs then, and what it kept.
 
-So many messages are pending over thirty days, a few more are overdue and nobody takes
-them. The broker is killed with SIGKILL and started again; the clock runs from the start of
-the process until a consumer has the first of the overdue ones. The same pending messages
-serve all runs.
+So many messages are pending, and stay so through all runs. In each run some more are
+confirmed that nobody takes; when they are due the broker is killed with SIGKILL and started
+again. The clock runs from the start of the process until a consumer has the first of these
+overdue ones. The others are taken as well and acknowledged durably: what is missing of them
+is lost, what comes before its time is early, and what comes twice, or again in a later run,
+is a duplicate. Of the pending ones the broker is asked how many there are: what it does not
+count any more is lost, too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import trio
 
-from escapement.bench.outcome import Outcome, Run
-from escapement.bench.publish import fill
-from escapement.bench.stage import Setting, Stage, now_ms, stage
+from escapement.bench.filling import fill, fill_pending
+from escapement.bench.outcome import Figure, Outcome, Run
+from escapement.bench.stage import Setting, Stage, now_ms, sleep_until, stage
+from escapement.bench.take import take_all, take_batches
+from escapement.bench.tally import Tally
 from escapement.client.broker import connect
-from escapement.errors import InvalidRequest, StorageError
+from escapement.errors import StorageError
 
-PENDING_WINDOW_MS: Final = 30 * 86_400_000
-# Nothing of what is pending must fall due while this runs.
-PENDING_FROM_MS: Final = 3_600_000
-_OVERDUE: Final = 1_000
 # A broker at rest writes a checkpoint in less; a busy one was killed before it.
-_SETTLE_S: Final = 12.0
-_FILL_STEP: Final = 500_000
+SETTLE_MS: Final = 12_000
 _PATIENCE_S: Final = 120.0
+# So long what must not come has time to come.
+_LISTEN_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """How many are pending, and whether the broker rests before it is killed."""
+    """How many are overdue, within how long the pending ones are due, and how it is killed."""
 
-    pending: int
-    settle: bool
+    overdue: int
+    window_ms: int
+    settle_ms: int  # rest before the kill
 
 
 async def measure(setting: Setting, restart: Restart) -> Outcome:
     """Fill once, then kill and start several times."""
-    if setting.broker_url is not None:
-        raise InvalidRequest("a restart needs a broker of its own: leave --broker out")
+    runs = []
     async with stage(setting) as on:
         topic, subscription = await on.new_subscription()
-        overdue_ms = np.full(_OVERDUE, now_ms(), np.int64)
-        await fill(on, topic, overdue_ms, "filling")
-        filled = await fill_pending(on, topic, restart.pending)
-        if restart.settle:
-            setting.progress("letting the broker rest", 0, 1)
-            await trio.sleep(_SETTLE_S)
-        runs = []
+        filled = await fill_pending(on, topic, restart.window_ms)
         for number in range(setting.runs):
-            setting.progress("restarting", number, setting.runs)
-            runs.append(await _restart_once(on, topic, subscription))
-            if restart.settle:
-                await trio.sleep(1)
-    described = {
-        "pending": restart.pending,
-        "payload-bytes": str(setting.payload),
-        "rested before": "yes" if restart.settle else "no",
+            runs.append(await _once(on, topic, subscription, restart, f"restart {number + 1}"))
+    described = setting.described() | {
+        "window-ms": restart.window_ms,
+        "rest-ms": restart.settle_ms,
         "filled in s": round(filled, 1),
     }
     return Outcome("restart", on.engine, described, runs)
 
 
-async def fill_pending(on: Stage, topic: str, pending: int) -> float:
-    """Schedule so many over thirty days; returns how many seconds that took."""
-    began_s = trio.current_time()
-    for done in range(0, pending, _FILL_STEP):
-        count = min(_FILL_STEP, pending - done)
-        at_ms = now_ms() + PENDING_FROM_MS + on.rng.integers(0, PENDING_WINDOW_MS, count)
-        await fill(on, topic, at_ms, f"filling, {done:,} of {pending:,} done")
-    return trio.current_time() - began_s
-
-
-async def _restart_once(on: Stage, topic: str, subscription: str) -> Run:
+async def _once(on: Stage, topic: str, subscription: str, restart: Restart, what: str) -> Run:
+    tally = Tally()
+    overdue_ms = np.full(restart.overdue, now_ms() + restart.settle_ms, np.int64)
+    tally.sent(await fill(on, topic, overdue_ms, f"{what}: what will be overdue"), overdue_ms)
+    on.setting.progress(f"{what}: letting the broker rest", 0, 1)
+    await sleep_until(int(overdue_ms[0]))
+    on.setting.progress(f"{what}: waiting for the first delivery", 0, 1)
     on.host.kill()
     began_s = trio.current_time()
-    serving_s = await on.host.start()
-    with trio.move_on_after(_PATIENCE_S):
-        async with connect(on.host.url) as broker:
-            async with broker.consumer(topic, subscription) as inbox:
-                batch = await inbox.next_batch()
-                seconds = trio.current_time() - began_s
-                assert batch is not None
-                assert int(batch.due_ms.max()) <= now_ms()
-                resident, peak = on.host.resident_bytes()
-                return Run(
-                    None,
-                    seconds,
-                    more={
-                        "serving_after_s": round(serving_s, 3),
-                        "resident_bytes": resident,
-                        "peak_resident_bytes": peak,
-                    },
-                )
-    raise StorageError(f"nothing was delivered within {_PATIENCE_S:g} s of the start")
+    more: dict[str, Figure] = {"serving_after_s": round(await on.host.start(), 3)}
+    async with connect(on.host.url) as broker:
+        async with broker.consumer(topic, subscription) as inbox:
+            await take_batches(inbox, tally, 1, _PATIENCE_S)
+            seconds = trio.current_time() - began_s
+            if not tally.received:
+                raise StorageError(f"nothing was delivered within {seconds:.0f} s of the start")
+            more["resident_bytes"], more["peak_resident_bytes"] = on.host.resident_bytes()
+            await take_all(take_batches, inbox, tally, restart.overdue)
+            await take_batches(inbox, tally, tally.received + 1, _LISTEN_S)
+            await inbox.flush_acks()
+        stats = await broker.admin("topics.stats", topic=topic)
+        still: int = stats["subscriptions"][0]["unacknowledged"]
+    run = Run.of(tally, seconds, more | {"still_pending": still}, is_rate=False)
+    return replace(run, lost=tally.lost() + max(0, on.setting.pending - still))

@@ -5,18 +5,22 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import trio
 
 from escapement.bench.host import Host, host
+from escapement.bench.outcome import Figure
 from escapement.bench.payload import PayloadSize
 from escapement.client.broker import connect
+from escapement.errors import EscapementError
 
+# For clearing up, also after an interruption: a broker that is gone must not hold up the end.
+_CLEAR_S: Final = 10.0
 # Told what is being done, how much of it is done, and of how much.
 Progress = Callable[[str, int, int], None]
 
@@ -30,8 +34,21 @@ class Setting:
     log_url: str | None  # its log; None is SQLite in the data directory
     tick_ms: int
     payload: PayloadSize
+    batch_size: int  # messages sent as one
+    in_flight: int  # messages without a receipt at once; a batch at least
+    pending: int  # messages that wait for their time meanwhile
     runs: int
     progress: Progress
+
+    def described(self) -> dict[str, Any]:
+        """What says how it was measured, by the names of the options."""
+        return {
+            "batch-size": self.batch_size,
+            "in-flight": self.in_flight,
+            "payload-bytes": str(self.payload),
+            "tick-ms": self.tick_ms,
+            "pending": self.pending,
+        }
 
 
 class Stage:
@@ -61,6 +78,13 @@ class Stage:
         async with connect(self.host.url) as broker:
             return await broker.admin(verb, **arguments)
 
+    async def clear(self) -> None:
+        """Delete the topics, with what is still pending on them, and the namespace."""
+        listed = await self.admin("topics.list", namespace=self._namespace)
+        for topic in listed["topics"]:
+            await self.admin("topics.delete", topic=topic)
+        await self.admin("namespaces.delete", namespace=self._namespace)
+
     def new_topic(self) -> str:
         """The name of a topic that does not exist yet."""
         self._topics += 1
@@ -84,9 +108,11 @@ class CpuMeter:
         self._broker_s = broker_host.cpu_seconds()
         self._client_s = time.process_time()
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> dict[str, Figure]:
         """The seconds so far, by name; the broker's only if the process is ours."""
-        found = {"client_cpu_seconds": round(time.process_time() - self._client_s, 3)}
+        found: dict[str, Figure] = {
+            "client_cpu_seconds": round(time.process_time() - self._client_s, 3)
+        }
         broker_s = self._host.cpu_seconds()
         if self._broker_s is not None and broker_s is not None:
             found["broker_cpu_seconds"] = round(broker_s - self._broker_s, 2)
@@ -99,7 +125,12 @@ async def stage(setting: Setting) -> AsyncIterator[Stage]:
     async with host(setting.broker_url, setting.data, setting.log_url) as broker_host:
         made = Stage(setting, broker_host)
         await made.prepare()
-        yield made
+        try:
+            yield made
+        finally:
+            # A broker that goes on running must not deliver what nobody waits for.
+            with trio.move_on_after(_CLEAR_S, shield=True), suppress(EscapementError):
+                await made.clear()
 
 
 def now_ms() -> int:

@@ -12,6 +12,7 @@ from array import array
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from escapement.message import Int64s
 
@@ -60,28 +61,42 @@ class Tally:
 
     def early(self) -> int:
         """How many arrived before they were due, or wanted."""
-        arrived = self._arrivals()
-        early = arrived < self._column(self._due_ms, 1)
-        offsets = self._column(self._offsets, 0)
-        if self._wanted and len(offsets):
-            wanted_ms = np.zeros(int(max(o.max() for o, _ in self._wanted)) + 1, np.int64)
-            for rows, at_ms in self._wanted:
-                wanted_ms[rows] = at_ms
-            known = offsets < len(wanted_ms)
-            early[known] |= arrived[known] < wanted_ms[offsets[known]]
-        return int(early.sum())
+        return int(self._early().sum())
 
     def lost(self) -> int:
         """How many that were sent did not arrive."""
-        if not self._wanted:
-            return 0
-        sent = np.concatenate([offsets for offsets, _ in self._wanted])
+        sent, _ = self._sent()
         return int((~np.isin(sent, self._column(self._offsets, 0))).sum())
 
     def duplicates(self) -> int:
-        """How many arrivals were not the first of their message."""
+        """How many arrivals were not the first of a message that was sent, and not early."""
         offsets = self._column(self._offsets, 0)
-        return len(offsets) - len(np.unique(offsets))
+        sent, _ = self._sent()
+        expected = offsets[np.isin(offsets, sent) | self._early()]
+        return len(offsets) - len(np.unique(expected))
+
+    def arrived(self, since_ms: int, until_ms: int) -> int:
+        """How many arrived from the one moment until before the other."""
+        arrivals = self._arrivals()
+        return int(((arrivals >= since_ms) & (arrivals < until_ms)).sum())
+
+    def _early(self) -> npt.NDArray[np.bool_]:
+        arrived = self._arrivals()
+        early = arrived < self._column(self._due_ms, 1)
+        offsets = self._column(self._offsets, 0)
+        sent, at_ms = self._sent()
+        if len(sent):
+            place = np.minimum(np.searchsorted(sent, offsets), len(sent) - 1)
+            early |= (sent[place] == offsets) & (arrived < at_ms[place])
+        return early
+
+    def _sent(self) -> tuple[Int64s, Int64s]:
+        """What was sent, by offset, and when it was wanted."""
+        none = np.zeros(0, np.int64)
+        offsets = np.concatenate([none, *(offsets for offsets, _ in self._wanted)])
+        at_ms = np.concatenate([none, *(at_ms for _, at_ms in self._wanted)])
+        order = np.argsort(offsets)
+        return offsets[order], at_ms[order]
 
     def _arrivals(self) -> Int64s:
         moments = np.array([at_ms for at_ms, _ in self._arrived_ms], np.int64)

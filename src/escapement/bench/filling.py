@@ -1,0 +1,70 @@
+"""Filling a topic before the clock starts: with messages at given times, or with what waits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.bench.stage import Stage, now_ms
+from escapement.client.broker import connect
+from escapement.client.producer import Producer
+from escapement.message import Int64s, Times
+
+# Different batches that are sent in turns: enough that nothing is cached by its content.
+VARIETY: Final = 32
+# Nothing of what is pending must fall due while anything is measured.
+_PENDING_FROM_MS: Final = 3_600_000
+_PENDING_WINDOW_MS: Final = 30 * 86_400_000
+# Times are made for so many at once.
+_STEP: Final = 500_000
+
+
+async def fill(on: Stage, topic: str, at_ms: Int64s, what: str) -> Int64s:
+    """Schedule a message at each of these times; returns their offsets, in the same order."""
+    setting = on.setting
+    size = setting.batch_size
+    source = [setting.payload.batch(on.rng, size) for _ in range(VARIETY)]
+    offsets = np.zeros(len(at_ms), np.int64)
+    firsts = iter(range(0, len(at_ms), size))
+    done = 0
+
+    async def send(producer: Producer) -> None:
+        nonlocal done
+        for first in firsts:
+            times = at_ms[first : first + size]
+            batch = source[first // size % VARIETY]
+            if len(times) < size:
+                batch = batch.take(np.arange(len(times)))
+            receipts = await producer.send_batch(batch, Times(None, times))
+            offsets[first : first + size] = receipts.offsets
+            done += len(times)
+            setting.progress(what, done, len(at_ms))
+
+    async with connect(on.host.url) as broker:
+        async with await broker.producer(
+            topic, max_in_flight_messages=setting.in_flight
+        ) as producer:
+            async with trio.open_nursery() as nursery:
+                for _ in range(setting.in_flight // size):
+                    nursery.start_soon(send, producer)
+    return offsets
+
+
+async def fill_pending(on: Stage, topic: str, window_ms: int = _PENDING_WINDOW_MS) -> float:
+    """Schedule what is to be pending, in an hour and later; returns the seconds it took."""
+    pending = on.setting.pending
+    began_s = trio.current_time()
+    for done in range(0, pending, _STEP):
+        count = min(_STEP, pending - done)
+        at_ms = now_ms() + _PENDING_FROM_MS + on.rng.integers(0, window_ms + 1, count)
+        await fill(on, topic, at_ms, f"filling, {done:,} of {pending:,} done")
+    return trio.current_time() - began_s
+
+
+async def fill_beside(on: Stage) -> None:
+    """What is to be pending, on a topic and subscription that nothing else uses."""
+    if on.setting.pending:
+        topic, _ = await on.new_subscription()
+        await fill_pending(on, topic)
