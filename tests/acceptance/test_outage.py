@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 import escapement
 from brokers import PATIENT, broker_process, until
@@ -224,3 +225,51 @@ async def test_a_stop_does_not_wait_for_a_database_that_hangs(
             async with client.consumer("t", "s") as inbox:
                 found = [await inbox.receive(), await inbox.receive()]
             assert [message.value for message in found] == [b"confirmed", b"under way"]
+
+
+async def test_a_read_only_server_is_noticed_though_nobody_writes(
+    tmp_path: Path, mysql_to_break: MysqlServer, url: str
+) -> None:
+    """Q8: the lease's renewal meets it, while most of the lease is left."""
+    limits = LIMITS | {"lease_ms": 15_000, "checkpoint_interval_s": 3_600}
+    got: list[int] = []
+    with broker_process(tmp_path / "broker", url, limits=limits) as broker:
+        async with (
+            trio.open_nursery() as nursery,
+            escapement.connect(broker.url, settings=PATIENT) as client,
+        ):
+            await tick_finely(client)
+            producer = await client.producer("t")
+            delays = np.linspace(0, 60_000, 6_000).astype(np.int64)
+            await producer.send_many([b"m"] * 6_000, delay=delays)
+
+            async def watch() -> None:
+                """Take what comes and say nothing."""
+                async with client.consumer("t", "s", permits=10_000) as inbox:
+                    async for batch in inbox.batches():
+                        got.extend(batch.offsets.tolist())
+
+            async def database_is(state: str) -> dict[str, Any]:
+                while True:
+                    stats: dict[str, Any] = await client.admin("broker.stats")
+                    if stats["database"] == state:
+                        return stats
+                    await trio.sleep(0.05)
+
+            nursery.start_soon(watch)
+            await until(lambda: bool(got))
+            mysql_to_break.admin("SET GLOBAL read_only = 1")
+            with trio.fail_after(PATIENCE_S):
+                stats = await database_is("read_only")
+            assert stats["lease_held"]
+            # What was sent before that reply is here, and is taken out now.
+            await trio.testing.wait_all_tasks_blocked()
+            stopped = len(got)
+            await trio.sleep(1.0)
+            assert len(got) == stopped, "delivered while read-only"
+            mysql_to_break.admin("SET GLOBAL read_only = 0")
+            await until(lambda: len(got) > stopped)
+            await database_is("up")
+            nursery.cancel_scope.cancel()
+        assert len(got) == len(set(got)), "something came twice"
+        assert "Traceback" not in broker.complaints()

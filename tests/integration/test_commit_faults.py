@@ -29,6 +29,7 @@ from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.group import Acks, Attempts
 from escapement.storage.lane import State
+from held import COMMIT, Held
 from proxy import lossy_proxy
 from servers import MysqlServer
 
@@ -249,6 +250,46 @@ async def test_a_read_only_database_refuses_acks_as_well(
         await pipeline.drain()
         assert house.states == [State.UP, State.READ_ONLY, State.UP]
         assert journaled(engine) == ([1], [12])
+        check_promises(engine, house.tickets)
+
+
+async def test_an_idle_pipeline_that_is_told_of_a_read_only_database_probes_it(
+    engine: Engine, autojump_clock: MockClock
+) -> None:
+    """Q8: it has nothing to write that would tell it; and it goes on by itself."""
+    faulty = FaultyEngine(engine)
+    async with committing(faulty, max_lanes=1) as house:
+        topic = await house.topic("t")
+        fault = faulty.before = Once("UPDATE leases", StorageReadOnly("no writes"), times=6)
+        fault.arm()
+        house.pipeline.doubt(StorageReadOnly("says the lease"))
+        assert house.pipeline.state is State.READ_ONLY
+        with pytest.raises(StorageReadOnly):
+            house.pipeline.submit(Acks(topic, 1, column(1)))
+        house.pipeline.doubt(StorageReadOnly("says the lease once more"))
+        await house.until(State.UP)
+        assert fault.left == 0
+        assert house.states == [State.UP, State.READ_ONLY, State.UP]
+        house.append(topic, b"x")
+        house.pipeline.submit(Acks(topic, 1, column(1)))
+        await house.pipeline.drain()
+        check_promises(engine, house.tickets)
+        assert journaled(engine)[0] == [1]
+
+
+async def test_a_group_being_written_knows_better_than_who_says_read_only(
+    engine: Engine, autojump_clock: MockClock
+) -> None:
+    """Q8: of two that met the database, the later is right."""
+    held = Held()
+    async with committing(engine, max_lanes=1, run=held) as house:
+        topic = await house.topic("t")
+        with held.hold(COMMIT):
+            house.append(topic, b"x")
+            await held.reached()
+            house.pipeline.doubt(StorageReadOnly("a moment ago"))
+        await house.pipeline.drain()
+        assert house.states == [State.UP]
         check_promises(engine, house.tickets)
 
 

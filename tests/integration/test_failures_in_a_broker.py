@@ -18,6 +18,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.consumer import Outlet
+from escapement.broker.leasekeeper import RENEWALS_PER_LEASE
 from escapement.broker.limits import BrokerLimits
 from escapement.client.settings import Settings
 from escapement.errors import EscapementError, StorageReadOnly, StorageUnavailable
@@ -122,6 +123,38 @@ async def test_read_only_stops_dispatch_until_the_database_takes_writes_again(
         assert await values(inbox) == [b"again"]
         await a_while(world, 4)
         assert await values(inbox) == [b"17", b"18", b"19", b"20"]
+
+
+async def test_read_only_stops_dispatch_though_nobody_writes(mock_clock: MockClock) -> None:
+    """Q8: no ack and no publish meets it, but the lease's renewal does, long before its end."""
+    outage = Outage()
+    async with (
+        with_a_lease(outage) as world,
+        connect(world) as broker,
+        broker.consumer("t", "s") as inbox,
+    ):
+        await one_each_second(broker, 40)
+        await world.clock.advance(seconds=1)
+        assert len(await arrived(inbox)) == 1
+        outage.read_only()
+        got = []
+        stopped_at_s = 0
+        for second in range(2, LEASE_S):
+            await world.clock.advance(seconds=1)
+            now = await arrived(inbox)
+            assert not (now and stopped_at_s)
+            got += now
+            stats = await broker.admin("broker.stats")
+            if stats["database"] == "read_only" and not stopped_at_s:
+                assert stats["lease_held"], "it was the lease that ended"
+                stopped_at_s = second
+        assert 0 < stopped_at_s <= 2 + LEASE_S / RENEWALS_PER_LEASE
+        outage.over()
+        await a_while(world, 5)
+        stats = await broker.admin("broker.stats")
+        assert (stats["database"], stats["lease_held"]) == ("up", True)
+        got += await arrived(inbox)
+        assert [message.payload for message in got] == [b"%d" % n for n in range(2, LEASE_S + 5)]
 
 
 async def test_acks_are_refused_at_once_while_the_database_takes_no_writes(

@@ -33,7 +33,7 @@ from escapement.broker.registry import Registry
 from escapement.broker.topic import Topic
 from escapement.broker.works import Works
 from escapement.clock import Clock
-from escapement.errors import EscapementError, NotFound, ShuttingDown
+from escapement.errors import EscapementError, NotFound, ShuttingDown, StorageReadOnly
 from escapement.names import TopicName
 from escapement.storage import lease as leases
 from escapement.storage.blocking import Run
@@ -121,7 +121,9 @@ class Broker:
         lease = await self._run(
             leases.acquire, self._engine, self.identity, self._limits.lease_ms, self.clock
         )
-        self._keeper = LeaseKeeper(self._engine, lease, self.clock, self._run, self._renewed)
+        self._keeper = LeaseKeeper(
+            self._engine, lease, self.clock, self._run, self._renewed, self._read_only
+        )
         try:
             with one_error():
                 self._clean = await self._live(lease, task_status)
@@ -163,6 +165,10 @@ class Broker:
     def _renewed(self) -> None:
         if self._works is not None:
             self._works.wake_all()
+
+    def _read_only(self, error: StorageReadOnly) -> None:
+        if self._works is not None:
+            self._works.pipeline.doubt(error)
 
     def stop(self) -> None:
         """Take no new work, finish what is under way, write a checkpoint, end."""

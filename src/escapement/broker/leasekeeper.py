@@ -14,7 +14,7 @@ from collections.abc import Callable
 import trio
 
 from escapement.clock import Clock
-from escapement.errors import StorageUnavailable
+from escapement.errors import StorageReadOnly, StorageUnavailable
 from escapement.storage import lease as leases
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
@@ -26,7 +26,13 @@ RENEWALS_PER_LEASE = 3
 
 
 class LeaseKeeper:
-    """See the module's docstring."""
+    """See the module's docstring.
+
+    Args:
+      on_renewed: called when a lease that had run out is held again.
+      on_read_only: called when a renewal finds the database read-only: it may be the only
+        write for a long time.
+    """
 
     def __init__(
         self,
@@ -35,12 +41,14 @@ class LeaseKeeper:
         clock: Clock,
         run: Run,
         on_renewed: Callable[[], None],
+        on_read_only: Callable[[StorageReadOnly], None],
     ) -> None:
         self.lease = lease
         self._engine = engine
         self._clock = clock
         self._run = run
         self._on_renewed = on_renewed
+        self._on_read_only = on_read_only
         self._connection: Connection | None = None
 
     @property
@@ -66,6 +74,8 @@ class LeaseKeeper:
                     self._on_renewed()
             except (StorageUnavailable, TransactionAborted) as error:
                 _log.warning("cannot renew the lease: %s", error)
+                if isinstance(error, StorageReadOnly):
+                    self._on_read_only(error)
 
     def _renew(self) -> leases.Lease:
         try:

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from escapement.clock import Clock
-from escapement.errors import Busy, EscapementError
+from escapement.errors import Busy, EscapementError, StorageReadOnly
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.group import Acks, Append, Attempts, Group, Statement
@@ -154,6 +154,11 @@ class CommitPipeline:
                     f"the limit is {self._max_waiting_bytes}: try again shortly"
                 )
         self._lane(item.topic_id).submit(item)
+
+    def doubt(self, error: StorageReadOnly) -> None:
+        """Somebody found the database read-only: take it for that until a lane's probe succeeds."""
+        for lane in self._lanes:
+            lane.doubt(error)
 
     async def room(self) -> None:
         """Wait until there is room; what is submitted before the next await is taken."""

@@ -14,7 +14,8 @@ What becomes of a group when the database fails:
 - Lost while COMMIT waited for its reply: the group is neither confirmed nor failed and
   no offset is given out again until the lane has read back whether it is there. If it
   is not, it is written again: nobody has been told that it failed.
-- Read-only: as the first, but acks are refused as well.
+- Read-only: as the first, but acks are refused as well. A lane that writes nothing is told
+  of it (``doubt``) by whoever met it elsewhere.
 - Deadlock or lock timeout: the same group again.
 - Anything else, and the loss of the lease, ends the lane with that error.
 """
@@ -125,6 +126,15 @@ class Lane:
             self.ack_count += len(item.offsets)
         self._wake.set()
 
+    def doubt(self, error: StorageReadOnly) -> None:
+        """Somebody else found the database read-only: be so until a probe succeeds.
+
+        A group that is being written finds out by itself.
+        """
+        if self.state is State.UP and self._group is None:
+            self._go_down(error)
+            self._wake.set()
+
     def close_topic(self, topic_id: int) -> None:
         """Fail the appends to a topic that was deleted."""
         gone = [i for i in self._queue if isinstance(i, Append) and i.topic_id == topic_id]
@@ -139,10 +149,11 @@ class Lane:
             await self._try_connect()
             task_status.started()
             while True:
-                await self._until_connected()
+                await self._until_up()
                 await self._until_work()
                 await self._pace()
-                await self._commit(self._form())
+                if self._queue and self.state is State.UP:
+                    await self._commit(self._form())
         except EscapementError as raised:
             error = raised
             raise
@@ -156,7 +167,7 @@ class Lane:
     # -- one group -------------------------------------------------------------
 
     async def _until_work(self) -> None:
-        while not self._queue:
+        while not self._queue and self.state is State.UP:
             self._wake = trio.Event()
             await self._wake.wait()
 
@@ -259,9 +270,11 @@ class Lane:
         self._set_state(State.UP)
         return True
 
-    async def _until_connected(self) -> None:
+    async def _until_up(self) -> None:
+        if self.state is not State.UP and self._writer.connected:
+            await self._run(self._writer.disconnect)  # in doubt: connecting is the probe
         pause_s = FIRST_PROBE_S
-        while not (self._writer.connected or await self._try_connect()):
+        while not (self.state is State.UP or await self._try_connect()):
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PROBE_S)
 
