@@ -224,6 +224,14 @@ class Inbox:
         """Give messages back, to be delivered again after ``delay`` or the usual back-off."""
         self._call(partial(self._inbox.nack, ids, delay))
 
+    def release(self, ids: inboxes.Ids, delay: Delay | None = None) -> None:
+        """Hand messages back untried; see ``escapement.Inbox.release``."""
+        self._call(partial(self._inbox.release, ids, delay))
+
+    def extend(self, ids: inboxes.Ids, wait: Delay) -> int:
+        """Need longer for messages; see ``escapement.Inbox.extend``."""
+        return self._call(partial(self._inbox.extend, ids, wait))
+
     def flush_acks(self) -> None:
         """Wait until every acknowledgement so far is durable."""
         self._call(self._inbox.flush_acks)
@@ -290,6 +298,14 @@ class Batch(Columns):
         """Give them all back; see ``Inbox.nack``."""
         self._inbox.nack(self.offsets, delay)
 
+    def release(self, delay: Delay | None = None) -> None:
+        """Hand them all back untried; see ``Inbox.release``."""
+        self._inbox.release(self.offsets, delay)
+
+    def extend(self, wait: Delay) -> int:
+        """Need longer for them all; see ``Inbox.extend``."""
+        return self._inbox.extend(self.offsets, wait)
+
     def rest(self, row: int) -> Batch:
         """The messages from ``row`` on."""
         return Batch(self._inbox, self._batch.rest(row))
@@ -318,6 +334,14 @@ class Message(Row):
     def nack(self, delay: Delay | None = None) -> None:
         """Give it back, to be delivered again after ``delay`` or the usual back-off."""
         self._inbox.nack(self.offset, delay)
+
+    def release(self, delay: Delay | None = None) -> None:
+        """Hand it back untried: this delivery does not count."""
+        self._inbox.release(self.offset, delay)
+
+    def extend(self, wait: Delay) -> bool:
+        """Need up to ``wait`` from now; False if it was taken back."""
+        return bool(self._inbox.extend(self.offset, wait))
 
     def __enter__(self) -> Message:
         return self

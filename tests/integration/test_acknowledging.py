@@ -194,7 +194,6 @@ async def test_nacks_without_end_count_every_attempt(mock_clock: MockClock) -> N
                 await world.checkpoint()
             await world.stop()
             await world.restart()
-            attempt += 1  # what had come again, and was in the inbox when it closed
 
 
 async def test_a_coarse_tick_for_delays_does_not_stretch_ack_timeouts(

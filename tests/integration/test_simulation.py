@@ -45,6 +45,7 @@ class Claim:
     since_ms: int
     acked: set[int] = field(default_factory=set)  # with a receipt
     seen: dict[int, int] = field(default_factory=dict)  # offset -> deliveries
+    left_ms: int = -1  # what was due by then may have been in an inbox nobody looked into
 
     def covers(self, offset: int, due_ms: int) -> bool:
         return self.earliest or offset >= self.since_offset or due_ms > self.since_ms
@@ -70,6 +71,8 @@ class Life:
         self.inboxes.clear()
         await self._stack.aclose()
         self._stack = AsyncExitStack()
+        for claim in self.claims.values():
+            claim.left_ms = self.world.clock.now_ms()
 
     # -- steps ---------------------------------------------------------------------
 
@@ -107,8 +110,9 @@ class Life:
 
     async def leave(self) -> None:
         if self.inboxes:
-            _, inbox = self.inboxes.pop(self.rng.randrange(len(self.inboxes)))
+            name, inbox = self.inboxes.pop(self.rng.randrange(len(self.inboxes)))
             await inbox.aclose()
+            self.claims[name].left_ms = self.world.clock.now_ms()
 
     async def consume(self) -> None:
         # First look into every inbox: what one of them acknowledges may have been handed to
@@ -128,7 +132,11 @@ class Life:
             given = [id for id in given if self.rng.random() < 0.5]
             if given:
                 delay = self.rng.choice([None, timedelta(0), timedelta(seconds=90)])
-                await inbox.nack(given, delay=delay)
+                back = self.rng.choice([inbox.nack, inbox.nack, inbox.release])
+                await back(given, delay)
+            kept = [m.id for m in messages if m.id.offset not in acked and m.id not in given]
+            if kept and self.rng.random() < 0.3:
+                assert await inbox.extend(kept, timedelta(seconds=100)) <= len(kept)
 
     def check(self, claim: Claim, message: escapement.Message) -> None:
         offset, now_ms = message.id.offset, self.world.clock.now_ms()
@@ -142,7 +150,7 @@ class Life:
             assert message.redelivered, f"{offset} came again, unmarked"
         elif message.redelivered:
             # Perhaps falsely, after a crash or from an inbox nobody looked into.
-            assert message.attempt > 1 or due_ms <= self.doubtful_ms
+            assert message.attempt > 1 or due_ms <= max(self.doubtful_ms, claim.left_ms)
         claim.seen[offset] = before + 1
         assert due_ms <= now_ms, f"{offset} is early"
 

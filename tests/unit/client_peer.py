@@ -127,6 +127,7 @@ class Peer:
         self.producers: dict[str, Stored] = {}
         self.heard: list[Command] = []
         self.acked: list[int] = []
+        self.lapsed: set[int] = set()  # offsets that were taken back
         self.sessions: list[Session] = []
         self.limits: dict[str, Any] = {}
         # Faults, each used up once, front first.
@@ -246,6 +247,9 @@ class Peer:
                 session.credit[command.consumer_id] += command.permits
             case wire.Ack():
                 await self._ack(session, command)
+            case wire.Extend():
+                held = [o for o in command.offsets.tolist() if o not in self.lapsed]
+                await session.say(wire.Acked(command.request_id, len(held)))
             case wire.CloseConsumer():
                 session.credit.pop(command.consumer_id, None)
                 await session.say(wire.Done(command.request_id))

@@ -90,6 +90,30 @@ async def test_a_block_that_ends_well_acks_and_one_that_fails_gives_back_and_rai
 
 
 @on_both
+async def test_what_goes_back_untried_is_released_and_what_needs_longer_extended() -> None:
+    """V4: also what nobody took out of the inbox before it was closed."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", permits=20) as inbox:
+            await peer.deliver([b""] * 9, list(range(9)))
+            first, second, third, fourth = await take(inbox, 4)
+            await first.release()
+            await inbox.release([second.id], (1, "m"))
+            assert await third.extend((5, "m"))
+            peer.lapsed = {3}
+            assert not await fourth.extend("1s")
+            assert await inbox.extend([2, 3], "1s") == 1
+            await peer.deliver([b""] * 3, [20, 21, 22])
+            await inbox.ack(2, durable=True)  # by the answer they are here
+        released = {r.delay_ms: r.offsets.tolist() for r in peer.heard_of(wire.Release)}
+        assert released == {0: [0], 60_000: [1]}
+        extended = [(e.offsets.tolist(), e.wait_ms) for e in peer.heard_of(wire.Extend)]
+        assert extended == [([2], 300_000), ([3], 1000), ([2, 3], 1000)]
+        untried = peer.heard_of(wire.CloseConsumer)[-1].untried
+        assert sorted(untried.tolist()) == [4, 5, 6, 7, 8, 20, 21, 22]
+        assert await inbox.extend([2], "1s") == 0
+
+
+@on_both
 async def test_acknowledgements_gather_into_columns_and_all_are_answered_at_the_end() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", permits=1000) as inbox:

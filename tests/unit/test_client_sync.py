@@ -73,8 +73,14 @@ def test_it_produces_and_consumes_without_a_loop_in_sight(backend: str) -> None:
             assert inbox.ack([7, 8], durable=True) == 2
             assert inbox.ack_range(8, 9, durable=True) == 1
             inbox.nack(5, (1, "s"))
+            batch[0].release()
+            assert batch[1].extend("1m")
+            assert batch.extend("1m") == inbox.extend([2, 3], "1m") == 2
+            batch.release((1, "s"))
             inbox.flush_acks()
             assert sorted(peer.acked) == [0, 2, 3, 7, 8, 9]
+        released = [(r.offsets.tolist(), r.delay_ms) for r in peer.heard_of(wire.Release)]
+        assert released == [([2], 0), ([2, 3], 1000)]
         nacked = [o for nack in peer.heard_of(wire.Nack) for o in nack.offsets.tolist()]
         assert nacked == [1, 5]
 

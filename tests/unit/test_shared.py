@@ -9,6 +9,7 @@ import numpy as np
 from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.consumer import Consumer
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.ready import MOST_ATTEMPTS, RELEASED, Rows
 from escapement.broker.shared import SharedSubscription
 from escapement.message import Int64s
 from escapement.storage.catalog import SubscriptionRecord
@@ -121,3 +122,20 @@ def test_what_is_early_since_the_clock_went_back_holds_up_nothing_that_is_due() 
     assert made.next_wake_ms() == 5_000
     made.advance(5_000)
     assert handed(made, 5_000) == [0]
+
+
+def test_attempts_are_counted_up_to_what_is_kept_of_them() -> None:
+    """V4: of a message that was once handed back untried and has failed since for ever."""
+    made = subscription()
+    tried = Rows(column(500, 500), column(0, 1), column(RELEASED | MOST_ATTEMPTS, RELEASED))
+    made.recover_attempts(tried, column(900, 900))
+    made.begin(1_000)
+    for count in (1, 2, 3):
+        (hand,) = made.assign(1_000, 100)
+        assert hand.rows.counts.tolist() == [MOST_ATTEMPTS + 1, count]
+        assert made.was_sent_before(hand.rows).tolist() == [True, True]
+        made.negative_acknowledge(made.consumers[0], column(0, 1), 0, 1_000)
+    (hand,) = made.assign(1_000, 100)
+    made.release(made.consumers[0], column(0, 1), 0, 1_000)
+    (again,) = made.assign(1_000, 100)
+    assert again.rows.counts.tolist() == hand.rows.counts.tolist()

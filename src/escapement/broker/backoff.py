@@ -19,7 +19,7 @@ from escapement.message import Int64s
 # Doubling stops here: 2^31 times a wait of a millisecond is 24 days, of a second 68 years.
 _MAX_DOUBLINGS: Final = 31
 # No wait is longer, however it was configured: it must stay addable to a time.
-_CEILING_MS: Final = 3650 * 86_400_000
+CEILING_MS: Final = 3650 * 86_400_000
 
 DEFAULT_ACK_WAIT_MS: Final = 30_000
 
@@ -42,7 +42,7 @@ class BackOff:
         """
         doublings = np.clip(attempts - 1, 0, _MAX_DOUBLINGS).astype(np.float64)
         base = self.ack_wait_ms * np.exp2(doublings)
-        upper = self.max_backoff_ms or _CEILING_MS
-        bounded = np.clip(base, min(self.min_backoff_ms, upper), min(upper, _CEILING_MS))
+        upper = self.max_backoff_ms or CEILING_MS
+        bounded = np.clip(base, min(self.min_backoff_ms, upper), min(upper, CEILING_MS))
         waits: Int64s = (bounded * (1.0 + self.jitter * np.asarray(chance))).astype(np.int64)
         return waits

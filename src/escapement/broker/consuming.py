@@ -173,6 +173,19 @@ class Consuming:
         self._on_change(handle.topic)
         return count
 
+    def extend(self, handle: ConsumerHandle, offsets: Int64s, wait_ms: int) -> int:
+        """The consumer needs longer for these; returns how many it holds."""
+        return handle.subscription.extend(handle.consumer, offsets, wait_ms, self._clock.now_ms())
+
+    def release(self, handle: ConsumerHandle, offsets: Int64s, delay_ms: int) -> int:
+        """Hand messages back untried; returns how many the consumer held."""
+        count = handle.subscription.release(
+            handle.consumer, offsets, delay_ms, self._clock.now_ms()
+        )
+        self.wake(handle)
+        self._on_change(handle.topic)
+        return count
+
     # -- deleting --------------------------------------------------------------
 
     async def delete(self, topic: Topic, name: str) -> None:

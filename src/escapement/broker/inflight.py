@@ -120,6 +120,19 @@ class InFlight:
         self._sweep()
         return Rows.concat(parts)
 
+    def extend(self, offsets: Int64s, consumer_id: int, deadline_ms: int) -> int:
+        """Put off the deadline of what this consumer holds of these; returns how many."""
+        held = 0
+        for delivery in reversed(self._deliveries.values()):
+            if held == len(offsets):
+                break
+            if delivery.consumer_id == consumer_id:
+                at = delivery.find(offsets)
+                at = at[self.offsets.contains(delivery.rows.offsets[at])]
+                delivery.deadline_ms[at] = np.maximum(delivery.deadline_ms[at], deadline_ms)
+                held += len(at)
+        return held
+
     def take_back_consumer(self, consumer_id: int) -> Rows:
         """Everything this consumer holds, because it is gone."""
         parts = []

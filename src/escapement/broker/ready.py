@@ -13,12 +13,18 @@ Pure: no clock, no I/O. It does not know what is acknowledged; the subscription
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from escapement.message import Int64s
+
+# ``Rows.attempts`` has 16 bits, the lower 15 of which count. The highest says that the
+# message was handed back untried, so that it counts as redelivered on its first attempt.
+# The count ends where waits stopped growing long before; one more still fits.
+RELEASED: Final = 0x8000
+MOST_ATTEMPTS: Final = 0x7FFE
 
 
 class Rows(NamedTuple):
@@ -43,6 +49,11 @@ class Rows(NamedTuple):
     def height(self) -> int:
         """How many rows."""
         return len(self.offsets)
+
+    @property
+    def counts(self) -> Int64s:
+        """The attempts as a number; int64[n]."""
+        return self.attempts & (RELEASED - 1)
 
     def pick(self, which: slice | Int64s | npt.NDArray[np.bool_]) -> Rows:
         """The rows that a slice, mask or list of positions names."""

@@ -30,10 +30,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.backoff import CEILING_MS
 from escapement.broker.consumer import Consumer
 from escapement.broker.inflight import InFlight
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.ready import Rows
+from escapement.broker.ready import MOST_ATTEMPTS, RELEASED, Rows
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.group import Acks, Attempts
@@ -44,8 +45,8 @@ from escapement.timewheel import TimingWheel
 # Retries and ack timeouts are watched at this resolution, whatever the topic's tick:
 # they are measured in seconds, and a coarse tick for delays must not stretch them.
 TIMER_TICK_MS: Final = 10
-# An attempt count is kept in 16 bits beside the due time; the wait stopped growing long before.
-_MOST_ATTEMPTS: Final = 0xFFFF
+# Beside the due time, a timer's tag has the attempts in this many bits.
+_ATTEMPTS: Final = 0xFFFF
 _NEVER_MS: Final = 1 << 62
 # Timers of deliveries that are over are dropped once they outnumber the others, and this.
 _TIDY_TIMERS: Final = 16_384
@@ -59,6 +60,7 @@ class Counts:
     redelivered: int = 0
     acknowledged: int = 0
     given_back: int = 0
+    released: int = 0
     timed_out: int = 0
 
 
@@ -188,16 +190,33 @@ class Subscription(ABC):
         """
         rows = self.in_flight.take_back(offsets, consumer.id)
         if delay_ms is None:
-            wait = consumer.back_off.wait_ms(rows.attempts, self._rng.random(rows.height))
+            wait = consumer.back_off.wait_ms(rows.counts, self._rng.random(rows.height))
         else:
-            wait = np.full(rows.height, delay_ms, np.int64)
+            wait = np.full(rows.height, min(delay_ms, CEILING_MS), np.int64)
         self.counts.given_back += rows.height
         self._return(rows, now_ms + wait, now_ms)
         return rows.height
 
+    def release(self, consumer: Consumer, offsets: Int64s, delay_ms: int, now_ms: int) -> int:
+        """The consumer did not try these: as if they had not been delivered, but for a mark.
+
+        They are wanted again after ``delay_ms``. Returns how many it held.
+        """
+        rows = self.in_flight.take_back(offsets, consumer.id)
+        rows = rows._replace(attempts=(rows.attempts - 1) | RELEASED)
+        self.counts.released += rows.height
+        next_ms = np.full(rows.height, now_ms + min(delay_ms, CEILING_MS))
+        self._return(rows, next_ms, now_ms)
+        return rows.height
+
+    def extend(self, consumer: Consumer, offsets: Int64s, wait_ms: int, now_ms: int) -> int:
+        """The consumer needs ``wait_ms`` from now for these; returns how many it holds."""
+        return self.in_flight.extend(offsets, consumer.id, now_ms + min(wait_ms, CEILING_MS))
+
     def _return(self, rows: Rows, next_ms: Int64s, now_ms: int) -> None:
         if not rows.height:
             return
+        rows = rows._replace(attempts=rows.attempts - (rows.counts > MOST_ATTEMPTS))
         self.attempts_changed = True
         self._submit(
             Attempts(
@@ -217,7 +236,7 @@ class Subscription(ABC):
             self._again(rows.pick(at_once))
             rows, next_ms = rows.pick(~at_once), next_ms[~at_once]
         if rows.height:
-            tags = (rows.due_ms << 16) | np.minimum(rows.attempts, _MOST_ATTEMPTS)
+            tags = (rows.due_ms << 16) | rows.attempts
             elapsed = self._timers.insert(next_ms, rows.offsets, tags)
             if elapsed is not None and len(elapsed):
                 # The wall clock went back a little, and the wheel has seen later.
@@ -271,7 +290,7 @@ class Subscription(ABC):
         consumer.permits -= rows.height
         policy = consumer.back_off
         if policy.ack_wait_ms:
-            deadline_ms = now_ms + policy.wait_ms(rows.attempts, self._chance(rows))
+            deadline_ms = now_ms + policy.wait_ms(rows.counts, self._chance(rows))
         else:
             deadline_ms = np.full(rows.height, _NEVER_MS)
         delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms)
@@ -368,4 +387,4 @@ class Subscription(ABC):
 def _tagged(offsets: Int64s, tags: Int64s | None) -> Rows:
     """The rows whose due time and attempts were packed into tags."""
     assert tags is not None
-    return Rows(tags >> 16, offsets, tags & _MOST_ATTEMPTS)
+    return Rows(tags >> 16, offsets, tags & _ATTEMPTS)

@@ -25,6 +25,11 @@ class Holder(Origin, Protocol):
     def give_back(self, offsets: Int64s, delay: Delay | None) -> None:
         """Nack messages."""
 
+    def hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
+        """Release messages."""
+
+    async def extend(self, offsets: Int64s, wait: Delay) -> int: ...
+
     async def ack(self, offsets: Int64s, *, durable: bool = False) -> int | None: ...
 
     async def have_room(self) -> None: ...
@@ -62,6 +67,14 @@ class Batch(Columns):
     async def nack(self, delay: Delay | None = None) -> None:
         """Give them all back; see ``Inbox.nack``."""
         self._holder.give_back(self.offsets, delay)
+
+    async def release(self, delay: Delay | None = None) -> None:
+        """Hand them all back untried; see ``Inbox.release``."""
+        self._holder.hand_back(self.offsets, delay)
+
+    async def extend(self, wait: Delay) -> int:
+        """Need longer for them all; see ``Inbox.extend``."""
+        return await self._holder.extend(self.offsets, wait)
 
     def rest(self, row: int) -> Batch:
         """The messages from ``row`` on."""
@@ -104,6 +117,14 @@ class Message(Row):
     async def nack(self, delay: Delay | None = None) -> None:
         """Give it back, to be delivered again after ``delay`` or the usual back-off."""
         self._holder.give_back(np.array([self.offset], np.int64), delay)
+
+    async def release(self, delay: Delay | None = None) -> None:
+        """Hand it back untried: this delivery does not count. See ``Inbox.release``."""
+        self._holder.hand_back(np.array([self.offset], np.int64), delay)
+
+    async def extend(self, wait: Delay) -> bool:
+        """Need up to ``wait`` from now; False if it was taken back. See ``Inbox.extend``."""
+        return bool(await self._holder.extend(np.array([self.offset], np.int64), wait))
 
     async def __aenter__(self) -> Message:
         return self

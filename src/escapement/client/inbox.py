@@ -14,7 +14,7 @@ Taking a message out of what waits here costs no checkpoint, but for one in
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from copy import copy
 from typing import Any, Final
 
@@ -85,6 +85,8 @@ class Inbox(Attached):
         self._acks = AckBox(Retry())
         self._room = Promise()
         self._nacks: list[tuple[Int64s, int]] = []
+        self._releases: list[tuple[Int64s, int]] = []
+        self._untried: Int64s | None = None  # at the end: what nobody took out of here
         self._closed = False  # by this side
 
     # -- taking out ------------------------------------------------------------------
@@ -170,6 +172,32 @@ class Inbox(Attached):
         """
         self.give_back(_offsets(ids), delay)
 
+    async def release(self, ids: Ids, delay: Delay | None = None) -> None:
+        """Hand messages back untried: this delivery does not count as an attempt.
+
+        They are delivered again, to whomever, after ``delay`` or at once, marked redelivered.
+        """
+        self.hand_back(_offsets(ids), delay)
+
+    async def extend(self, ids: Ids, wait: Delay) -> int:
+        """Need longer: these are not taken back before ``wait`` from now.
+
+        A deadline that is later stays. Returns how many of them this consumer still holds;
+        the others were taken back, and somebody else may have them.
+        """
+        offsets, wait_ms = _offsets(ids), schedule.delay_ms(wait)
+        if self._state is not State.READY:
+            return 0  # all was taken back when the connection was lost
+        self._line.wake(self)
+        try:
+            answer = await self._line.ask(
+                lambda number: wire.Extend(number, self.id, offsets, wait_ms)
+            )
+        except Disconnected:
+            return 0
+        assert isinstance(answer, wire.Acked)
+        return answer.count
+
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is answered, one way or the other."""
         for slip in self._acks.unsettled:
@@ -235,6 +263,13 @@ class Inbox(Attached):
             self._nacks.append((offsets, delay_ms))
             self._line.wake(self)
 
+    def hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
+        """Release messages; never waits."""
+        delay_ms = 0 if delay is None else schedule.delay_ms(delay)
+        if self._state is State.READY and len(offsets):
+            self._releases.append((offsets, delay_ms))
+            self._line.wake(self)
+
     async def aclose(self) -> None:
         """Have the acknowledgements answered, then leave; what is not acknowledged goes back.
 
@@ -247,6 +282,7 @@ class Inbox(Attached):
                 await self.flush()
             finally:
                 if self._state is State.READY:
+                    self._untried = self._tray.waiting()
                     self._work(anyio.current_time(), True)
                 self._closed = True
                 done = self._close("this consumer is closed")
@@ -267,7 +303,7 @@ class Inbox(Attached):
         )
 
     def _closing(self, request_id: int) -> Command:
-        return wire.CloseConsumer(request_id, self.id)
+        return wire.CloseConsumer(request_id, self.id, self._untried)
 
     def _ready(self, answer: Command) -> None:
         self._line.send(wire.Flow(self.id, self._tray.all_credit()))
@@ -276,11 +312,11 @@ class Inbox(Attached):
         if not ready:
             return float("inf")
         nacks, self._nacks = self._nacks, []
-        for delay_ms in {delay_ms for _, delay_ms in nacks}:
-            offsets = np.concatenate([column for column, ms in nacks if ms == delay_ms])
-            for low in range(0, len(offsets), MAX_ACK_ROWS):
-                piece = offsets[low : low + MAX_ACK_ROWS]
-                self._line.send(wire.Nack(0, self.id, piece, delay_ms))
+        for piece, delay_ms in _pieces(nacks):
+            self._line.send(wire.Nack(0, self.id, piece, delay_ms))
+        releases, self._releases = self._releases, []
+        for piece, delay_ms in _pieces(releases):
+            self._line.send(wire.Release(0, self.id, piece, delay_ms))
         slips, again_s = self._acks.take(now_s)
         for slip in slips:
             self._send_slip(slip)
@@ -308,6 +344,7 @@ class Inbox(Attached):
     def _lost(self) -> None:
         self._tray.clear()
         self._nacks.clear()
+        self._releases.clear()
         self._acks.lost()
         if self._kind == "failover":
             self.active = False
@@ -357,6 +394,14 @@ class Batches:
         if batch is None:
             raise StopAsyncIteration
         return batch
+
+
+def _pieces(returned: list[tuple[Int64s, int]]) -> Iterator[tuple[Int64s, int]]:
+    """What goes back, gathered by delay into columns that fit a frame."""
+    for delay_ms in {delay_ms for _, delay_ms in returned}:
+        offsets = np.concatenate([column for column, ms in returned if ms == delay_ms])
+        for low in range(0, len(offsets), MAX_ACK_ROWS):
+            yield offsets[low : low + MAX_ACK_ROWS], delay_ms
 
 
 def _offsets(ids: Any) -> Int64s:

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+
 from escapement.client.batch import Batch, Message
 from escapement.errors import RemoteProtocolError
+from escapement.message import Int64s
 
 
 class Tray:
@@ -70,6 +73,13 @@ class Tray:
             return None
         self._taken += len(batch)
         return batch
+
+    def waiting(self) -> Int64s:
+        """The offsets of what waits here, in no order."""
+        parts = [batch.offsets for batch in self._waiting]
+        if self._current is not None:
+            parts.append(self._current.offsets[self._row :])
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def all_credit(self) -> int:
         """The credit of a consumer that has just been opened; the tray is empty."""

@@ -95,6 +95,7 @@ def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
         "redelivered": counts.redelivered,
         "acknowledged": counts.acknowledged,
         "given_back": counts.given_back,
+        "released": counts.released,
         "timed_out": counts.timed_out,
     }
 

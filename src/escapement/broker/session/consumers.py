@@ -35,6 +35,8 @@ class Consumers(Desk):
             wire.Flow: self._flow,
             wire.Ack: self._ack,
             wire.Nack: self._nack,
+            wire.Extend: self._extend,
+            wire.Release: self._release,
         }
         self.aside = {wire.Subscribe: self._subscribe}
 
@@ -84,6 +86,8 @@ class Consumers(Desk):
     def _close(self, command: wire.CloseConsumer) -> None:
         handle = self._handles.take(command.consumer_id)
         if handle is not None:
+            if command.untried is not None:
+                self._broker.consuming.release(handle, command.untried, 0)
             self._broker.consuming.close(handle)
         self._outbound.send(wire.Done(command.request_id))
 
@@ -114,6 +118,18 @@ class Consumers(Desk):
         if command.request_id:
             self._outbound.send(wire.Acked(command.request_id, count))
 
+    def _extend(self, command: wire.Extend) -> None:
+        handle = self._find(command.consumer_id)
+        count = self._broker.consuming.extend(handle, command.offsets, command.wait_ms)
+        if command.request_id:
+            self._outbound.send(wire.Acked(command.request_id, count))
+
+    def _release(self, command: wire.Release) -> None:
+        handle = self._find(command.consumer_id)
+        count = self._broker.consuming.release(handle, command.offsets, command.delay_ms)
+        if command.request_id:
+            self._outbound.send(wire.Acked(command.request_id, count))
+
     def _find(self, consumer_id: int) -> ConsumerHandle:
         handle = self._handles.find(consumer_id)
         if handle is None:
@@ -141,7 +157,7 @@ class Consumers(Desk):
                 consumer_id,
                 rows.offsets,
                 rows.due_ms,
-                None if first else np.minimum(rows.attempts, 0xFFFF).astype(np.uint16),
+                None if first else rows.counts.astype(np.uint16),
                 None if redelivered is None else redelivered.astype(np.uint8),
                 batch.encode(),
             )

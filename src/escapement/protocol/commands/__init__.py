@@ -22,8 +22,10 @@ from escapement.protocol.commands.consuming import (
     ConsumerClosed,
     ConsumerReady,
     Deliver,
+    Extend,
     Flow,
     Nack,
+    Release,
     Subscribe,
 )
 from escapement.protocol.commands.producing import (
@@ -50,6 +52,7 @@ __all__ = [
     "ConsumerReady",
     "Deliver",
     "Done",
+    "Extend",
     "Flow",
     "Goodbye",
     "Hello",
@@ -62,6 +65,7 @@ __all__ = [
     "Publish",
     "Receipt",
     "Refused",
+    "Release",
     "Role",
     "Subscribe",
     "Welcome",

@@ -158,7 +158,7 @@ class Nack(Command):
 @command(26, "broker")
 @dataclass(frozen=True, slots=True)
 class Acked(Command):
-    """The Ack or Nack took effect on so many messages, durably."""
+    """The Ack took effect on so many messages, durably; a Nack, Extend or Release at once."""
 
     request_id: Id
     count: Count
@@ -167,10 +167,16 @@ class Acked(Command):
 @command(27, "client")
 @dataclass(frozen=True, slots=True)
 class CloseConsumer(Command):
-    """Leaves the subscription; what it holds goes back. Answered by Done."""
+    """Leaves the subscription; what it holds goes back. Answered by Done.
+
+    Of that, ``untried`` names what nobody has looked at: it is released.
+    """
 
     request_id: Id
     consumer_id: Id
+    untried: OptionalAckColumn = None
+
+    MAX_BYTES = MAX_FRAME_BYTES
 
 
 @command(28, "broker")
@@ -195,3 +201,32 @@ class ConsumerClosed(Command):
     def error(self) -> EscapementError:
         """The error it carries, as an exception to raise."""
         return carried(self.code, self.message, self.retryable)
+
+
+@command(30, "client")
+@dataclass(frozen=True, slots=True, eq=False)
+class Extend(Command):
+    """The consumer still works on these: they are not taken back within ``wait_ms`` from now.
+
+    A deadline that is later stays. Answered by Acked: how many it holds.
+    """
+
+    request_id: OptionalId
+    consumer_id: Id
+    offsets: AckColumn
+    wait_ms: Count
+
+    MAX_BYTES = MAX_FRAME_BYTES
+
+
+@command(31, "client")
+@dataclass(frozen=True, slots=True, eq=False)
+class Release(Command):
+    """Messages are handed back untried: this delivery does not count as an attempt."""
+
+    request_id: OptionalId
+    consumer_id: Id
+    offsets: AckColumn
+    delay_ms: Count
+
+    MAX_BYTES = MAX_FRAME_BYTES

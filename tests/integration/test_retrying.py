@@ -1,0 +1,101 @@
+"""What a consumer may do with a message beside acknowledging it or not."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.testing import World, arrived
+
+CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
+KINDS = ["shared", "exclusive"]
+
+
+async def attempts(world: World, inbox: escapement.Inbox, seconds: float) -> list[int]:
+    """The attempts of what has come once so much time has passed."""
+    await world.clock.advance(ms=round(1000 * seconds))
+    return [message.attempt for message in await arrived(inbox)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_needs_longer_says_so_and_keeps_the_message(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V4: extend puts off the deadline of what is still held, never brings it forward."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        wait = timedelta(seconds=10)
+        async with broker.consumer("x", "s", kind=kind, ack_wait=wait) as inbox:
+            await producer.send_many([b"a", b"b", b"c"])
+            a, b, c = await arrived(inbox)
+            await world.clock.advance(seconds=6)
+            assert await a.extend(timedelta(seconds=10))
+            assert await b.extend("1s")
+            assert await attempts(world, inbox, 3.9) == []
+            await world.clock.advance(ms=110)
+            again = await arrived(inbox)
+            assert [m.value for m in again] == [b"b", b"c"]
+            assert await inbox.extend([a.id, b.id, c.id, 17], wait) == 3
+            async with broker.consumer("x", "other") as other:
+                assert await other.extend([0, 1, 2], "1h") == 0
+            assert await attempts(world, inbox, 9.9) == []
+            await inbox.ack([m.id for m in (a, b, c)], durable=True)
+            assert await a.extend(wait) is False
+            assert await attempts(world, inbox, 1000) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_handed_back_untried_does_not_count_and_is_marked(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V4: release; its mark survives a crash, a checkpoint and a clean restart."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                await producer.send(b"a")
+                (message,) = await arrived(inbox)
+                await message.release(timedelta(seconds=3))
+                assert await attempts(world, inbox, 2) == []
+                await world.clock.advance(seconds=1)
+                (message,) = await arrived(inbox)
+                assert (message.attempt, message.redelivered) == (1, True)
+                await message.nack(timedelta(0))
+                assert await attempts(world, inbox, 0) == [2]
+                await inbox.release([0], timedelta(seconds=30))
+                await world.clock.settle()
+            await world.checkpoint()
+            await world.crash()
+        await world.restart()
+        for way in (world.crash, world.stop):
+            async with world.connect() as broker, broker.consumer("x", "s", kind=kind) as inbox:
+                assert await attempts(world, inbox, 29) == []
+                await world.clock.advance(seconds=1)
+                (message,) = await arrived(inbox)
+                assert (message.attempt, message.redelivered) == (2, True)
+                await message.release(timedelta(seconds=30))
+                await world.clock.settle()
+                await way()
+            await world.restart()
+
+
+async def test_what_nobody_took_out_of_an_inbox_was_not_tried(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V4: a consumer that leaves hands back untried what it has not looked at."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s", permits=5) as inbox:
+            await producer.send_many([b"%d" % n for n in range(5)])
+            await anext(inbox)
+            await anext(inbox)
+        async with broker.consumer("x", "s") as inbox:
+            messages = await arrived(inbox)
+            assert [(m.offset, m.attempt, m.redelivered) for m in messages] == [
+                (0, 2, True), (1, 2, True), (2, 1, True), (3, 1, True), (4, 1, True),
+            ]  # fmt: skip
