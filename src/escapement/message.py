@@ -34,18 +34,17 @@ import numpy.typing as npt
 from escapement.errors import RemoteProtocolError
 
 Int64s = npt.NDArray[np.int64]
+UInt8s = npt.NDArray[np.uint8]
 UInt32s = npt.NDArray[np.uint32]
 Buffer = bytes | bytearray | memoryview
 
 DEFAULT_PRIORITY: Final = 50
 # A column of times uses this where a message has none of that kind.
 NO_TIME: Final = -1
-# Rows gathered at once: longer gathers hold the interpreter lock long enough for
-# other threads to notice (227 ms at 640,000 rows), shorter ones cost more calls.
-GATHER_ROWS: Final = 4096
-# Strings of mixed lengths are cheaper to slice one by one than to index byte by byte once
-# they are longer than this on average (4096 of 50 to 500 bytes: 1.0 ms against 6.4 ms).
-_SLICE_BYTES: Final = 24
+# Strings are copied one by one if they are fewer than this, because numpy has a price for a
+# call, or wider than this on average, because its way copies each byte twice.
+_FEW_STRINGS: Final = 128
+_WIDE_BYTES: Final = 1024
 
 _BODY_VERSION: Final = 1
 _HEADER = struct.Struct("<BBxxI")  # version, flags, count
@@ -99,6 +98,13 @@ class Blobs:
         """The column of the rows named, in that order; O(bytes taken)."""
         return gather(self.data, self.starts(), self.lengths, rows)
 
+    def part(self, low: int, high: int) -> Blobs:
+        """The rows ``[low, high)``, not copied."""
+        first = int(self.lengths[:low].sum(dtype=np.int64))
+        lengths = self.lengths[low:high]
+        size = int(lengths.sum(dtype=np.int64))
+        return Blobs(lengths, memoryview(self.data)[first : first + size])
+
     @staticmethod
     def concat(parts: Sequence[Blobs]) -> Blobs:
         """The parts one below the other."""
@@ -111,49 +117,60 @@ class Blobs:
 def gather(data: Buffer, starts: Int64s, lengths: UInt32s, rows: Int64s) -> Blobs:
     """The strings ``data[starts[r] : starts[r] + lengths[r]]`` for each row, end to end.
 
-    Neighbours in ``data`` are copied as one run; strings of one length as a matrix; the
-    rest by slices or, where they are short, byte-wise. ``GATHER_ROWS`` at a time. O(bytes
-    taken).
+    Neighbours in ``data`` are copied as one. O(bytes taken).
     """
-    taken_starts = starts[rows]
     taken_lengths = lengths[rows]
     if not len(rows):
         return Blobs(taken_lengths, b"")
-    widths = taken_lengths.astype(np.int64)
-    gaps = np.flatnonzero(taken_starts[1:] != taken_starts[:-1] + widths[:-1]) + 1
-    if len(gaps) * 8 < len(rows):
-        firsts = np.concatenate(([0], gaps))
-        lasts = np.concatenate((gaps, [len(rows)])) - 1
-        view = memoryview(data)
-        begins = taken_starts[firsts].tolist()
-        ends = (taken_starts[lasts] + widths[lasts]).tolist()
-        return Blobs(
-            taken_lengths, b"".join([view[a:b] for a, b in zip(begins, ends, strict=True)])
-        )
-    source = np.frombuffer(data, np.uint8)
-    pieces = []
-    for low in range(0, len(rows), GATHER_ROWS):
-        begin = taken_starts[low : low + GATHER_ROWS]
-        width = widths[low : low + GATHER_ROWS]
-        pieces.append(_gather_run(source, begin, width))
-    return Blobs(taken_lengths, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+    begins = starts[rows]
+    ends = begins + taken_lengths
+    places = np.cumsum(taken_lengths, dtype=np.int64) - taken_lengths
+    size = int(places[-1]) + int(taken_lengths[-1])
+    firsts = np.flatnonzero(np.append(True, begins[1:] != ends[:-1]))
+    lasts = np.append(firsts[1:], len(rows)) - 1
+    begins, ends, places = begins[firsts], ends[lasts], places[firsts]
+    taken = np.empty(size, np.uint8)
+    copy_strings(taken, places, data, begins, ends - begins)
+    return Blobs(taken_lengths, taken.data)
 
 
-def _gather_run(source: npt.NDArray[np.uint8], begin: Int64s, width: Int64s) -> bytes:
-    first = int(width[0])
-    if (width == first).all():
-        if first == 0:
-            return b""
-        windows = np.lib.stride_tricks.sliding_window_view(source, first)
-        return bytes(windows[begin].tobytes())
-    ends = np.cumsum(width)
-    if int(ends[-1]) > _SLICE_BYTES * len(width):
-        view = source.data
-        stops = (begin + width).tolist()
-        return b"".join([view[a:b] for a, b in zip(begin.tolist(), stops, strict=True)])
-    shift = np.repeat(begin - (ends - width), width)
-    shift += np.arange(int(ends[-1]))
-    return bytes(source[shift].tobytes())
+def copy_strings(
+    target: UInt8s, places: Int64s, source: Buffer, begins: Int64s, widths: Int64s
+) -> None:
+    """Copy ``source[begin : begin + width]`` to ``target[place : place + width]``, for each.
+
+    Done by numpy for all strings at once, and without the interpreter lock: strings of one
+    width as elements of that size, those of other widths as two elements each, of the
+    largest power of two that is not wider, one at the string's begin and one at its end. They
+    overlap in the middle, as in many a ``memcpy``.
+    """
+    count = len(widths)
+    if count < _FEW_STRINGS or int(widths.sum()) > _WIDE_BYTES * count:
+        view, out = memoryview(source), target.data
+        columns = (places.tolist(), begins.tolist(), widths.tolist())
+        for place, begin, width in zip(*columns, strict=True):
+            out[place : place + width] = view[begin : begin + width]
+        return
+    first = int(widths[0])
+    if (widths == first).all():
+        if first:
+            _windows(target.data, first)[places] = _windows(source, first)[begins]
+        return
+    bits = np.frexp(widths)[1]
+    for bit in np.flatnonzero(np.bincount(bits)).tolist():
+        if bit:  # what is left has no bytes
+            size = 1 << (bit - 1)
+            rows = np.flatnonzero(bits == bit)
+            into, out_of = _windows(target.data, size), _windows(source, size)
+            to, begin, rest = places[rows], begins[rows], widths[rows] - size
+            into[to] = out_of[begin]
+            into[to + rest] = out_of[begin + rest]
+
+
+def _windows(data: Buffer, width: int) -> npt.NDArray[np.void]:
+    """An element of ``width`` bytes at each position of ``data``; they overlap."""
+    dtype = np.dtype((np.void, width))
+    return np.ndarray((len(data) - width + 1,), dtype, data, 0, (1,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +196,10 @@ class MessageBatch:
 
     def encode(self) -> bytes:
         """The body: a header of 8 bytes, then each column, lengths first."""
+        return b"".join(self.encode_parts())
+
+    def encode_parts(self) -> list[Buffer]:
+        """The body in pieces, for whoever can do without a copy."""
         flags = (
             (_HAS_KEYS if self.keys is not None else 0)
             | (_HAS_PROPERTIES if self.properties is not None else 0)
@@ -194,7 +215,7 @@ class MessageBatch:
             self.payloads.lengths.astype("<u4", copy=False).tobytes(),
             self.payloads.data,
         ]
-        return b"".join(parts)
+        return parts
 
     @classmethod
     def decode(cls, body: Buffer) -> MessageBatch:
@@ -232,6 +253,15 @@ class MessageBatch:
             None if self.keys is None else self.keys.take(rows),
             None if self.properties is None else self.properties.take(rows),
             None if self.priorities is None else self.priorities[rows],
+        )
+
+    def part(self, low: int, high: int) -> MessageBatch:
+        """The rows ``[low, high)``, not copied."""
+        return MessageBatch(
+            self.payloads.part(low, high),
+            None if self.keys is None else self.keys.part(low, high),
+            None if self.properties is None else self.properties.part(low, high),
+            None if self.priorities is None else self.priorities[low:high],
         )
 
     @staticmethod

@@ -15,6 +15,8 @@ from escapement.storage.index.keys import (
     match,
     merge,
     position,
+    sorted_order,
+    unique_order,
 )
 
 # Times and offsets that collide often, and some so far apart that they do not pack.
@@ -36,6 +38,18 @@ def test_merging_sorts_and_keeps_each_key_once(parts: list[list[tuple[int, int]]
     merged = merge([keys_of(part) for part in parts])
     assert pairs_of(merged) == sorted({pair for part in parts for pair in part})
     assert is_sorted(*merged)
+
+
+@given(PAIRS.filter(bool), st.booleans())
+def test_rows_are_put_into_the_order_of_their_keys(
+    pairs: list[tuple[int, int]], by_offset: bool
+) -> None:
+    if by_offset:
+        of_offset = {offset: (due_ms, offset) for due_ms, offset in pairs}
+        pairs = [of_offset[offset] for offset in sorted(of_offset)]
+    keys = keys_of(pairs)
+    assert [pairs[row] for row in sorted_order(*keys).tolist()] == sorted(pairs)
+    assert [pairs[row] for row in unique_order(*keys).tolist()] == sorted(set(pairs))
 
 
 @given(PAIRS, st.tuples(NUMBERS, NUMBERS))

@@ -64,12 +64,24 @@ def test_gather_equals_picking_one_by_one(payloads: list[bytes], data: st.DataOb
     assert taken.to_list() == [payloads[r] for r in rows]
 
 
-@pytest.mark.parametrize("width", [0, 1, 7, 100])
-def test_gather_of_equal_lengths_takes_the_matrix_road(width: int) -> None:
-    column = Blobs.of([bytes([i % 256]) * width for i in range(10_000)])
-    rows = np.random.default_rng(1).permutation(10_000)
-    values = column.to_list()
-    assert column.take(rows).to_list() == [values[r] for r in rows]
+@pytest.mark.parametrize("widths", [(0, 0), (1, 1), (100, 100), (0, 9), (50, 500), (0, 5000)])
+@pytest.mark.parametrize("count", [2, 100, 3000])
+def test_gather_equals_picking_at_any_width_and_number(widths: tuple[int, int], count: int) -> None:
+    rng = np.random.default_rng(count)
+    values = [rng.bytes(width) for width in rng.integers(widths[0], widths[1] + 1, 1000)]
+    rows = rng.integers(0, len(values), count)
+    assert Blobs.of(values).take(rows).to_list() == [values[r] for r in rows]
+
+
+@given(values, st.data())
+def test_a_part_of_a_batch_is_its_rows(payloads: list[bytes], data: st.DataObject) -> None:
+    column = Blobs.of(payloads)
+    batch = MessageBatch(column, column, None, np.arange(len(payloads), dtype=np.uint8))
+    low = data.draw(st.integers(0, len(payloads)))
+    high = data.draw(st.integers(low, len(payloads)))
+    part = batch.part(low, high)
+    assert MessageBatch.decode(part.encode()).payloads.to_list() == payloads[low:high]
+    assert part.encode() == batch.take(np.arange(low, high)).encode()
 
 
 def test_due_is_never_before_acceptance() -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
@@ -33,8 +33,8 @@ from typing import Final
 import numpy as np
 
 from escapement.errors import IndexDamaged, RemoteProtocolError
-from escapement.message import MessageBatch
-from escapement.storage.index.columns import FixedStrings, UInt8s
+from escapement.message import Buffer, MessageBatch, UInt8s
+from escapement.storage.index.columns import FixedStrings
 from escapement.storage.index.keys import Keys
 
 KEYS, MESSAGES, FOOTER = 1, 2, 3
@@ -44,10 +44,13 @@ _FIELDS: Final = struct.Struct("<BBHIIQ")
 HEADER_BYTES: Final = _CHECKSUM.size + _FIELDS.size
 
 
-def encode(kind: int, rows: int, body: bytes) -> bytes:
-    """The block around ``body``."""
-    framed = _FIELDS.pack(kind, _VERSION, 0, rows, 0, len(body)) + body
-    return _CHECKSUM.pack(zlib.crc32(framed)) + framed
+def encode(kind: int, rows: int, body: Sequence[Buffer]) -> list[Buffer]:
+    """The block around ``body``; both in pieces, so that nothing is copied."""
+    fields = _FIELDS.pack(kind, _VERSION, 0, rows, 0, sum(map(len, body)))
+    checksum = zlib.crc32(fields)
+    for piece in body:
+        checksum = zlib.crc32(piece, checksum)
+    return [_CHECKSUM.pack(checksum) + fields, *body]
 
 
 def decode(block: bytes, kind: int, where: str) -> tuple[int, memoryview]:
@@ -75,10 +78,9 @@ class KeyBlock:
     size_bytes: int
 
     @classmethod
-    def encode(cls, keys: Keys) -> bytes:
-        due_ms, offsets = keys
-        body = due_ms.astype("<i8", copy=False).tobytes() + offsets.astype("<i8").tobytes()
-        return encode(KEYS, len(due_ms), body)
+    def encode(cls, keys: Keys) -> list[Buffer]:
+        body = [column.astype("<i8", copy=False).tobytes() for column in keys]
+        return encode(KEYS, len(keys[0]), body)
 
     @classmethod
     def decode(cls, block: bytes, where: str) -> KeyBlock:
@@ -100,8 +102,8 @@ class MessageBlock:
     size_bytes: int
 
     @classmethod
-    def encode(cls, batch: MessageBatch) -> bytes:
-        return encode(MESSAGES, len(batch), batch.encode())
+    def encode(cls, batch: MessageBatch) -> list[Buffer]:
+        return encode(MESSAGES, len(batch), batch.encode_parts())
 
     @classmethod
     def decode(cls, block: bytes, where: str) -> MessageBlock:

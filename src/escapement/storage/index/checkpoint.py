@@ -3,9 +3,8 @@
 Owns the steps from frozen memory to a durable segment, cut so that nobody waits long.
 The caller goes through :meth:`Checkpoint.groups`, decides in its own thread which of a
 group's messages are live, and has :meth:`Checkpoint.write` and
-:meth:`Checkpoint.finish` run where blocking calls run. Payloads are gathered in runs of
-a few thousand rows, each followed by a write, so that the interpreter lock is let go
-between runs.
+:meth:`Checkpoint.finish` run where blocking calls run. Payloads are gathered some
+megabytes at a time, by numpy, which lets go of the interpreter lock meanwhile.
 
 Knows nothing of acknowledgements (it is told what to keep) or of the readers (the index
 swaps them when all is durable). The order is: segment, fsync, manifest, fsync.
@@ -18,13 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from escapement.message import Int64s
+import numpy as np
+
+from escapement.message import Int64s, MessageBatch
 from escapement.storage.index.block import BlockCache
-from escapement.storage.index.keys import Bools, Keys, merge
+from escapement.storage.index.columns import Pick, assemble
+from escapement.storage.index.keys import Bools, unique_order
 from escapement.storage.index.manifest import Failpoint, Manifest, ManifestFile, Position
 from escapement.storage.index.memory import Generation, MemoryTable
 from escapement.storage.index.segment import Segment
-from escapement.storage.index.writer import SegmentWriter, write_messages, writing
+from escapement.storage.index.writer import SegmentWriter, writing
 
 # A group holds about this many messages: a mask over them takes about a millisecond.
 _GROUP_ROWS: Final = 1 << 16
@@ -53,6 +55,44 @@ class Group:
             for topic_id, tables in self.topics
             for table in tables
         ]
+
+
+class _Live:
+    """The live rows of a topic's tables, numbered through as if they stood in one table."""
+
+    def __init__(self, tables: Sequence[MemoryTable], keeps: Sequence[Bools | None]) -> None:
+        self._tables = tables
+        self._rows = [
+            np.arange(table.count) if keep is None else np.flatnonzero(keep)
+            for table, keep in zip(tables, keeps, strict=True)
+        ]
+        self._ends = np.cumsum([len(rows) for rows in self._rows])
+
+    @property
+    def count(self) -> int:
+        return int(self._ends[-1])
+
+    def write(self, writer: SegmentWriter, topic_id: int) -> None:
+        """Write them in the order of their keys, each key once; blocking."""
+        parts = list(zip(self._tables, self._rows, strict=True))
+        due_ms = np.concatenate([table.due_ms[rows] for table, rows in parts])
+        offsets = np.concatenate([table.offsets[rows] for table, rows in parts])
+        order = unique_order(due_ms, offsets)
+        due_ms, offsets = due_ms[order], offsets[order]
+        message_bytes = sum(table.message_bytes for table in self._tables)
+        row_bytes = message_bytes // sum(table.count for table in self._tables)
+        for part in writer.steps(len(order), row_bytes):
+            writer.append(topic_id, (due_ms[part], offsets[part]), self._take(order[part]))
+
+    def _take(self, numbers: Int64s) -> MessageBatch:
+        table_of = self._ends.searchsorted(numbers, "right")
+        picks = []
+        for number, (table, rows) in enumerate(zip(self._tables, self._rows, strict=True)):
+            places = np.flatnonzero(table_of == number)
+            if len(places):
+                first = self._ends[number] - len(rows)
+                picks.append(Pick(places, table, rows[numbers[places] - first]))
+        return assemble(len(numbers), picks)
 
 
 class Checkpoint:
@@ -92,6 +132,10 @@ class Checkpoint:
             for generation in self.generations:
                 topic = generation.topics.get(topic_id)  # None if it was dropped meanwhile
                 tables += topic.tables if topic is not None else []
+            if not tables:
+                continue
+            # Then offsets ascend from table to table, unless a fill repeats what is there.
+            tables.sort(key=_first_offset)
             topics.append((topic_id, tables))
             rows += sum(table.count for table in tables)
             if rows >= _GROUP_ROWS or len(topics) >= _GROUP_TOPICS:
@@ -110,19 +154,13 @@ class Checkpoint:
         """
         masks = iter(keeps)
         for topic_id, tables in group.topics:
-            live: list[Keys] = []
-            for table in tables:
-                keep = next(masks)
-                keys = (table.due_ms, table.offsets)
-                live.append(keys if keep is None else (keys[0][keep], keys[1][keep]))
-            keys = merge(live)
-            if not len(keys[0]):
+            live = _Live(tables, [next(masks) for _ in tables])
+            if not live.count:
                 continue
-            row_bytes = sum(t.message_bytes for t in tables) // sum(t.count for t in tables)
             with writing(self._path):
                 if self._writer is None:
                     self._writer = SegmentWriter(self._path, self._block_rows)
-                write_messages(self._writer, topic_id, keys, tables, (), row_bytes)
+                live.write(self._writer, topic_id)
         assert next(masks, None) is None, "one mask for each part"
 
     def finish(self, log_identity: str, positions: Mapping[int, Position]) -> None:
@@ -158,3 +196,7 @@ class Checkpoint:
         """Give up; deletes the file unless a manifest on disk might name it."""
         if self._writer is not None and not self._named:
             self._writer.discard()
+
+
+def _first_offset(table: MemoryTable) -> int:
+    return int(table.offsets[0])

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.message import (
     DEFAULT_PRIORITY,
@@ -25,16 +24,13 @@ from escapement.message import (
     Buffer,
     Int64s,
     MessageBatch,
+    UInt8s,
     UInt32s,
+    copy_strings,
 )
-
-UInt8s = npt.NDArray[np.uint8]
 
 # A first arena: small, because a hundred thousand topics may hold one message each.
 _FIRST_BYTES: Final = 128
-# Runs of neighbours at least this long on average are copied as slices, even where the
-# strings have one length: a slice costs as much as this many rows of a matrix.
-_MATRIX_RUN: Final = 4
 
 
 class Strings(Protocol):
@@ -134,9 +130,7 @@ class Pick(NamedTuple):
 def assemble(count: int, picks: Sequence[Pick]) -> MessageBatch:
     """The batch of ``count`` rows that the picks fill, each place exactly once.
 
-    O(bytes taken). Neighbours are copied as one slice, strings of one length as a
-    matrix, others as slices that are joined: all of these beat moving single bytes
-    about with index arrays, and nothing is copied twice.
+    O(bytes taken). Neighbours in both are copied as one.
     """
     if not count:
         return MessageBatch(Blobs.empty(0))
@@ -166,40 +160,21 @@ def _strings(count: int, picks: Sequence[Pick], sources: Sequence[Strings | None
     if not used:
         return None
     lengths = np.zeros(count, np.uint32)
-    runs = []
     for pick, source in used:
         lengths[pick.places] = source.lengths[pick.rows]
-        runs.append(_run_starts(pick.places, pick.rows))
-    width = int(lengths[0])
-    many_runs = sum(map(len, runs)) > count // _MATRIX_RUN
-    if many_runs and len(used) == len(picks) and bool((lengths == width).all()):
-        return Blobs(lengths, _matrix(count, width, used))
-    slices: list[Buffer] = [b""] * count
-    for ((places, _, rows), source), firsts in zip(used, runs, strict=True):
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts = ends - lengths
+    out = np.empty(int(ends[-1]), np.uint8)
+    for (places, _, rows), source in used:
+        firsts = _run_starts(places, rows)
         lasts = np.append(firsts[1:], len(rows)) - 1
         begins = source.starts[rows[firsts]]
-        ends = source.starts[rows[lasts]] + source.lengths[rows[lasts]]
-        view = memoryview(source.data)
-        bounds = zip(places[firsts].tolist(), begins.tolist(), ends.tolist(), strict=True)
-        for place, begin, end in bounds:
-            slices[place] = view[begin:end]
-    return Blobs(lengths, b"".join(slices))
+        widths = source.starts[rows[lasts]] + source.lengths[rows[lasts]] - begins
+        copy_strings(out, starts[places[firsts]], source.data, begins, widths)
+    return Blobs(lengths, out.data)
 
 
 def _run_starts(places: Int64s, rows: Int64s) -> Int64s:
-    """Where runs begin in which places and rows both go on by one: one slice each."""
+    """Where runs begin in which places and rows both go on by one: one string each."""
     breaks = ((rows[1:] - rows[:-1]) != 1) | ((places[1:] - places[:-1]) != 1)
     return np.concatenate((np.zeros(1, np.int64), np.flatnonzero(breaks) + 1))
-
-
-def _matrix(count: int, width: int, used: Sequence[tuple[Pick, Strings]]) -> Buffer:
-    if not width:
-        return b""
-    out = np.empty((count, width), np.uint8)
-    for (places, _, rows), source in used:
-        data = np.frombuffer(source.data, np.uint8)
-        windows = np.lib.stride_tricks.as_strided(
-            data, (len(data) - width + 1, width), (1, 1), writeable=False
-        )
-        out[places] = windows[source.starts[rows]]
-    return out.reshape(-1).data

@@ -33,10 +33,10 @@ from escapement.message import Int64s
 from escapement.storage.index.block import BlockCache
 from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Bools, Keys, merge
 from escapement.storage.index.manifest import Failpoint, Manifest, ManifestFile, no_failpoint
-from escapement.storage.index.plan import Plan
+from escapement.storage.index.plan import Fetch, Plan
 from escapement.storage.index.segment import Segment, TopicSlice
 from escapement.storage.index.tiers import SegmentSize
-from escapement.storage.index.writer import SegmentWriter, write_messages, writing
+from escapement.storage.index.writer import SegmentWriter, writing
 
 # Keys of one topic that are merged at once.
 _WINDOW_ROWS: Final = 1 << 16
@@ -317,5 +317,8 @@ def _merge_topic(
         waiting.append(keys if keep is None else (keys[0][keep], keys[1][keep]))
         # Where little is live, windows are gathered so that blocks are full.
         if at == KEY_MAX or sum(len(due_ms) for due_ms, _ in waiting) >= _WINDOW_ROWS:
-            write_messages(writer, topic_id, merge(waiting), (), parts, row_bytes)
+            due_ms, offsets = merge(waiting)
             waiting = []
+            for part in writer.steps(len(due_ms), row_bytes):
+                run = due_ms[part], offsets[part]
+                writer.append(topic_id, run, Fetch(topic_id, run, (), parts).read())

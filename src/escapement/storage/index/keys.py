@@ -63,15 +63,36 @@ def is_sorted(due_ms: Int64s, offsets: Int64s) -> bool:
 
 
 def sorted_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
-    """The rows in the order of their keys; int64[n]."""
+    """The rows in the order of their keys; int64[n].
+
+    Where offsets ascend with the rows, as in order of arrival, a row's number stands for its
+    offset, and packs with the time: sorting that is many times faster than sorting pairs.
+    """
+    count = len(due_ms)
+    if count and bool((offsets[1:] > offsets[:-1]).all()):
+        low_ms, bits = int(due_ms.min()), count.bit_length()
+        if (int(due_ms.max()) - low_ms).bit_length() + bits <= _INT64_BITS:
+            packed = (due_ms - low_ms) << bits
+            packed |= np.arange(count)
+            packed.sort()
+            packed &= (1 << bits) - 1
+            return packed
     return np.lexsort((offsets, due_ms)).astype(np.int64, copy=False)
+
+
+def unique_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
+    """The rows in the order of their keys, one row for each key; int64[at most n]."""
+    assert len(due_ms), "no keys"
+    order = sorted_order(due_ms, offsets)
+    due_ms, offsets = due_ms[order], offsets[order]
+    return order[_first_of_equals((due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1]))]
 
 
 def merge(parts: Sequence[Keys]) -> Keys:
     """All keys of the parts, sorted, each once.
 
-    The parts may be unsorted; where they are sorted runs, the merge is linear
-    (numpy's stable sort of integers is timsort, which finds the runs).
+    The parts are best sorted runs: then the merge is linear (numpy's stable sort of
+    integers is timsort, which finds the runs).
     """
     parts = [part for part in parts if len(part[0])]
     if not parts:
@@ -90,11 +111,8 @@ def merge(parts: Sequence[Keys]) -> Keys:
         packed.sort(kind="stable")
         packed = packed[_first_of_equals(packed[1:] != packed[:-1])]
         return (packed >> bits) + low_ms, (packed & ((1 << bits) - 1)) + low_offset
-    order = sorted_order(due_ms, offsets)
-    due_ms, offsets = due_ms[order], offsets[order]
-    changes = (due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1])
-    first = _first_of_equals(changes)
-    return due_ms[first], offsets[first]
+    order = unique_order(due_ms, offsets)
+    return due_ms[order], offsets[order]
 
 
 def match(table: Keys, wanted: Keys) -> Int64s:

@@ -24,8 +24,8 @@ from typing import Final
 
 import numpy as np
 
-from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch
-from escapement.storage.index.columns import Arena, Pick, UInt8s
+from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, UInt8s
+from escapement.storage.index.columns import Arena, Pick
 from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
 from escapement.storage.index.plan import Landmarks
 

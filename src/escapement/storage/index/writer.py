@@ -1,10 +1,8 @@
-"""Writing a segment: the file, its durability, and the copying of messages into it.
+"""Writing a segment: the file and its durability.
 
 Owns how a segment comes to be: the directory is gathered while blocks are written, and
 the file counts for nothing until footer and trailer are there, it is fsynced, and a
-manifest names it. Checkpoint and compaction both copy messages with
-:func:`write_messages`, from tables or from other segments. Knows nothing of which
-messages are live.
+manifest names it. Knows nothing of where messages come from and which are live.
 """
 
 from __future__ import annotations
@@ -20,10 +18,9 @@ from typing import Final
 import numpy as np
 
 from escapement.errors import StorageError
-from escapement.message import MessageBatch
+from escapement.message import Buffer, MessageBatch
 from escapement.storage.index.block import FOOTER, KeyBlock, MessageBlock, encode
 from escapement.storage.index.keys import Key, Keys, is_sorted
-from escapement.storage.index.plan import Fetch, Store
 from escapement.storage.index.segment import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -34,7 +31,12 @@ from escapement.storage.index.segment import (
     TRAILER_END,
 )
 
-_WRITE_BYTES: Final = 1 << 20  # gathered before a write to the file
+# Gathered before a write to the file; what is larger is written as it is, without a copy.
+_WRITE_BYTES: Final = 1 << 16
+
+# Blocks that are gathered at once: numpy's price for a call is shared by many rows, at
+# the price of a few megabytes.
+_STEP_BLOCKS: Final = 8
 
 
 class SegmentWriter:
@@ -43,13 +45,25 @@ class SegmentWriter:
     def __init__(self, path: Path, block_rows: int = BLOCK_ROWS) -> None:
         self.path = path
         self.rows = 0
-        self.block_rows = block_rows
+        self._block_rows = block_rows
         self._topics: list[tuple[int, int]] = []
         self._runs: list[tuple[int, ...]] = []
         self._last_key: Key | None = None
         self._at = len(HEADER)
         self._file = path.open("xb", buffering=_WRITE_BYTES)
         self._file.write(HEADER)
+
+    def steps(self, count: int, row_bytes: int) -> Iterator[slice]:
+        """How to cut ``count`` messages of this weight on average, to append part by part.
+
+        Each part makes a few blocks, and no more memory is needed for large messages than
+        for small ones.
+        """
+        # Half a block less, so that chance does not leave a block of a few messages.
+        rows = (_STEP_BLOCKS * BLOCK_BYTES - BLOCK_BYTES // 2) // max(row_bytes, 1)
+        step = min(max(rows, 1), _STEP_BLOCKS * self._block_rows)
+        for low in range(0, count, step):
+            yield slice(low, min(low + step, count))
 
     def append(self, topic_id: int, keys: Keys, batch: MessageBatch) -> None:
         """Write messages of a topic, all greater than those before; blocking."""
@@ -62,19 +76,24 @@ class SegmentWriter:
         assert self._last_key is None or self._last_key < first, "keys must ascend"
         assert is_sorted(*keys)
         self._last_key = Key(int(keys[0][-1]), int(keys[1][-1]))
-        for low, high in _cuts(batch, self.block_rows):
+        for low, high in _cuts(batch, self._block_rows):
             rows = slice(low, high)
-            part = batch if high - low == len(batch) else batch.take(np.arange(low, high))
-            self._write_run((keys[0][rows], keys[1][rows]), part)
+            self._write_run((keys[0][rows], keys[1][rows]), batch.part(low, high))
         self.rows += len(batch)
 
     def _write_run(self, keys: Keys, batch: MessageBatch) -> None:
         due_ms, offsets = keys
-        messages = MessageBlock.encode(batch)
         bounds = due_ms[0], offsets[0], due_ms[-1], offsets[-1], offsets.min(), offsets.max()
-        self._runs.append((*map(int, bounds), len(batch), self._at, len(messages)))
-        self._at += self._file.write(KeyBlock.encode(keys))
-        self._at += self._file.write(messages)
+        at = self._at
+        self._write(KeyBlock.encode(keys))
+        message_bytes = self._write(MessageBlock.encode(batch))
+        self._runs.append((*map(int, bounds), len(batch), at, message_bytes))
+
+    def _write(self, pieces: Sequence[Buffer]) -> int:
+        self._file.writelines(pieces)
+        size = sum(map(len, pieces))
+        self._at += size
+        return size
 
     def finish(self) -> None:
         """Write directory and trailer; the file is complete, not yet on disk."""
@@ -82,10 +101,9 @@ class SegmentWriter:
         runs = np.array(self._runs, "<i8").reshape(-1, len(RUN_COLUMNS))
         counts = COUNTS.pack(len(topics), len(runs))
         body = counts + topics.T.tobytes() + runs.T.tobytes()
-        footer = encode(FOOTER, len(runs), body)
-        trailer = TRAILER.pack(self._at, len(footer))
-        self._file.write(footer + trailer)
-        self._file.write(struct.pack("<I", zlib.crc32(trailer)) + TRAILER_END)
+        at = self._at
+        trailer = TRAILER.pack(at, self._write(encode(FOOTER, len(runs), [body])))
+        self._write([trailer, struct.pack("<I", zlib.crc32(trailer)), TRAILER_END])
         self._file.flush()
 
     def sync(self) -> None:
@@ -136,24 +154,3 @@ def _cuts(batch: MessageBatch, block_rows: int) -> list[tuple[int, int]]:
         cuts.append((low, high))
         low, done = high, int(ends[high - 1])
     return cuts
-
-
-def write_messages(
-    writer: SegmentWriter,
-    topic_id: int,
-    keys: Keys,
-    memory: Sequence[Store],
-    disk: Sequence[Store],
-    row_bytes: int,
-) -> None:
-    """Copy the messages of sorted keys into a segment, run by run; blocking.
-
-    ``row_bytes`` is what a message weighs on average, so that a run of large ones takes
-    no more memory than a run of small ones.
-    """
-    # An eighth less than a block, so that chance does not leave a block of one message.
-    step = min(max((BLOCK_BYTES - BLOCK_BYTES // 8) // max(row_bytes, 1), 1), writer.block_rows)
-    due_ms, offsets = keys
-    for low in range(0, len(due_ms), step):
-        run = (due_ms[low : low + step], offsets[low : low + step])
-        writer.append(topic_id, run, Fetch(topic_id, run, memory, disk).read())
