@@ -178,6 +178,12 @@ class LogDamaged(StorageError):
     code = "log_damaged"
 
 
+class LetterDamaged(StorageError):
+    """Is raised when a letter of the inbox does not decode; it is held, the rest goes on."""
+
+    code = "letter_damaged"
+
+
 class IndexDamaged(StorageError):
     """Is raised when a segment or the manifest fails its checksum; the index is rebuilt."""
 

@@ -27,6 +27,9 @@ from escapement.bench.host import Host
 from escapement.cli.demo import Demo
 from escapement.cli.main import escapement as commands
 from escapement.cli.main import run
+from escapement.storage import inbox
+from escapement.storage.engine.open import open_engine
+from letters import letter
 
 TIMEOUT_S = 60
 Say = Callable[..., str]
@@ -103,6 +106,36 @@ def test_a_namespace_is_shown_with_durations_in_words(say: Say) -> None:
     assert json.loads(say("admin", "namespaces", "delete", "words/eu", "-o", "json")) == {
         "deleted": "words/eu"
     }
+
+
+def test_the_inbox_is_listed_and_discarded(say: Say, broker: BrokerProcess) -> None:
+    assert say("admin", "inbox", "list") == "no letters\n"
+    say("admin", "topics", "create", "letters/eu/orders")
+    say("admin", "namespaces", "disable-delayed-message", "letters/eu")
+    engine = open_engine(None, broker.data)
+    connection = engine.connect()
+    connection.begin()
+    waits = letter("letters/eu/orders", "one", b"a", b"b", delay_ms=[1, 2])
+    inbox.insert(engine, connection, [waits, letter("letters/eu/quick", "one")], 1)
+    connection.commit()
+    connection.close()
+    engine.close()
+
+    def moved() -> bool:
+        rows = json.loads(say("admin", "inbox", "list", "-o", "json"))
+        return [row["target"] for row in rows] == ["letters/eu/orders"] and bool(rows[0]["reason"])
+
+    deadline = time.monotonic() + TIMEOUT_S
+    while not moved():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (row,) = json.loads(say("admin", "inbox", "list", "-o", "json"))
+    assert (row["letters"], row["messages"], row["held"]) == (1, 2, 0)
+    assert "disabled in letters/eu" in row["reason"]
+    assert "letters/eu/orders" in say("admin", "inbox", "list")
+    discarded = say("admin", "inbox", "discard", "letters/eu/orders", "-o", "json")
+    assert json.loads(discarded) == {"discarded": 1}
+    assert say("admin", "inbox", "list") == "no letters\n"
 
 
 def test_topics_are_created_listed_measured_and_deleted(say: Say) -> None:

@@ -25,6 +25,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.testing import World, arrived
+from letters import letter
 
 SEEDS = [int(os.environ["ESCAPEMENT_SEED"])] if "ESCAPEMENT_SEED" in os.environ else range(30)
 STEPS = 60
@@ -88,6 +89,26 @@ class Life:
         for value, delay, receipt in zip(values, delays, receipts, strict=True):
             assert receipt.id.offset not in self.published
             self.published[receipt.id.offset] = (value, accepted_ms + delay * 1000)
+
+    async def post(self) -> None:
+        """The same through the inbox; perhaps the broker dies while letters are moved."""
+        now_ms = self.world.clock.now_ms()
+        letters = []
+        for number in range(self.rng.choice([1, 1, 4])):
+            start = len(self.published)
+            delays_ms = [self.rng.choice([-1, 0, 7000, 300_000]) for _ in range(number % 2 + 1)]
+            values = [b"%d" % (start + i) for i in range(len(delays_ms))]
+            letters.append(
+                letter(TOPIC, f"{start}", *values, at_ms=[now_ms + ms for ms in delays_ms])
+            )
+            for value, delay_ms in zip(values, delays_ms, strict=True):
+                self.published[len(self.published)] = (value, now_ms + max(delay_ms, 0))
+        await self.world.server.postman.post(letters)
+        if self.rng.random() < 0.3:
+            for _ in range(self.rng.randrange(12)):
+                await trio.lowlevel.checkpoint()
+            await self.crash()
+        await self.world.clock.settle()
 
     async def advance(self) -> None:
         await self.world.clock.advance(seconds=self.rng.choice([0.5, 1, 7, 61, 400, 5000]))
@@ -220,6 +241,7 @@ class Life:
 
 WEIGHTED = {
     "publish": 10,
+    "post": 3,
     "advance": 8,
     "consume": 12,
     "subscribe": 4,

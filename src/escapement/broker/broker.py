@@ -27,6 +27,7 @@ from escapement.broker.crash import one_error
 from escapement.broker.handle import ProducerHandle
 from escapement.broker.leasekeeper import LeaseKeeper
 from escapement.broker.peek import Peeked, peek
+from escapement.broker.postman import Postman
 from escapement.broker.publishing import Publishing
 from escapement.broker.recovery import survey
 from escapement.broker.registry import Registry
@@ -104,6 +105,10 @@ class Broker:
     @property
     def consuming(self) -> Consuming:
         return self.works.consuming
+
+    @property
+    def postman(self) -> Postman:
+        return self.works.postman
 
     # -- the broker's life -----------------------------------------------------
 
@@ -189,6 +194,7 @@ class Broker:
         for topic in self.registry.active.values():
             for subscription in topic.subscriptions():
                 subscription.stop(now_ms)
+        self.postman.stop()
         await self.works.pipeline.drain()
         for farewell in self._farewells:
             farewell()
@@ -258,4 +264,6 @@ class Broker:
             "index_segments": works.index.segment_count,
             "waiting_bytes": works.pipeline.waiting_bytes,
             "waiting_acks": works.pipeline.waiting_acks,
+            "letters_moved": works.postman.moved,
+            "letters_blocked": [f"{to}: {why}" for to, why in works.postman.blocked.items()],
         }

@@ -47,6 +47,11 @@ class BrokerLimits:
     deliver_bytes: int = 1 * MIB  # in one frame, unless a single message is larger
     permits: int = 1_000_000  # credit one consumer can hold
 
+    # -- the inbox
+    inbox_poll_s: float = 1.0  # how soon letters are seen that others write
+    inbox_step_bytes: int = 1 * MIB  # letters of one target moved at once, unless one is larger
+    inbox_round_bytes: int = 4 * MIB  # letters of all targets in memory
+
     # -- time
     max_sleep_s: float = 0.5  # how soon a jump of the wall clock is noticed
     stop_timeout_s: float = 8.0  # for commits and the last checkpoint when stopping

@@ -116,7 +116,7 @@ class Publishing:
         topic, producer = handle.topic, handle.producer
         if topic.deleting or topic.id not in self._registry.active:
             raise NotFound(f"the topic {topic.name.full} was deleted")
-        self._check_times(topic, publication.times)
+        self.check_times(topic, publication.times)
         count = len(publication.batch)
         known = producer.admit(handle, publication.sequence, count, publication.after)
         if known == count:
@@ -143,7 +143,12 @@ class Publishing:
         )
         producer.queued(publication.last_sequence)
 
-    def _check_times(self, topic: Topic, times: Times) -> None:
+    def check_times(self, topic: Topic, times: Times) -> None:
+        """Whether a topic takes messages with these times.
+
+        Raises:
+          DelaysDisabled, DelayTooLong, InvalidRequest: see :meth:`publish`.
+        """
         for column in (times.delay_ms, times.at_ms):
             if column is not None and int(column.min()) < -1:
                 raise InvalidRequest("a delay or delivery time is negative")

@@ -22,8 +22,9 @@ from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import AlreadyExists, NotFound
 from escapement.names import TopicName
-from escapement.storage import catalog
+from escapement.storage import catalog, inbox
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
+from escapement.storage.engine.base import Connection
 from escapement.storage.policy import SubscriptionPolicy
 from escapement.storage.producers import ProducerRecord
 
@@ -179,13 +180,18 @@ class Registry:
             return new
 
     async def delete_topic(self, name: TopicName) -> int:
-        """Take a topic out of the catalog; returns its id. Raises ``NotFound``."""
+        """Take a topic and its mailbox out of the catalog; returns its id.
+
+        Raises ``NotFound``.
+        """
         async with self._changes.alone(name.full):
             record = self.topic_record(name)
-            await self._changes.durably(
-                lambda connection: catalog.delete_topic(connection, record.id),
-                topic_id=record.id,
-            )
+
+            def delete(connection: Connection) -> None:
+                catalog.delete_topic(connection, record.id)
+                inbox.close(connection, name.full)
+
+            await self._changes.durably(delete, topic_id=record.id)
             del self.topics[name.full]
             del self._names[record.id]
             self._subscriptions.pop(record.id, None)

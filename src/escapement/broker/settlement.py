@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from escapement.broker.checkpointer import Checkpointer, Progress
+from escapement.broker.postman import Carriage
 from escapement.broker.publication import Publication
 from escapement.broker.publishing import Publishing
 from escapement.broker.registry import Registry
@@ -65,6 +66,9 @@ class Settlement:
                 acks.context()
         for attempts in group.attempts:
             self._progress.touched.add(attempts.topic_id)
+        for mail in group.mail:
+            if mail.context is not None:
+                mail.context()
         if group.topics:
             self._publishing.settled()
             if self._index.needs_checkpoint:
@@ -72,7 +76,7 @@ class Settlement:
 
     def _append(self, part: TopicGroup, now_ms: int) -> None:
         topic = self._registry.active.get(part.topic_id)  # None: deleted while it committed
-        publications: list[Publication] = [append.context for append in part.appends]
+        publications: list[Publication | Carriage] = [append.context for append in part.appends]
         if topic is not None:
             batch = MessageBatch.concat([publication.batch for publication in publications])
             topic.accept(part.base_offset, part.due_ms, batch, now_ms)
@@ -80,9 +84,9 @@ class Settlement:
         for publication, base_offset in zip(publications, part.base_offsets, strict=True):
             publication.committed(base_offset)
             producer = publication.producer
-            assert producer is not None
-            self._progress.producers[producer.id] = ProducerRow(
-                producer.id, producer.last_sequence, producer.last_offset, now_ms
-            )
+            if producer is not None:
+                self._progress.producers[producer.id] = ProducerRow(
+                    producer.id, producer.last_sequence, producer.last_offset, now_ms
+                )
         if topic is not None:
             self._on_appended(topic)

@@ -9,6 +9,7 @@ topic that wants to be woken) is joined here, by callables. Nothing runs before 
     Checkpointer    index to disk, state to MySQL, journal trimmed
     Compactor       few segments, free of what is done
     Filler          the past, for subscriptions that want it
+    Postman         letters from the inbox into the logs of their targets
     Housekeeper     new log generations, what deletes left behind, idle producers
 """
 
@@ -27,6 +28,7 @@ from escapement.broker.filler import Filler
 from escapement.broker.housekeeper import Housekeeper
 from escapement.broker.leasekeeper import LeaseKeeper
 from escapement.broker.logreader import LogReader
+from escapement.broker.postman import Postman
 from escapement.broker.publishing import Publishing
 from escapement.broker.pump import Pump
 from escapement.broker.recovery import Ground
@@ -73,6 +75,9 @@ class Works:
         self._move(ground, engine, config)
         self.publishing = Publishing(
             self.registry, self.pipeline, self.checkpointer, clock, config.limits
+        )
+        self.postman = Postman(
+            engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
         )
         self.consuming = Consuming(
             self.registry,
@@ -189,6 +194,7 @@ class Works:
                 self.checkpointer,
                 self._compactor,
                 self._filler,
+                self.postman,
                 self._housekeeper,
             ):
                 nursery.start_soon(part.run)
@@ -200,11 +206,14 @@ class Works:
         """Give up what is open, after the end."""
         self._reader.close()
         self.checkpointer.close()
+        self.postman.close()
 
     # -- after a commit --------------------------------------------------------
 
     def _committed(self, group: Group) -> None:
         self._settlement.take(group)
+        if group.letters:
+            self.postman.wake()
         waiting, most = self.pipeline.waiting_acks, self._limits.unwritten_acks
         if waiting < most <= waiting + group.ack_count:
             self.wake_all()  # so many were waiting that nothing was dispatched

@@ -31,6 +31,15 @@ _SUBSCRIPTION_COLUMNS: Final = (
     "redelivered",
 )
 _PRODUCER_COLUMNS: Final = ("name", "connected", "last_sequence")
+_INBOX_COLUMNS: Final = (
+    "target",
+    "letters",
+    "messages",
+    "size_bytes",
+    "oldest_at_ms",
+    "held",
+    "reason",
+)
 _META: Final = "escapement.admin"
 
 
@@ -383,6 +392,31 @@ def delete_subscription(desk: Desk, topic: str, subscription: str, force: bool) 
     desk.ask(
         "subscriptions.delete", print_record, topic=topic, subscription=subscription, force=force
     )
+
+
+# -- the inbox ---------------------------------------------------------------------
+
+
+@admin.group()
+def inbox() -> None:
+    """Letters: what waits to be moved into topics without a connection."""
+
+
+@_verb(inbox, "list")
+def list_inbox(desk: Desk) -> None:
+    """Show what waits in the inbox, by topic, and why.
+
+    Letters that are held can never be moved; all others go on by themselves once there is
+    no reason to wait.
+    """
+    desk.ask("inbox.list", lambda rows: print_rows(rows, _INBOX_COLUMNS, "no letters"))
+
+
+@_verb(inbox, "discard", "shop/eu/orders")
+@click.argument("target", metavar="TOPIC")
+def discard_letters(desk: Desk, target: str) -> None:
+    """Delete all letters that wait for a topic."""
+    desk.ask("inbox.discard", print_record, target=target)
 
 
 # -- the broker --------------------------------------------------------------------

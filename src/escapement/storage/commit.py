@@ -30,7 +30,7 @@ from escapement.clock import Clock
 from escapement.errors import Busy, EscapementError, StorageReadOnly
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.group import Acks, Append, Attempts, Group, Statement
+from escapement.storage.group import Acks, Append, Attempts, Group, Letters, Statement
 from escapement.storage.journal import START, JournalPosition
 from escapement.storage.lane import Lane, State
 from escapement.storage.lease import Lease, Recorded
@@ -107,8 +107,8 @@ class CommitPipeline:
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of appends that are neither durable nor failed."""
-        return sum(lane.append_bytes for lane in self._lanes)
+        """Size of appends and letters that are neither durable nor failed."""
+        return sum(lane.body_bytes for lane in self._lanes)
 
     @property
     def waiting_acks(self) -> int:
@@ -138,7 +138,7 @@ class CommitPipeline:
 
     # -- handing in ------------------------------------------------------------
 
-    def submit(self, item: Append | Acks | Attempts) -> None:
+    def submit(self, item: Append | Acks | Attempts | Letters) -> None:
         """Queue ``item`` for its topic's next group. O(1).
 
         Raises:

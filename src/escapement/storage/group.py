@@ -11,7 +11,7 @@ in a group becomes one row of the log, split only where it would grow past
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from escapement.message import NO_TIMES, Buffer, Int64s, Times
 from escapement.storage.engine.base import Connection
 from escapement.storage.journal import JournalPosition
 from escapement.storage.journalentry import Acked, AttemptColumns, JournalEntry, ProducerMark
+from escapement.storage.letter import Letter
 from escapement.storage.log import Generation, NewRow, RowKey
 from escapement.storage.logrow import encode_row
 
@@ -36,7 +37,11 @@ def _ignore(error: EscapementError) -> None:
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """A batch for the log. ``fail`` is called, once, if it will not be made durable."""
+    """A batch for the log. ``fail`` is called, once, if it will not be made durable.
+
+    ``letter_ids`` are the letters of the inbox that it was read from; they are taken out
+    in the same transaction.
+    """
 
     topic_id: int
     body: Buffer
@@ -46,6 +51,7 @@ class Append:
     last_sequence: int = -1
     context: Any = None
     fail: Callable[[EscapementError], None] = _ignore
+    letter_ids: Sequence[int] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -54,16 +60,25 @@ class Append:
 
 @dataclass(slots=True, eq=False)
 class Acks:
-    """Offsets that a subscription acknowledged; stays queued until it is durable."""
+    """Offsets that a subscription acknowledged; stays queued until it is durable.
+
+    ``letters`` are what the acknowledgement causes (a dead letter, a follow-up): they
+    become durable with it.
+    """
 
     topic_id: int
     subscription_id: int
     offsets: Int64s
     context: Any = None
+    letters: Sequence[Letter] = ()
 
     @property
     def size_bytes(self) -> int:
-        return 8 * len(self.offsets)
+        return 8 * len(self.offsets) + self.letter_bytes
+
+    @property
+    def letter_bytes(self) -> int:
+        return sum(letter.size_bytes for letter in self.letters)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +98,27 @@ class Attempts:
 
 
 @dataclass(slots=True, eq=False)
+class Letters:
+    """Letters for the inbox by themselves; stays queued until it is durable.
+
+    It is written in the lane of ``topic_id``, the topic that caused them. ``context`` is
+    called when they are durable.
+    """
+
+    topic_id: int
+    letters: Sequence[Letter]
+    context: Callable[[], None] | None = None
+
+    @property
+    def letter_bytes(self) -> int:
+        return sum(letter.size_bytes for letter in self.letters)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.letter_bytes
+
+
+@dataclass(slots=True, eq=False)
 class Statement:
     """A function to be run in the group's transaction; it may have to run again."""
 
@@ -95,7 +131,7 @@ class Statement:
     size_bytes: int = 0
 
 
-Item = Append | Acks | Attempts | Statement
+Item = Append | Acks | Attempts | Letters | Statement
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +164,8 @@ class Group:
     topics: list[TopicGroup] = field(default_factory=list)
     acks: list[Acks] = field(default_factory=list)
     attempts: list[Attempts] = field(default_factory=list)
+    mail: list[Letters] = field(default_factory=list)
+    letters: list[Letter] = field(default_factory=list)  # of acks and mail, as they came
     statements: list[Statement] = field(default_factory=list)
     log_bytes: int = 0  # what its rows take in the log, once encoded
 
@@ -140,8 +178,15 @@ class Group:
         return self.position.group_id
 
     @property
-    def append_bytes(self) -> int:
-        return sum(append.size_bytes for topic in self.topics for append in topic.appends)
+    def body_bytes(self) -> int:
+        """Size of its appends and letters."""
+        appends = sum(append.size_bytes for topic in self.topics for append in topic.appends)
+        return appends + sum(letter.size_bytes for letter in self.letters)
+
+    @property
+    def letter_ids(self) -> list[int]:
+        """What leaves the inbox, because it goes into the log."""
+        return [id for t in self.topics for append in t.appends for id in append.letter_ids]
 
     @property
     def ack_count(self) -> int:
@@ -168,8 +213,12 @@ def form_group(
             by_topic.setdefault(item.topic_id, []).append(item)
         elif isinstance(item, Acks):
             group.acks.append(item)
+            group.letters += item.letters
         elif isinstance(item, Attempts):
             group.attempts.append(item)
+        elif isinstance(item, Letters):
+            group.mail.append(item)
+            group.letters += item.letters
         else:
             group.statements.append(item)
     for topic_id, appends in by_topic.items():

@@ -9,7 +9,7 @@ What becomes of a group when the database fails:
 - Lost before COMMIT was sent: nothing of it is there. One reconnect is tried at once,
   for a connection that was cut while idle is no outage; if that works the same group
   is written again. If not, the lane is *down*: its appends and statements fail with a
-  retryable error, ``next_offset`` goes back, acks and attempts wait. New appends are
+  retryable error, ``next_offset`` goes back, acks, attempts and letters wait. New appends are
   refused until a probe succeeds.
 - Lost while COMMIT waited for its reply: the group is neither confirmed nor failed and
   no offset is given out again until the lane has read back whether it is there. If it
@@ -42,7 +42,7 @@ from escapement.errors import (
 )
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import TransactionAborted
-from escapement.storage.group import Acks, Append, Group, Item, Statement, form_group
+from escapement.storage.group import Acks, Append, Group, Item, Letters, Statement, form_group
 from escapement.storage.log import Log
 from escapement.storage.writer import Writer
 
@@ -86,7 +86,7 @@ class Lane:
     ) -> None:
         self.number = number
         self.state = State.DOWN
-        self.append_bytes = 0  # of appends waiting or being written
+        self.body_bytes = 0  # of appends and letters waiting or being written
         self.ack_count = 0  # of offsets waiting or being written
         self._last_seq = last_seq
         self._writer = writer
@@ -113,7 +113,8 @@ class Lane:
 
         Raises:
           StorageUnavailable, StorageReadOnly: appends and statements unless up, acks
-            while read-only. Attempts are always taken: they record what has happened.
+            while read-only. Attempts and letters are always taken: they record what has
+            happened.
         """
         if self.state is not State.UP:
             refused = isinstance(item, Append | Statement)
@@ -121,9 +122,12 @@ class Lane:
                 raise self._refusal()
         self._queue.append(item)
         if isinstance(item, Append):
-            self.append_bytes += item.size_bytes
+            self.body_bytes += item.size_bytes
         elif isinstance(item, Acks):
             self.ack_count += len(item.offsets)
+            self.body_bytes += item.letter_bytes
+        elif isinstance(item, Letters):
+            self.body_bytes += item.letter_bytes
         self._wake.set()
 
     def doubt(self, error: StorageReadOnly) -> None:
@@ -237,7 +241,7 @@ class Lane:
         self._group = None
         self._unknown = False
         self._last_seq = group.seq
-        self.append_bytes -= group.append_bytes
+        self.body_bytes -= group.body_bytes
         self.ack_count -= group.ack_count
         self._log.wrote(group.log_bytes)
         self._set_state(State.UP)
@@ -252,7 +256,7 @@ class Lane:
         for topic in group.topics:
             if topic.topic_id in self._next_offsets:
                 self._next_offsets[topic.topic_id] = topic.base_offset
-        self._queue.extendleft(reversed([*group.acks, *group.attempts]))
+        self._queue.extendleft(reversed([*group.acks, *group.attempts, *group.mail]))
         self._go_down(error)
         self._fail_waiting([a for t in group.topics for a in t.appends], group.statements, error)
 
@@ -304,7 +308,7 @@ class Lane:
     def _fail_waiting(
         self, appends: list[Append], statements: list[Statement], error: EscapementError
     ) -> None:
-        self.append_bytes -= sum(append.size_bytes for append in appends)
+        self.body_bytes -= sum(append.size_bytes for append in appends)
         for append in appends:
             append.fail(error)
         for statement in statements:

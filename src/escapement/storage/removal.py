@@ -1,4 +1,4 @@
-"""Freeing what a deleted topic or subscription left behind, in bounded steps.
+"""Freeing what a deleted topic, subscription or mailbox left behind, in bounded steps.
 
 Owns the table ``removals``. The delete itself only takes the entry out of the catalog
 and marks its id here, in one transaction; ids are never reused, so nothing can find
@@ -17,7 +17,7 @@ from escapement.storage.log import Generation
 # Rows deleted in one step: log rows are up to some megabytes each.
 _STEP_ROWS: Final = 64
 
-What = Literal["topic", "subscription"]
+What = Literal["topic", "subscription", "mailbox"]
 
 
 def mark(connection: Connection, kind: What, id: int) -> None:
@@ -34,6 +34,8 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
     if kind == "topic":
         more = any(_free_log(connection, generation, id) for generation in generations)
         more = more or _free(connection, "producers", "topic_id", "id", id)
+    elif kind == "mailbox":
+        more = _free(connection, "inbox", "mailbox_id", "id", id)
     else:
         more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
         more = more or _free(connection, "retries", "subscription_id", "subscription_id", id)

@@ -1,9 +1,10 @@
 """The blocking half of a lane: one database connection and what is written through it.
 
 Everything here runs in a thread, one call at a time; it decides nothing and knows no
-event loop. A group is one transaction: lease check, statements, log rows, journal row,
-COMMIT, in this order. Whatever is raised, nothing of the group was committed, except
-for ``OutcomeUnknown``: then :meth:`Writer.is_durable` finds out.
+event loop. A group is one transaction: lease check, statements, letters out of the inbox
+and into it, log rows, journal row, COMMIT, in this order. Whatever is raised, nothing of
+the group was committed, except for ``OutcomeUnknown``: then :meth:`Writer.is_durable`
+finds out.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 
 from escapement.errors import LeaseLost, StorageError, StorageUnavailable
-from escapement.storage import journal
+from escapement.storage import inbox, journal
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.group import Group, Statement, encode_group
 from escapement.storage.journalentry import encode_entry
@@ -73,6 +74,10 @@ class Writer:
             check(self._engine, connection, self._lease)
             for statement in group.statements:
                 _run(connection, statement)
+            if ids := group.letter_ids:
+                inbox.remove(connection, ids)
+            if letters := group.letters:
+                inbox.insert(self._engine, connection, letters, group.accepted_at_ms)
             rows, entry = encode_group(group)
             self._log.insert(connection, rows, self._lease.epoch)
             journal.insert(

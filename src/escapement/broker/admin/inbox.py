@@ -1,0 +1,33 @@
+"""What can be asked about the inbox: the letters that wait, and why."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.verb import Verb
+from escapement.broker.broker import Broker
+
+# Targets of one listing: it must fit a frame.
+MAX_ROWS: Final = 10_000
+
+
+async def _list_inbox(broker: Broker, given: Arguments) -> Plain:
+    given.end()
+    blocked = broker.postman.blocked
+    return [
+        one._asdict() | {"reason": one.reason or blocked.get(one.target)}
+        for one in await broker.postman.waiting(MAX_ROWS)
+    ]
+
+
+async def _discard_letters(broker: Broker, given: Arguments) -> Plain:
+    target = given.text("target")
+    given.end()
+    return {"discarded": await broker.postman.discard(target)}
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "inbox.list": _list_inbox,
+    "inbox.discard": _discard_letters,
+}

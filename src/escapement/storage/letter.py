@@ -1,0 +1,111 @@
+"""A letter: a batch for a topic that does not come over a connection, and its bytes.
+
+A letter names its target by the topic's full name, so it can be written before the topic
+exists, and by someone who does not own it. Its ``source_id`` says what caused it
+("schedule/7/1798113600000"): of two letters for one target with the same source id the
+second is the first, written again. Layout, little-endian::
+
+    version u8 | flags u8 | 0 u16 | messages u32 | crc32 u32
+    delays   flags & 1: i64 for each message, as in message.Times, -1 for none
+    times    flags & 2: the same
+    body     message.MessageBatch.encode
+
+The checksum covers everything but itself. No I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from escapement.errors import LetterDamaged, RemoteProtocolError
+from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times
+
+# What the database's columns take.
+MAX_TARGET_BYTES: Final = 640
+MAX_SOURCE_ID_CHARS: Final = 255
+# A letter must fit a packet of the database, and its body a row of the log.
+MAX_LETTER_BYTES: Final = 8 << 20
+MAX_LETTER_MESSAGES: Final = 65_536
+
+_VERSION: Final = 1
+_HAS_DELAYS: Final = 1
+_HAS_TIMES: Final = 2
+_HEAD: Final = struct.Struct("<BBxxI")
+_CRC: Final = struct.Struct("<I")
+_START: Final = _HEAD.size + _CRC.size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Letter:
+    """A batch on its way to the topic named ``target``; ``body`` as the log stores it."""
+
+    target: str
+    source_id: str
+    body: Buffer
+    count: int
+    times: Times = NO_TIMES
+
+    def __post_init__(self) -> None:
+        assert 0 < len(self.target.encode()) <= MAX_TARGET_BYTES, "no target, or too long"
+        assert 0 < len(self.source_id) <= MAX_SOURCE_ID_CHARS, "no source id, or too long"
+        assert 0 < self.count <= MAX_LETTER_MESSAGES, "no messages, or too many"
+        assert self.size_bytes <= MAX_LETTER_BYTES, "a letter that fits no packet"
+
+    @property
+    def size_bytes(self) -> int:
+        columns = (self.times.delay_ms, self.times.at_ms)
+        return _START + 8 * self.count * sum(c is not None for c in columns) + len(self.body)
+
+
+def encode_letter(letter: Letter) -> bytes:
+    """The bytes of a letter's content; target and source id are columns beside it."""
+    flags, parts = 0, []
+    for flag, column in ((_HAS_DELAYS, letter.times.delay_ms), (_HAS_TIMES, letter.times.at_ms)):
+        if column is not None:
+            assert len(column) == letter.count, "times of another height than the batch"
+            flags |= flag
+            parts.append(column.astype("<i8", copy=False).tobytes())
+    head = _HEAD.pack(_VERSION, flags, letter.count)
+    crc = zlib.crc32(head)
+    for part in (*parts, letter.body):
+        crc = zlib.crc32(part, crc)
+    return b"".join([head, _CRC.pack(crc), *parts, letter.body])
+
+
+def decode_letter(data: Buffer) -> tuple[MessageBatch, Times]:
+    """The messages of a letter and their times, as views into ``data``.
+
+    Raises:
+      LetterDamaged: if the bytes are not what ``encode_letter`` made.
+    """
+    view = memoryview(data)
+    if not _START <= len(view) <= MAX_LETTER_BYTES:
+        raise LetterDamaged(f"a letter cannot have {len(view)} bytes")
+    version, flags, count = _HEAD.unpack_from(view)
+    (crc,) = _CRC.unpack_from(view, _HEAD.size)
+    if zlib.crc32(view[_START:], zlib.crc32(view[: _HEAD.size])) != crc:
+        raise LetterDamaged("a letter fails its checksum")
+    if version != _VERSION or flags & ~(_HAS_DELAYS | _HAS_TIMES):
+        raise LetterDamaged(f"a letter has the unknown version {version} or flags {flags:#x}")
+    at = _START
+    columns: list[Int64s | None] = []
+    for flag in (_HAS_DELAYS, _HAS_TIMES):
+        if not flags & flag:
+            columns.append(None)
+            continue
+        if len(view) - at < 8 * count:
+            raise LetterDamaged("a letter ends inside its times")
+        columns.append(np.frombuffer(view, "<i8", count, at).astype(np.int64, copy=False))
+        at += 8 * count
+    try:
+        batch = MessageBatch.decode(view[at:])
+    except RemoteProtocolError as error:
+        raise LetterDamaged(f"a letter's body does not decode: {error}") from error
+    if len(batch) != count or not 0 < count <= MAX_LETTER_MESSAGES:
+        raise LetterDamaged(f"a letter of {count} messages has {len(batch)} in its body")
+    return batch, Times(*columns) if flags else NO_TIMES

@@ -1,0 +1,58 @@
+"""A letter as bytes: what was written comes back, and anything else is noticed."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from escapement.errors import LetterDamaged
+from escapement.storage.letter import MAX_LETTER_BYTES, Letter, decode_letter, encode_letter
+from letters import letter
+
+TIMES = some.integers(-1, 1 << 45)
+
+
+@given(some.data(), some.lists(some.binary(max_size=20), min_size=1, max_size=9))
+def test_a_letter_comes_back_as_it_was(data: some.DataObject, payloads: list[bytes]) -> None:
+    column = some.none() | some.lists(TIMES, min_size=len(payloads), max_size=len(payloads))
+    delay_ms, at_ms = data.draw(column), data.draw(column)
+    written = letter("t/n/x", "s", *payloads, delay_ms=delay_ms, at_ms=at_ms)
+    encoded = encode_letter(written)
+    assert len(encoded) == written.size_bytes
+    batch, times = decode_letter(encoded)
+    assert batch.payloads.to_list() == payloads
+    for got, given_ms in ((times.delay_ms, delay_ms), (times.at_ms, at_ms)):
+        assert (None if got is None else got.tolist()) == given_ms
+    assert times.given == any(ms >= 0 for ms in [*(delay_ms or []), *(at_ms or [])])
+
+
+@given(some.data())
+def test_every_altered_byte_is_noticed(data: some.DataObject) -> None:
+    encoded = bytearray(encode_letter(letter("t/n/x", "s", b"one", b"two", delay_ms=[5, -1])))
+    at = data.draw(some.integers(0, len(encoded) - 1))
+    encoded[at] ^= data.draw(some.integers(1, 255))
+    with pytest.raises(LetterDamaged):
+        decode_letter(encoded)
+
+
+@given(some.binary(max_size=200))
+def test_nothing_but_its_own_error_comes_out_of_any_bytes(encoded: bytes) -> None:
+    with contextlib.suppress(LetterDamaged):
+        decode_letter(encoded)
+
+
+def test_a_count_that_its_body_does_not_have_is_noticed() -> None:
+    honest = letter("t/n/x", "s", b"one", b"two")
+    for count in (1, 3):
+        lying = Letter("t/n/x", "s", honest.body, count)
+        with pytest.raises(LetterDamaged, match="in its body"):
+            decode_letter(encode_letter(lying))
+
+
+def test_a_letter_larger_than_a_packet_is_noticed_before_anything_is_done_with_it() -> None:
+    with pytest.raises(LetterDamaged, match="bytes"):
+        decode_letter(np.zeros(MAX_LETTER_BYTES + 1, np.uint8).data)
