@@ -23,6 +23,7 @@ from escapement.broker.limits import BrokerLimits
 from escapement.client.settings import Settings
 from escapement.errors import EscapementError, StorageReadOnly, StorageUnavailable
 from escapement.testing import World, arrived
+from held import Held
 from outages import Outage
 
 LEASE_S: Final = 10
@@ -34,9 +35,9 @@ class Nowhere(Outlet):
 
 
 @asynccontextmanager
-async def with_a_lease(outage: Outage) -> AsyncIterator[World]:
+async def with_a_lease(outage: Outage, **options: Any) -> AsyncIterator[World]:
     """A world whose broker must renew its lease, as a real one."""
-    async with testing.start(config=PATIENT, engine=outage.engine) as world:
+    async with testing.start(config=PATIENT, engine=outage.engine, **options) as world:
         limits = replace(world.config.limits, lease_ms=1000 * LEASE_S)
         world.config = replace(world.config, limits=limits)
         await world.stop()
@@ -226,6 +227,28 @@ async def test_what_is_due_is_delivered_until_the_lease_ends_and_all_of_it_later
         assert durable.answer == 0, "it was acknowledged before"
         assert flushed.error is None
         await inbox.flush_acks()
+
+
+async def test_a_lease_that_ran_out_during_a_recovery_is_renewed_and_the_recovery_goes_on(
+    mock_clock: MockClock,
+) -> None:
+    """Q8, P6: the database is away for longer than a lease while the log is being read."""
+    outage, held = Outage(), Held()
+    async with with_a_lease(outage, run=held) as world:
+        async with connect(world) as broker:
+            await broker.admin("subscriptions.create", topic="t", subscription="s")
+            await (await broker.producer("t")).send(b"m")
+        await world.crash()
+        async with trio.open_nursery() as nursery:
+            with held.hold("survey"):
+                nursery.start_soon(world.restart)
+                await held.reached()
+                outage.unreachable()
+                await a_while(world, LEASE_S + 1)
+                outage.over()
+                await a_while(world, LEASE_S)
+        async with connect(world) as broker, broker.consumer("t", "s") as inbox:
+            assert await values(inbox) == [b"m"]
 
 
 async def test_while_it_is_away_so_many_acks_wait_and_no_more_is_dispatched(

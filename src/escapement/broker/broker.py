@@ -206,6 +206,7 @@ class Broker:
                 await self._run(self._keeper.release, self.works.revival.doubtful_until_ms)
         except EscapementError as error:
             _log.warning("the lease is not released and will run out by itself: %s", error)
+        self._keeper.close()
         if self._works is not None:
             self._works.close()
 

@@ -83,12 +83,12 @@ class LeaseKeeper:
                 self._connection = self._engine.connect()
             return leases.renew(self._engine, self._connection, self.lease, self._clock)
         except BaseException:
-            self._close()
+            self.close()
             raise
 
     def release(self, doubtful_until_ms: int) -> None:
         """Blocking: give the lease up, after a clean stop; anyone may take it at once."""
-        self._close()
+        self.close()
         self._connection = self._engine.connect()
         try:
             leases.release(
@@ -99,9 +99,10 @@ class LeaseKeeper:
                 doubtful_until_ms=doubtful_until_ms,
             )
         finally:
-            self._close()
+            self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Give up the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
