@@ -103,6 +103,22 @@ async def test_an_exception_in_the_block_comes_out_as_it_is() -> None:
 
 
 @on_both
+async def test_a_connection_that_is_lost_while_we_say_goodbye_is_not_waited_for() -> None:
+    async def never(item: bytes) -> None:
+        await anyio.sleep_forever()
+
+    async def cut(peer: Peer) -> None:
+        await anyio.sleep(1)
+        await peer.cut()
+
+    async with Peer.running() as peer, anyio.create_task_group() as tasks:
+        async with connect(peer, close_timeout_s=60) as broker:
+            broker._line.link._stream.send = never
+            tasks.start_soon(cut, peer)
+        assert anyio.current_time() < 2
+
+
+@on_both
 async def test_requests_are_answered_and_wait_for_a_connection() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         assert broker.name == "peer"

@@ -118,7 +118,7 @@ class Link:
             self._tasks.cancel_scope.cancel()
 
     async def written(self) -> None:
-        """Return when all that was sent is handed to the stream."""
+        """Return when all that was sent is handed to the stream, or the link has ended."""
         while self._outgoing or not self._idle.is_set():
             await self._idle.wait()
 
@@ -141,6 +141,8 @@ class Link:
                 tasks.cancel_scope.cancel()
         finally:
             self.error = self.error or Disconnected("the connection was closed")
+            self._outgoing.clear()
+            self._idle.set()
             with anyio.CancelScope(shield=True):
                 await self._stream.aclose()
 
