@@ -49,7 +49,7 @@ _BACKLOG: Final = 1024
 # For a peer that is turned away to take in why.
 _LAST_WORDS_S: Final = 1.0
 # Beyond the broker's own patience when it stops; together they are less than ten seconds.
-_LEAVE_S: Final = 1.5
+LEAVE_S: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ async def _turn_away(stream: trio.abc.Stream, error: EscapementError) -> None:
 
 
 async def _watch_signals(broker: Broker) -> None:
-    patience_s = broker.config.limits.stop_timeout_s + _LEAVE_S
+    patience_s = broker.config.limits.stop_timeout_s + LEAVE_S
     last_resort = threading.Timer(patience_s, _leave)
     last_resort.daemon = True
     try:
