@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +12,13 @@ import trio
 
 import escapement
 from brokers import PATIENT, BrokerProcess, broker_process, until
-from escapement.errors import LeaseLost
+from escapement.errors import LeaseLost, StorageUnavailable
 from escapement.storage.engine.address import MysqlAddress
 
 SHORT_LEASE: Final[dict[str, Any]] = {"lease_ms": 1_500}
-PATIENCE_S: Final = 20
+# Nobody who waits for its end is ready before patience is.
+LONG_LEASE: Final[dict[str, Any]] = {"lease_ms": 600_000}
+PATIENCE_S: Final = 60
 
 
 def log_rows(url: str) -> dict[int, int]:
@@ -57,22 +58,19 @@ async def until_it_starts(broker: BrokerProcess) -> None:
 
 
 def test_a_killed_broker_takes_its_own_lease_back_at_once(tmp_path: Path, mysql_url: str) -> None:
-    """B8: long before the lease of ten seconds has run out."""
-    with broker_process(tmp_path / "broker", mysql_url) as broker:
-        broker.kill()
-        assert broker.start() < 8
-        broker.kill()
-        assert broker.start() < 8
+    """B8: long before the lease of ten minutes has run out."""
+    with broker_process(tmp_path / "broker", mysql_url, limits=LONG_LEASE) as broker:
+        for _ in range(2):
+            broker.kill()
+            broker.start()
 
 
 def test_a_second_broker_is_refused_and_told_who_is_first(tmp_path: Path, mysql_url: str) -> None:
-    with broker_process(tmp_path / "first", mysql_url) as first:
+    with broker_process(tmp_path / "first", mysql_url, limits=LONG_LEASE) as first:
         second = BrokerProcess(tmp_path / "second", mysql_url)
-        began = time.monotonic()
         second.launch()
         try:
-            assert second.process.wait(PATIENCE_S) == 1
-            assert time.monotonic() - began < 8, "it waited for the lease"
+            assert second.process.wait(PATIENCE_S) == 1, "it waited for the lease"
             complaint = second.complaints()
             assert f"127.0.0.1:{first.port}" in complaint
             assert "Traceback" not in complaint
@@ -142,4 +140,5 @@ async def test_a_stale_broker_writes_nothing_and_ends(
             values = [message.value for message in got]
             assert values == [b"first"] * 100 + [b"second"] * 200
         (error,) = outcome
-        assert isinstance(error, escapement.Disconnected | LeaseLost)
+        # By how far the broker had come in its end when the publish gave up.
+        assert isinstance(error, escapement.Disconnected | LeaseLost | StorageUnavailable)
