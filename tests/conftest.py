@@ -5,6 +5,8 @@ session's server, ``mysql_to_break`` a server that a test may stop, kill and fre
 The server is started once, when the first test asks for it. With
 ``ESCAPEMENT_TEST_MYSQL_URL`` an existing server is used wherever nothing is done to
 it but SQL. Without a server these tests fail: they are never skipped.
+
+No example of a property has a time limit: on a busy machine any of them may be slow.
 """
 
 from __future__ import annotations
@@ -19,11 +21,17 @@ from urllib.parse import quote
 
 import pymysql
 import pytest
+from hypothesis import HealthCheck, settings
 
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from servers import MysqlServer, private_server, run_sql
+
+settings.register_profile(
+    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 URL_VARIABLE = "ESCAPEMENT_TEST_MYSQL_URL"
 NO_SUCH_THREAD = 1094  # KILL of a connection that is gone by itself

@@ -147,7 +147,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STEPS)
 def test_whatever_fails_each_message_is_stored_once_in_order_or_said_to_be_refused(
     steps: list[tuple[str, ...]],
@@ -218,7 +218,7 @@ def test_what_is_past_its_deadline_fails_and_the_rest_follows_what_is_stored() -
     assert (parcel.sequence, after) == (1, -1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.one_of(

@@ -185,7 +185,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Content]:
     return directory, content(index)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_an_altered_byte_is_noticed_wherever_it_is(
     written: tuple[Path, Content], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -204,7 +204,7 @@ def test_an_altered_byte_is_noticed_wherever_it_is(
     assert expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_torn_file_is_noticed_when_the_index_opens(
     written: tuple[Path, Content], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from index_samples import Row, batch_of, row_of, rows_of
@@ -230,10 +230,5 @@ class IndexLife(RuleBasedStateMachine):
             assert due == self.index.next_due(topic, KEY_MIN)
 
 
-IndexLife.TestCase.settings = settings(
-    max_examples=100,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+IndexLife.TestCase.settings = settings(max_examples=100, stateful_step_count=25)
 TestIndexLife: Any = IndexLife.TestCase

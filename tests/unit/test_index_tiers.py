@@ -14,7 +14,7 @@ def alive(name: int, size_bytes: int) -> SegmentSize:
     return SegmentSize(str(name), size_bytes, size_bytes, size_bytes)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 1 << 30), min_size=1, max_size=300))
 def test_the_number_of_segments_stays_bounded_whatever_their_sizes(sizes: list[int]) -> None:
     segments: list[SegmentSize] = []

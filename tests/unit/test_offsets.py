@@ -142,7 +142,7 @@ class OffsetSetMachine(RuleBasedStateMachine):
 
 
 TestOffsetSet = OffsetSetMachine.TestCase
-TestOffsetSet.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestOffsetSet.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 @pytest.mark.parametrize("count", [100, 5_000])

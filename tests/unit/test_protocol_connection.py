@@ -313,7 +313,7 @@ def damaged_streams(draw: st.DrawFn) -> bytes:
     return bytes(stream)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.sampled_from(["client", "broker"]),
     st.booleans(),

@@ -17,7 +17,7 @@ def framed(payload: bytes) -> bytes:
     return struct.pack(">I", len(payload)) + payload
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.binary(min_size=2, max_size=9000), max_size=6),
     st.lists(st.integers(1, 7000), min_size=1, max_size=8),
@@ -100,7 +100,7 @@ def test_a_long_body_is_handed_on_uncopied_and_reads_the_same(size: int) -> None
     assert frame.unpack(piece, 1) == [5, "name", body]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(min_size=2, max_size=200), st.sampled_from([1, 50]))
 def test_no_bytes_raise_anything_but_value_error(data: bytes, most: int) -> None:
     try:

@@ -152,4 +152,4 @@ class TimingWheelMachine(RuleBasedStateMachine):
 
 
 TestTimingWheel = TimingWheelMachine.TestCase
-TestTimingWheel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestTimingWheel.settings = settings(max_examples=60, stateful_step_count=25)
