@@ -21,14 +21,15 @@ from typing import Any, Final
 import trio
 
 import escapement
-from servers import _free_port
+from servers import free_port
 
 START_TIMEOUT_S: Final = 60
-STOP_TIMEOUT_S: Final = 30
-# Clients that come back soon after a broker does.
+STOP_TIMEOUT_S: Final = 60
+# Clients that come back soon after a broker does, and bear with a busy machine.
 PATIENT: Final = escapement.Settings(
-    connect_timeout_s=5.0,
+    connect_timeout_s=30.0,
     request_timeout_s=60.0,
+    heartbeat_timeout_s=60.0,
     reconnect_first_s=0.05,
     reconnect_longest_s=0.2,
 )
@@ -48,7 +49,7 @@ class BrokerProcess:
         """``options`` are of `escapement serve`; with ``limits`` the server is run directly."""
         assert not (options and limits)
         self.data = data
-        self.port = _free_port()
+        self.port = free_port()
         self.starts = 0
         self._log_url = log_url
         self._options = options
@@ -163,7 +164,7 @@ def broker_process(
         broker.remove()
 
 
-async def until(condition: Callable[[], bool], patience_s: float = 30) -> None:
+async def until(condition: Callable[[], bool], patience_s: float = 60) -> None:
     """Wait for something outside of this process, or in many places of it."""
     with trio.fail_after(patience_s):
         while not condition():  # noqa: ASYNC110 (nobody here could set an event)

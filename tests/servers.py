@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -23,6 +24,8 @@ import pymysql
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 60
+# Below those that systems give to connections that go out (from 32768 or 49152 on).
+PORTS = range(15_000, 32_000)
 # Room for the largest blobs of the contract suite.
 SERVER_OPTIONS = ("--max-allowed-packet=64M", "--skip-name-resolve", "--bind-address=127.0.0.1")
 # In the clear, so that a proxy between can see what it is to lose.
@@ -67,7 +70,7 @@ class MysqlServer:
         # Short, because a socket's path must be.
         self.home = Path(tempfile.mkdtemp(prefix="escapement-db-"))
         self.socket = self.home / "socket"
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._log = self.home / "log"
         self._install()
@@ -175,11 +178,16 @@ def run_sql(connect: dict[str, Any], sql: str) -> tuple[Any, ...]:
             return tuple(cursor.fetchall())
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port() -> int:
+    """A port that stays free while a server is down: connections that go out take others."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 @contextlib.contextmanager

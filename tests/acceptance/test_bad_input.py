@@ -26,7 +26,7 @@ from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_INT64, PROTOCOL_VERSION
 
-PATIENCE_S: Final = 10
+PATIENCE_S: Final = 60
 LENGTH: Final = struct.Struct(">I")
 ONE: Final = escapement.MessageBatch(escapement.Blobs.of([b"x"])).encode()
 TWO: Final = escapement.MessageBatch(escapement.Blobs.of([b"x", b"y"])).encode()

@@ -19,7 +19,7 @@ COUNT: Final = 6_000
 SEGMENTS: Final = "*.segment"
 # Segments soon, and nothing of them kept in memory.
 LIMITS: Final[dict[str, Any]] = {"checkpoint_interval_s": 0.2, "index_cache_bytes": 0}
-PATIENCE_S: Final = 30
+PATIENCE_S: Final = 60
 
 
 def payloads(count: int) -> list[bytes]:
