@@ -38,6 +38,7 @@ class LossyProxy:
     def close(self) -> None:
         """No connection is left, and no thread."""
         _shut(self._listener)
+        self._threads[0].join()  # nothing is added to either list any more
         for sock in self._sockets:
             _shut(sock)
         for thread in self._threads:

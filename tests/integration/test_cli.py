@@ -253,13 +253,14 @@ def test_what_was_consumed_does_not_come_again(say: Say) -> None:
 def test_a_time_may_be_given_and_one_that_passed_is_now(say: Say) -> None:
     """P1."""
     say("admin", "subscriptions", "create", "at", "s")
+    say("produce", "at", "past", "--at", "2001-01-01T00:00Z")
     soon = datetime.now(UTC) + timedelta(seconds=1)
     say("produce", "at", "soon", "--at", soon.astimezone().isoformat())
-    say("produce", "at", "past", "--at", "2001-01-01T00:00Z")
     past, later = map(
         json.loads, say("consume", "at", "s", "--count", "2", "-o", "json").splitlines()
     )
     assert (past["payload"], later["payload"]) == ("past", "soon")
+    assert past["due_ms"] < later["due_ms"]
     assert later["due_ms"] >= soon.timestamp() * 1000
 
 

@@ -386,6 +386,12 @@ async def test_the_server_restarts_while_publishing(mysql_to_break: MysqlServer,
                 await house.more_groups(20)
                 await trio.to_thread.run_sync(getattr(mysql_to_break, end))
                 await house.until(State.DOWN)
+                # Those who publish may all wait to hear what became of their groups.
+                for topic in topics:
+                    try:
+                        house.append(topic, b"%d.down" % topic)
+                    except StorageUnavailable:
+                        refused += 1
                 house.pipeline.submit(Acks(topics[0], 1, column(5)))
                 await trio.to_thread.run_sync(mysql_to_break.start)
                 await house.until(State.UP)
@@ -393,7 +399,6 @@ async def test_the_server_restarts_while_publishing(mysql_to_break: MysqlServer,
             done = True
         await house.pipeline.drain()
         assert refused
-        assert sum(ticket.error is not None for ticket in house.tickets)
         check_promises(engine, house.tickets)
         assert journaled(engine)[0] == [5]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -94,10 +95,14 @@ def test_threads_share_an_inbox_and_a_producer() -> None:
         with broker.consumer("t", "s", permits=100) as inbox:
             portal.call(peer.deliver, [b""] * 90, list(range(90)))
 
+            taken: list[int] = []
+            patience_until_s = time.monotonic() + 60
+
             def work() -> None:
-                while (message := inbox.receive(timeout_s=0.05)) is not None:
-                    with message:
-                        pass
+                while len(taken) < 90 and time.monotonic() < patience_until_s:
+                    if (message := inbox.receive(timeout_s=0.05)) is not None:
+                        with message:
+                            taken.append(message.offset)
 
             with ThreadPoolExecutor(4) as pool:
                 for future in [pool.submit(work) for _ in range(4)]:
