@@ -37,7 +37,7 @@ from escapement.client.builder import MessageBuilder
 from escapement.client.delivery import Columns, Row
 from escapement.client.link import StreamFactory
 from escapement.client.receipt import Receipt, Receipts
-from escapement.client.schedule import Delay
+from escapement.client.schedule import Delay, Where
 from escapement.client.settings import Settings
 from escapement.message import MessageBatch, Times
 
@@ -192,7 +192,7 @@ class Inbox:
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message, or None if none comes within ``timeout_s`` or ever."""
         with self._lock:
-            if self._current is None or self._row == len(self._current):
+            if self._spent():
                 self._current, self._row = self._fetch(timeout_s), 0
             if self._current is None:
                 return None
@@ -204,7 +204,7 @@ class Inbox:
         while True:
             with self._lock:
                 batch = None
-                if self._current is not None and self._row < len(self._current):
+                if self._current is not None and not self._spent():
                     batch = self._current.rest(self._row)
                 self._current = None
                 batch = batch or self._fetch(None)
@@ -232,6 +232,10 @@ class Inbox:
         """Need longer for messages; see ``escapement.Inbox.extend``."""
         return self._call(partial(self._inbox.extend, ids, wait))
 
+    def seek(self, position: Where) -> None:
+        """Have the subscription begin again elsewhere; see ``escapement.Inbox.seek``."""
+        self._call(partial(self._inbox.seek, position))
+
     def flush_acks(self) -> None:
         """Wait until every acknowledgement so far is durable."""
         self._call(self._inbox.flush_acks)
@@ -249,13 +253,22 @@ class Inbox:
         while self._done:
             self._inbox.done(self._done.popleft())
 
-    def _fetch(self, timeout_s: float | None) -> Batch | None:
-        async def fetch() -> batches.Batch | None:
-            await self._inbox.have_room()
-            return await self._inbox.next_batch(timeout_s)
+    def _spent(self) -> bool:
+        """Whether nothing of the batch begun is to be given out any more."""
+        current = self._current
+        return (
+            current is None
+            or self._row == len(current)
+            or current.rewinds != self._inbox.rewinds  # it was taken back: a seek
+        )
 
-        found = self._call(fetch)
-        return None if found is None else Batch(self, found)
+    def _fetch(self, timeout_s: float | None) -> Batch | None:
+        async def fetch() -> Batch | None:
+            await self._inbox.have_room()
+            found = await self._inbox.next_batch(timeout_s)
+            return None if found is None else Batch(self, found)
+
+        return self._call(fetch)
 
     def _call(self, act: Callable[[], Awaitable[T]]) -> T:
         async def called() -> T:
@@ -268,7 +281,7 @@ class Inbox:
 class Batch(Columns):
     """Messages as they were delivered, in columns of equal height; see ``Columns``."""
 
-    __slots__ = ("_batch", "_inbox")
+    __slots__ = ("_batch", "_inbox", "rewinds")
 
     def __init__(self, inbox: Inbox, batch: batches.Batch) -> None:
         super().__init__(
@@ -281,6 +294,7 @@ class Batch(Columns):
         )
         self._batch = batch
         self._inbox = inbox
+        self.rewinds = inbox._inbox.rewinds  # how often what was delivered had been taken back
 
     def __getitem__(self, row: int) -> Message:
         if not -len(self) <= row < len(self):

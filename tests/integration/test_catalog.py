@@ -17,7 +17,7 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity
 from escapement.storage.log import Log, NewRow
 from escapement.storage.logrow import encode_row
-from escapement.storage.policy import TopicPolicy
+from escapement.storage.policy import SubscriptionPolicy, TopicPolicy
 
 
 @pytest.fixture
@@ -135,6 +135,47 @@ def test_idle_producers_are_found_step_by_step_and_forgotten(connection: Connect
     assert [p.id for p in producers.read_producers(connection)] == [
         p.id for p in opened if p.updated_at_ms == 1
     ]
+
+
+def test_a_replaced_subscription_has_the_name_and_the_settings_and_nothing_else(
+    engine: Engine, connection: Connection
+) -> None:
+    """N3: a seek puts a new record in the old one's place, in one transaction."""
+    held = lease.acquire(engine, Identity("a", "a"), 60_000, HandClock())
+    log = Log.open(engine, connection, held, 2, 0)
+    namespace = catalog.create_namespace(connection, "shop", "eu", 0)
+    topic = catalog.create_topic(connection, namespace.id, "t", 0)
+    policy = SubscriptionPolicy(ack_wait_ms=7_000)
+    old = catalog.create_subscription(
+        connection, topic.id, "s", "failover", 1, start_offset=50, policy=policy
+    )
+    chunks = [ChunkRow(old.id, 0, b"bits")]
+    checkpoint.write(engine, connection, held, Checkpoint(chunks=chunks, retries={old.id: b"!"}))
+    connection.begin()
+    new = catalog.replace_subscription(
+        connection, old, 9, start_offset=3, start_due_ms=5, fill_from=1, fill_until=2
+    )
+    connection.rollback()
+    assert checkpoint.load_state(connection).subscriptions == [old]
+    connection.begin()
+    new = catalog.replace_subscription(
+        connection, old, 9, start_offset=3, start_due_ms=5, fill_from=1, fill_until=2
+    )
+    connection.commit()
+    assert new.id > old.id
+    assert new == replace(
+        old, id=new.id, start_offset=3, start_due_ms=5, fill_from=1, fill_until=2, created_at_ms=9
+    )
+    while removal.free_step(connection, log.generations):
+        pass
+    state = checkpoint.load_state(connection)
+    assert (state.subscriptions, state.chunks, state.retries) == ([new], {}, {})
+    connection.begin()
+    with pytest.raises(NotFound):
+        catalog.replace_subscription(
+            connection, old, 9, start_offset=0, start_due_ms=0, fill_from=0, fill_until=0
+        )
+    connection.rollback()
 
 
 def test_a_deleted_topic_leaves_nothing_behind(engine: Engine, connection: Connection) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import trio
 
+import escapement.sync
 from brokers import BrokerProcess, broker_process
 from escapement.bench.host import Host
 from escapement.cli.demo import Demo
@@ -280,6 +281,43 @@ def test_what_is_pending_is_shown_next_due_first_and_stays(say: Say) -> None:
 def test_a_new_subscription_may_begin_with_the_first_message(say: Say) -> None:
     assert say("produce", "history", "old") == "public/default/history@0\n"  # by its other name
     assert say("consume", "history", "s", "--from", "earliest", "--count", "1") == "old\n"
+
+
+def test_a_subscription_begins_anywhere_and_is_sought(say: Say) -> None:
+    """N1, N3: at an offset or a time, from the first on, and again from elsewhere."""
+    say("produce", "seek", "a", "b", "c", "d")
+    assert say("consume", "seek", "s", "--from", "2", "--count", "2") == "c\nd\n"
+    seek = ["admin", "subscriptions", "seek", "seek", "s"]
+    assert "offset:1" in say(*seek, "--offset", "1")
+    assert say("consume", "seek", "s", "--count", "3") == "b\nc\nd\n"
+    say(*seek, "--earliest")
+    assert say("consume", "seek", "s", "--count", "1") == "a\n"
+    say(*seek, "--time", "2001-01-01T00:00Z")
+    assert say("consume", "seek", "s", "--count", "1") == "a\n"
+    say(*seek, "--latest")
+    say("produce", "seek", "e")
+    assert say("consume", "seek", "s", "--count", "1") == "e\n"
+    say("admin", "subscriptions", "create", "seek", "t", "--from", "2001-01-01T00:00+01:00")
+    assert say("consume", "seek", "t", "--count", "1") == "a\n"
+    for words in ([], ["--earliest", "--latest"], ["--time", "2001-01-01"], ["--offset", "-1"]):
+        say(*seek, *words, fails=2)
+    assert "the next is 5" in say(*seek, "--offset", "6", fails=1)
+    say("consume", "seek", "u", "--from", "middle", fails=2)
+
+
+def test_a_seek_of_the_blocking_client_drops_what_it_has_begun(broker: BrokerProcess) -> None:
+    """N3: the same names, the same promises."""
+    with escapement.sync.connect(broker.url) as client:
+        with client.producer("sync-seek", serializer=str) as producer:
+            producer.send_many(["a", "b", "c", "d"])
+        with client.consumer(
+            "sync-seek", "s", kind="exclusive", position=1, serializer=str
+        ) as inbox:
+            assert inbox.receive().value == "b"
+            inbox.seek(0)
+            assert [inbox.receive().value for _ in range(4)] == ["a", "b", "c", "d"]
+            inbox.seek("earliest")
+            assert next(inbox.batches()).offsets.tolist() == [0, 1, 2, 3]
 
 
 def test_an_exclusive_subscription_ignores_delays(say: Say) -> None:

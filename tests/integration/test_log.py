@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -106,6 +107,42 @@ def test_reading_walks_through_generations(shelf: Shelf) -> None:
     assert shelf.read(5, 12, 22) == [10, 15, 20]
     assert shelf.log.end_offset(shelf.connection, 5) == 35
     assert shelf.log.end_offset(shelf.connection, 6) == 0
+
+
+def test_rows_that_are_due_too_early_are_passed_over(shelf: Shelf) -> None:
+    """N3: a subscription that begins at a time reads what is due from then on, in steps."""
+    for base in range(0, 30, 5):
+        shelf.write(5, base, 5)  # each is due at its offset
+    shelf.roll(3)
+    shelf.write(5, 30, 5)
+
+    def read(low: int, min_due_ms: int, limit: int = NO_LIMIT) -> tuple[list[int], int]:
+        rows, reached = shelf.log.read_due(shelf.connection, 5, low, 35, min_due_ms, limit)
+        check_rows(rows)
+        return [row.key.base_offset for row in rows], reached
+
+    assert read(0, 0) == ([0, 5, 10, 15, 20, 25, 30], 35)
+    assert read(0, 14) == ([10, 15, 20, 25, 30], 35)
+    assert read(22, 14) == ([20, 25, 30], 35)
+    assert read(0, 14, 1) == ([10], 15)
+    assert read(0, 99) == ([], 35)
+    assert read(15, 14, 1) == ([15], 20)
+
+
+def test_a_time_is_found_in_the_log(shelf: Shelf) -> None:
+    """N3: the first row accepted at it or later, in whichever generation that is."""
+    bases = [0, 1, 7, 8, 30, 90, 95]
+    for base, end in pairwise([*bases, 100]):
+        shelf.write(5, base, end - base)  # each is accepted at its first offset
+        if base in (7, 90):
+            shelf.roll(3)
+            shelf.roll(1)
+    shelf.write(6, 0, 1)
+    for at_ms in range(102):
+        expected = next((base for base in bases if base >= at_ms), 100)
+        assert shelf.log.first_accepted(shelf.connection, 5, at_ms, 100) == expected
+    assert shelf.log.first_accepted(shelf.connection, 5, 50, 60) == 60
+    assert shelf.log.first_accepted(shelf.connection, 9, 0, 0) == 0
 
 
 def test_a_reopened_log_is_the_same(shelf: Shelf) -> None:

@@ -1,6 +1,6 @@
 """A random life of a broker, held against a naive model.
 
-Publishing, time, consumers that come, go, acknowledge, give back or fall silent,
+Publishing, time, consumers that come, go, acknowledge, give back or fall silent, seeks,
 checkpoints, crashes, clean restarts, a lost index, a clock that is set back, settings that
 change: in any order, on the virtual clock, with bounds so small that every one of them is
 met. The model knows for each subscription what it must get and what it has durably
@@ -11,11 +11,12 @@ A failure names its seed; ``ESCAPEMENT_SEED=n`` replays it alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import trio
@@ -24,6 +25,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.client import schedule
 from escapement.testing import World, arrived
 from letters import letter
 
@@ -35,21 +37,21 @@ TIGHT = BrokerConfig(
     seed=0,
 )
 TOPIC = "t/n/x"
+NEVER_MS = 1 << 62
 
 
 @dataclass
 class Claim:
     """What one subscription must get, and what it has told the broker."""
 
-    earliest: bool
     since_offset: int
-    since_ms: int
+    since_ms: int  # of earlier offsets, what is due from here on
     acked: set[int] = field(default_factory=set)  # with a receipt
     seen: dict[int, int] = field(default_factory=dict)  # offset -> deliveries
     left_ms: int = -1  # what was due by then may have been in an inbox nobody looked into
 
     def covers(self, offset: int, due_ms: int) -> bool:
-        return self.earliest or offset >= self.since_offset or due_ms > self.since_ms
+        return offset >= self.since_offset or due_ms >= self.since_ms
 
 
 class Life:
@@ -117,17 +119,74 @@ class Life:
         if len(self.inboxes) >= 4:
             return
         name = self.rng.choice("abc")
-        earliest = self.rng.random() < 0.5
-        if name not in self.claims:
-            # What is committed at this moment is all there is: nothing is under way.
-            now_ms = self.world.clock.now_ms()
-            self.claims[name] = Claim(earliest, len(self.published), now_ms)
+        where, claim = self.place()
+        self.claims.setdefault(name, claim)
         inbox = await self._stack.enter_async_context(
-            self.broker.consumer(
-                TOPIC, name, position="earliest" if earliest else "latest", permits=9
-            )
+            self.broker.consumer(TOPIC, name, position=where, permits=9)
         )
         self.inboxes.append((name, inbox))
+
+    def place(self) -> tuple[str | int | datetime, Claim]:
+        """Somewhere to begin, and what a subscription that begins there must get."""
+        # What is committed at this moment is all there is: nothing is under way.
+        end, now_ms = len(self.published), self.world.clock.now_ms()
+        match self.rng.randrange(4):
+            case 0:
+                return "earliest", Claim(0, 0)
+            case 1:
+                return "latest", Claim(end, now_ms + 1)
+            case 2:
+                offset = self.rng.randint(0, end)
+                return offset, Claim(offset, NEVER_MS)
+            case _:
+                at_ms = now_ms + self.rng.randint(-10_000, 1_000) * 1000
+                return datetime.fromtimestamp(at_ms / 1000, UTC), Claim(end, at_ms)
+
+    async def seek(self) -> None:
+        if not self.claims:
+            return
+        name = self.rng.choice(sorted(self.claims))
+        where, claim = self.place()
+        attached = [inbox for other, inbox in self.inboxes if other == name]
+        if attached:
+            await self.rng.choice(attached).seek(where)
+        else:
+            await self._seek(name, where)
+        self.claims[name] = claim
+
+    async def _seek(self, name: str, where: str | int | datetime) -> None:
+        position = str(schedule.position(where))
+        await self.broker.admin(
+            "subscriptions.seek", topic=TOPIC, subscription=name, position=position
+        )
+
+    async def crash_in_seek(self) -> None:
+        """Before its commit nothing has changed; after it, all."""
+        if not self.claims:
+            return
+        name = self.rng.choice(sorted(self.claims))
+        where, claim = self.place()
+        before = self._record_id(name)
+
+        async def seek() -> None:
+            with contextlib.suppress(escapement.EscapementError):
+                await self._seek(name, where)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(seek)
+            for _ in range(self.rng.randrange(1, 30)):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        await self.crash()
+        if self._record_id(name) != before:
+            self.claims[name] = claim
+
+    def _record_id(self, name: str) -> int:
+        return next(
+            record.id
+            for record in self.world.server.registry.all_subscriptions()
+            if record.name == name
+        )
 
     async def leave(self) -> None:
         if self.inboxes:
@@ -245,6 +304,8 @@ WEIGHTED = {
     "advance": 8,
     "consume": 12,
     "subscribe": 4,
+    "seek": 3,
+    "crash_in_seek": 1,
     "leave": 2,
     "checkpoint": 4,
     "policy": 2,

@@ -68,6 +68,44 @@ def test_a_cut_through_many_sources_misses_by_less_than_a_block_each(tmp_path: P
     assert all(abs(frame - most) <= 4096 * segments for frame in frames[:-1])
 
 
+def test_a_fetch_says_what_is_gone_where_that_may_be_and_is_damage_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """Invariant 4: what a fill is still to bring may have left the index meanwhile."""
+    index = DelayedIndex.open(tmp_path)
+    add_range(index, 1, 0, 10, 5)
+    index.checkpoint("log", {})
+    add_range(index, 1, 20, 10, 5)
+    offsets = np.arange(5, 25)[::-1]
+    fetch = index.fetch(1, np.full(20, 5, np.int64), offsets)
+    there, batch = fetch.read_there(10, 20)
+    assert there is not None
+    assert offsets[there].tolist() == [24, 23, 22, 21, 20, 9, 8, 7, 6, 5]
+    expected = index.fetch(1, np.full(10, 5, np.int64), offsets[there]).read()
+    assert batch.payloads.to_list() == expected.payloads.to_list()
+    with pytest.raises(IndexDamaged, match="lacks 1 of 20"):
+        fetch.read_there(11, 20)
+    none, empty = index.fetch(1, np.full(2, 5, np.int64), np.array([12, 13])).read_there(10, 20)
+    assert none is not None
+    assert (len(none), len(empty)) == (0, 0)
+
+
+def test_what_is_excluded_is_kept_until_it_is_due(tmp_path: Path) -> None:
+    """N3: a subscription may still be made, or sought, that wants it."""
+    index = DelayedIndex.open(tmp_path)
+    add_range(index, 1, 0, 10, 5)
+    add_range(index, 1, 10, 10, 7)
+    index.checkpoint("log", {})
+    compaction = index.begin_compaction([s.name for s in tmp_path.glob("*.segment")], 6)
+    compaction.exclude(1, np.arange(20))
+    compaction.run_here()
+    compaction.finish()
+    index.install_compaction(compaction)
+    due_ms, offsets = index.plan(1, KEY_MIN, KEY_MAX, 1000).read()
+    assert set(due_ms.tolist()) == {7}
+    assert offsets.tolist() == list(range(10, 20))
+
+
 def test_a_plan_made_before_a_checkpoint_and_a_compaction_reads_what_was_there(
     tmp_path: Path,
 ) -> None:

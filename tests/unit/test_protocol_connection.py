@@ -56,6 +56,7 @@ SAMPLES: list[c.Command] = [
     c.Release(0, 1, COLUMN, 0),
     c.ConsumerActive(1, True),
     c.ConsumerClosed(1, "not_found", "gone", False),
+    c.ConsumerRewound(1),
     c.Admin(8, "topics.list", {"namespace": "public/default", "deep": [{"a": [1, 2.5, None]}]}),
     c.AdminReply(8, ["a", {"b": b"c"}]),
     c.Goodbye("done"),

@@ -2,8 +2,9 @@
 
 After checkpoints it asks the index which segments are worth merging, tells the merge
 which offsets are dead, and waits for it beside everything else. Dead is what every shared
-subscription of a topic has durably acknowledged. What is not named is kept, so a topic
-that is not alive, or has no shared subscription, loses nothing.
+subscription of a topic has durably acknowledged, once it is due: of what is not, a
+subscription may still be made, or sought, that wants it. What is not named is kept, so a
+topic that is not alive, or has no shared subscription, loses nothing.
 
 A merge is given up when the broker stops: the inputs are as good as before.
 """
@@ -17,6 +18,7 @@ import trio
 
 from escapement.broker.crash import one_error
 from escapement.broker.registry import Registry
+from escapement.clock import Clock
 from escapement.errors import IndexDamaged, StorageError
 from escapement.message import Int64s
 from escapement.storage.blocking import Run
@@ -35,9 +37,10 @@ _STEP_OFFSETS: Final = 1 << 18
 class Compactor:
     """See the module's docstring."""
 
-    def __init__(self, index: DelayedIndex, registry: Registry, run: Run) -> None:
+    def __init__(self, index: DelayedIndex, registry: Registry, clock: Clock, run: Run) -> None:
         self._index = index
         self._registry = registry
+        self._clock = clock
         self._run = run
 
     async def run(self) -> None:
@@ -67,7 +70,7 @@ class Compactor:
         return min(most, max(open_counts))
 
     async def _merge(self, names: list[str]) -> None:
-        compaction = self._index.begin_compaction(names)
+        compaction = self._index.begin_compaction(names, self._clock.now_ms())
         try:
             for topic_id, first, last in compaction.ranges():
                 for low in range(first, last + 1, _STEP_OFFSETS):

@@ -41,6 +41,10 @@ class Outlet(Protocol):
         """Tell a failover consumer whether it is its turn."""
         ...
 
+    def rewound(self, consumer_id: int) -> None:
+        """Tell the consumer that what it was sent is taken back: its subscription was sought."""
+        ...
+
     def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
         """Tell the consumer that the broker ended it, and why."""
         ...

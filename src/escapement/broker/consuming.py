@@ -12,6 +12,7 @@ from contextlib import suppress
 from escapement.broker.consumer import Consumer, Outlet
 from escapement.broker.handle import ConsumerHandle
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.logreader import LogReader
 from escapement.broker.pump import Pump
 from escapement.broker.registry import Registry
 from escapement.broker.revival import Revival
@@ -28,7 +29,8 @@ from escapement.errors import (
 )
 from escapement.message import Int64s
 from escapement.names import TopicName, check_name
-from escapement.storage.catalog import Kind
+from escapement.position import Position
+from escapement.storage.catalog import Kind, SubscriptionRecord
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.lane import State
 from escapement.storage.policy import SubscriptionPolicy
@@ -48,6 +50,7 @@ class Consuming:
         revival: Revival,
         pipeline: CommitPipeline,
         pump: Pump,
+        log: LogReader,
         clock: Clock,
         limits: BrokerLimits,
         ack_wait_ms: int,
@@ -57,6 +60,7 @@ class Consuming:
         self._revival = revival
         self._pipeline = pipeline
         self._pump = pump
+        self._log = log
         self._clock = clock
         self._limits = limits
         self._ack_wait_ms = ack_wait_ms
@@ -71,7 +75,7 @@ class Consuming:
         name: str,
         *,
         kind: Kind,
-        position: str,
+        position: Position,
         ack_wait_ms: int,
         consumer_name: str,
         wire_id: int,
@@ -85,7 +89,7 @@ class Consuming:
           Conflict: the subscription is of another kind, or exclusive and taken.
         """
         topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
-        subscription = await self._ensure(topic, name, kind, earliest=position == "earliest")
+        subscription = await self._ensure(topic, name, kind, position)
         if subscription.record.kind != kind:
             raise Conflict(
                 f"the subscription {name} of {topic.name.full} is {subscription.record.kind}, "
@@ -99,12 +103,14 @@ class Consuming:
         self._last_id += 1
         default_ms = self._ack_wait_ms if kind == "shared" else 0
         consumer = Consumer(self._last_id, wire_id, consumer_name, outlet, ack_wait_ms, default_ms)
-        return ConsumerHandle(topic, subscription, consumer)
+        return ConsumerHandle(topic, name, consumer)
 
-    async def _ensure(self, topic: Topic, name: str, kind: Kind, *, earliest: bool) -> Subscription:
+    async def _ensure(
+        self, topic: Topic, name: str, kind: Kind, position: Position
+    ) -> Subscription:
         if topic.subscription(name) is None:
             with suppress(AlreadyExists):
-                await self.create(topic, name, kind, earliest=earliest)
+                await self.create(topic, name, kind, position)
         subscription = topic.subscription(name)
         if subscription is None:
             raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
@@ -115,19 +121,58 @@ class Consuming:
         topic: Topic,
         name: str,
         kind: Kind,
-        *,
-        earliest: bool,
+        position: Position,
         policy: SubscriptionPolicy | None = None,
     ) -> None:
-        """Create a subscription and serve it. Raises ``AlreadyExists``."""
+        """Create a subscription that begins at ``position``, and serve it.
+
+        Raises:
+          AlreadyExists: if there is one of this name.
+          InvalidRequest: if the position lies past the log's end.
+          StorageUnavailable: if the log must be asked for it and cannot be.
+        """
         check_name("subscription", name)
+        position = await self._place(topic, kind, position)
         await self._registry.create_subscription(
             topic,
             name,
             kind,
-            earliest=earliest,
+            position=position,
             policy=policy or SubscriptionPolicy(),
             serve=lambda record: self._revival.new_subscription(topic, record),
+        )
+
+    async def seek(self, topic: Topic, name: str, position: Position) -> None:
+        """Have a subscription begin again at ``position``; its consumers stay.
+
+        It is a new subscription in the old one's place: nothing is acknowledged, attempts
+        count from 1. What the old one had handed out is taken back. Raises as ``create``,
+        and ``NotFound``.
+        """
+        subscription = topic.subscription(name)
+        if subscription is None:
+            raise NotFound(f"{topic.name.full} has no subscription {name}")
+        position = await self._place(topic, subscription.record.kind, position)
+        await self._registry.seek_subscription(
+            topic, name, position, lambda record: self._sought(topic, record)
+        )
+
+    def _sought(self, topic: Topic, record: SubscriptionRecord) -> None:
+        """The new record is durable: serve it, and nothing of the old one."""
+        old = topic.subscription(record.name)
+        assert old is not None, "a seek and a delete are never under way together"
+        new = self._revival.replace_subscription(topic, old, record)
+        for consumer in new.consumers:
+            consumer.outlet.rewound(consumer.wire_id)
+        self._pump.wake_subscription(topic, new)
+
+    async def _place(self, topic: Topic, kind: Kind, position: Position) -> Position:
+        """In the log's order a time is an offset, which the log knows."""
+        if kind == "shared" or position.kind != "time":
+            return position
+        end_offset = topic.next_offset
+        return Position(
+            "offset", await self._log.first_accepted(topic.id, position.value, end_offset)
         )
 
     def joined(self, handle: ConsumerHandle) -> None:

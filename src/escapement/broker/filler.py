@@ -1,10 +1,11 @@
 """Fills the past in: log rows that a subscription wants and the index has forgotten.
 
-A checkpoint keeps only what somebody still wants. A subscription that is created at
-earliest, or sought back, wants more; its record says which range of the log is still to be
-read (``fill_from``, ``fill_until``). The rows are added to the index again, in bounded
-steps, and the subscription's read mark is lowered to them. Adding what is there already
-does no harm, so a fill that was interrupted simply goes on from its last checkpoint.
+A checkpoint keeps only what somebody still wants. A subscription that begins at earliest,
+at an offset or at a time of the past (made or sought there) wants more; its record says
+which range of the log is still to be read (``fill_from``, ``fill_until``). The rows are
+added to the index again, in bounded steps, and the subscription's read mark is lowered to
+them. Adding what is there already does no harm, so a fill that was interrupted simply goes
+on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -76,20 +77,27 @@ class Filler:
         """Fill in some rows; returns whether there may be more."""
         record = subscription.record
         if topic.shared.get(record.name) is not subscription:
-            return False  # it was deleted
+            return False  # it was deleted, or sought
         if record.fill_from >= record.fill_until:
             return False
-        parts = await self._log.read(topic.id, record.fill_from, record.fill_until, _STEP_BYTES)
+        # Where the beginning is a time, rows that lie before it as a whole are not read.
+        by_time = record.start_offset >= record.fill_until
+        parts, reached = await self._log.read_due(
+            topic.id,
+            record.fill_from,
+            record.fill_until,
+            record.start_due_ms if by_time else 0,
+            _STEP_BYTES,
+        )
         if topic.shared.get(record.name) is not subscription:
             return False
-        reached = record.fill_until
         now_ms = self._clock.now_ms()
         for part in parts:
             base_offset, due_ms, batch, _ = part
-            reached = part.end_offset
-            offsets = np.arange(base_offset, reached)
+            offsets = np.arange(base_offset, part.end_offset)
             # What is not yet due was never forgotten.
             wanted = (due_ms <= now_ms) & (offsets >= record.fill_from)
+            wanted &= subscription.covers(due_ms, offsets)
             wanted &= ~subscription.acked.contains(offsets)
             at = np.flatnonzero(wanted)
             if len(at):

@@ -23,8 +23,15 @@ class ProducerHandle:
 
 @dataclass(slots=True, eq=False)
 class ConsumerHandle:
-    """One connection's consumer."""
+    """One connection's consumer of the subscription of a name, whichever that is now."""
 
     topic: Topic
-    subscription: Subscription
+    name: str
     consumer: Consumer
+
+    @property
+    def subscription(self) -> Subscription:
+        """There is one as long as the consumer is not closed; a seek makes it another."""
+        found = self.topic.subscription(self.name)
+        assert found is not None, "a deleted subscription closes its consumers"
+        return found

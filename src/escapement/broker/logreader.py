@@ -5,6 +5,8 @@ One database connection, used by one read at a time and made again after it was 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import trio
@@ -12,7 +14,7 @@ import trio
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.log import Log
+from escapement.storage.log import Log, LogRow
 
 
 class LogPart(NamedTuple):
@@ -53,30 +55,72 @@ class LogReader:
           LogDamaged: when a row fails its checksum.
         """
         async with self._alone:
-            return await self._run(self._read, topic_id, from_offset, until_offset, max_bytes)
+            parts, _ = await self._run(
+                self._read_due, topic_id, from_offset, until_offset, 0, max_bytes
+            )
+            return parts
 
-    def _read(
-        self, topic_id: int, from_offset: int, until_offset: int, max_bytes: int
-    ) -> list[LogPart]:
+    async def read_due(
+        self,
+        topic_id: int,
+        from_offset: int,
+        until_offset: int,
+        min_due_ms: int,
+        max_bytes: int,
+    ) -> tuple[list[LogPart], int]:
+        """As ``read``, without rows of which all messages are due before ``min_due_ms``.
+
+        Returns the rows, of which there may be none, and the offset to go on from.
+        """
+        async with self._alone:
+            return await self._run(
+                self._read_due, topic_id, from_offset, until_offset, min_due_ms, max_bytes
+            )
+
+    async def first_accepted(self, topic_id: int, at_ms: int, until_offset: int) -> int:
+        """The offset of the topic's first message accepted at ``at_ms`` or later.
+
+        ``until_offset`` if there is none before it. Raises ``StorageUnavailable``.
+        """
+        async with self._alone:
+            return await self._run(self._first_accepted, topic_id, at_ms, until_offset)
+
+    def _first_accepted(self, topic_id: int, at_ms: int, until_offset: int) -> int:
+        with self._connected() as connection:
+            return self._log.first_accepted(connection, topic_id, at_ms, until_offset)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """The connection, which whatever goes wrong on it makes useless."""
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
-            rows = self._log.read(self._connection, topic_id, from_offset, until_offset, max_bytes)
+            yield self._connection
         except BaseException:
             self.close()
             raise
-        return [
-            LogPart(
-                row.key.base_offset,
-                row.content.due_ms,
-                row.content.batch(),
-                row.content.accepted_at_ms,
+
+    def _read_due(
+        self,
+        topic_id: int,
+        from_offset: int,
+        until_offset: int,
+        min_due_ms: int,
+        max_bytes: int,
+    ) -> tuple[list[LogPart], int]:
+        with self._connected() as connection:
+            rows, reached = self._log.read_due(
+                connection, topic_id, from_offset, until_offset, min_due_ms, max_bytes
             )
-            for row in rows
-        ]
+        return [_part(row) for row in rows], reached
 
     def close(self) -> None:
         """Give up the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _part(row: LogRow) -> LogPart:
+    content = row.content
+    return LogPart(row.key.base_offset, content.due_ms, content.batch(), content.accepted_at_ms)

@@ -22,11 +22,13 @@ import trio
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.logreader import LogReader
 from escapement.broker.ordered import OrderedSubscription
+from escapement.broker.ready import Rows
 from escapement.broker.shared import SharedSubscription
 from escapement.broker.subscription import HandOver, Subscription
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
+from escapement.message import MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.index import DelayedIndex, Key
 
@@ -201,14 +203,8 @@ class Pump:
                 if consumer.closed or not rows.height:
                     consumer.permits += hand.rows.height
                     return
-            fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets)
-            if fetch.in_memory:
-                batch = fetch.read()
-            else:
-                fresh = False
-                self._reschedule(topic)  # ack timeouts run while the disk is slow
-                batch = await self._run(fetch.read)
-            topic.sizes.saw(batch)
+            rows, batch, waited = await self._payloads(topic, subscription, rows)
+            fresh = fresh and not waited and rows.height == hand.rows.height
         # What was decided some time ago is not allowed any more once the lease has ended.
         if not self._may_dispatch():
             fresh = False
@@ -219,13 +215,13 @@ class Pump:
         if consumer.closed:
             return
         if not fresh:
-            there = hand.rows.pick(subscription.still_held(hand))
-            consumer.permits += hand.rows.height - there.height
-            if there.height < rows.height:
-                batch = batch.take(np.flatnonzero(np.isin(rows.offsets, there.offsets)))
-                rows = there
-                if not rows.height:
-                    return
+            held = hand.rows.pick(subscription.still_held(hand))
+            consumer.permits += hand.rows.height - held.height
+            if held.height < rows.height:
+                batch = batch.take(np.flatnonzero(np.isin(rows.offsets, held.offsets)))
+                rows = held
+            if not rows.height:
+                return
         if batch.size_bytes <= 2 * self._limits.deliver_bytes or rows.height == 1:
             consumer.outlet.deliver(
                 consumer.wire_id, rows, subscription.was_sent_before(rows), batch
@@ -237,3 +233,25 @@ class Pump:
             consumer.outlet.deliver(
                 consumer.wire_id, part, subscription.was_sent_before(part), batch.take(at)
             )
+
+    async def _payloads(
+        self, topic: Topic, subscription: Subscription, rows: Rows
+    ) -> tuple[Rows, MessageBatch, bool]:
+        """The messages of ``rows``, of which some may be gone; and whether it took a wait."""
+        fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets)
+        # What is still to be filled in may have left the index since it was found there.
+        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        if fetch.in_memory:
+            there, batch = fetch.read_there(*unfilled)
+        else:
+            self._reschedule(topic)  # ack timeouts run while the disk is slow
+            there, batch = await self._run(fetch.read_there, *unfilled)
+        if there is not None:
+            assert isinstance(subscription, SharedSubscription)
+            gone = np.ones(rows.height, bool)
+            gone[there] = False
+            subscription.await_fill(rows.offsets[gone])
+            rows = rows.pick(there)
+        if rows.height:
+            topic.sizes.saw(batch)
+        return rows, batch, not fetch.in_memory

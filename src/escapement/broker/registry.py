@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from escapement.broker.beginning import beginning
 from escapement.broker.changes import Changes, Transact
 from escapement.broker.namespaces import Namespaces
 from escapement.broker.producerbook import ProducerBook
@@ -22,6 +23,7 @@ from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import AlreadyExists, NotFound
 from escapement.names import TopicName
+from escapement.position import Position
 from escapement.storage import catalog, inbox
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.engine.base import Connection
@@ -207,42 +209,71 @@ class Registry:
         name: str,
         kind: catalog.Kind,
         *,
-        earliest: bool,
+        position: Position,
         policy: SubscriptionPolicy,
         serve: Callable[[SubscriptionRecord], None],
     ) -> SubscriptionRecord:
         """Make a subscription durable, then have it served.
 
-        At latest it begins with what is published or comes due from now on; at earliest
-        with everything, for which the log is read again up to here (``fill_until``).
-
         Raises:
           AlreadyExists: if the topic has one of this name.
+          InvalidRequest: if the position lies past the log's end.
         """
         async with self._changes.alone(topic.name.full):
             self._check_there(topic)
-            by_name = self._subscriptions.setdefault(topic.id, {})
-            if name in by_name:
+            if name in self._subscriptions.get(topic.id, {}):
                 raise AlreadyExists(f"{topic.name.full} has a subscription {name} already")
             now_ms = self._clock.now_ms()
-            end = topic.next_offset
-            rest: dict[str, Any] = {"start_offset": end, "start_due_ms": now_ms + 1}
-            if earliest:
-                fill = end if kind == "shared" else 0
-                rest = {"start_offset": 0, "start_due_ms": 0, "fill_until": fill}
-            topic.begin_subscribing()
-            try:
-                record = await self._changes.durably(
-                    lambda connection: catalog.create_subscription(
-                        connection, topic.id, name, kind, now_ms, policy=policy, **rest
-                    ),
-                    topic_id=topic.id,
-                )
-                by_name[name] = record
-                serve(record)
-            finally:
-                topic.subscribing -= 1
-            return record
+            begins = beginning(kind, position, topic.next_offset, now_ms)
+            return await self._begin(
+                topic,
+                lambda connection: catalog.create_subscription(
+                    connection, topic.id, name, kind, now_ms, policy=policy, **begins._asdict()
+                ),
+                serve,
+            )
+
+    async def seek_subscription(
+        self,
+        topic: Topic,
+        name: str,
+        position: Position,
+        serve: Callable[[SubscriptionRecord], None],
+    ) -> SubscriptionRecord:
+        """Have a subscription begin again elsewhere: as a new record in the old one's place.
+
+        Raises:
+          NotFound: if the topic has none of this name.
+          InvalidRequest: if the position lies past the log's end.
+        """
+        async with self._changes.alone(topic.name.full):
+            self._check_there(topic)
+            old = self.subscription_record(topic, name)
+            now_ms = self._clock.now_ms()
+            begins = beginning(old.kind, position, topic.next_offset, now_ms)
+            return await self._begin(
+                topic,
+                lambda connection: catalog.replace_subscription(
+                    connection, old, now_ms, **begins._asdict()
+                ),
+                serve,
+            )
+
+    async def _begin(
+        self,
+        topic: Topic,
+        statement: Callable[[Connection], SubscriptionRecord],
+        serve: Callable[[SubscriptionRecord], None],
+    ) -> SubscriptionRecord:
+        """Make a subscription's record durable, then have it served; nothing is forgotten."""
+        topic.begin_subscribing()
+        try:
+            record = await self._changes.durably(statement, topic_id=topic.id)
+            self._subscriptions.setdefault(topic.id, {})[record.name] = record
+            serve(record)
+        finally:
+            topic.subscribing -= 1
+        return record
 
     def subscription_record(self, topic: Topic, name: str) -> SubscriptionRecord:
         """What is stored of a subscription, as it began. Raises ``NotFound``."""

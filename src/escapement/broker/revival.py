@@ -93,7 +93,17 @@ class Revival:
         self._subscription(topic, record, new=True)
         self._on_change(topic)
 
-    def _subscription(self, topic: Topic, record: SubscriptionRecord, *, new: bool) -> None:
+    def replace_subscription(
+        self, topic: Topic, old: Subscription, record: SubscriptionRecord
+    ) -> Subscription:
+        """Serve a new subscription in an old one's place; consumers go over, nothing else does."""
+        del self.subscriptions[old.record.id]
+        new = self._subscription(topic, record, new=True)
+        new.consumers.extend(old.give_up())
+        self._on_change(topic)
+        return new
+
+    def _subscription(self, topic: Topic, record: SubscriptionRecord, *, new: bool) -> Subscription:
         now_ms = self._clock.now_ms()
         # Of a new subscription nothing was delivered yet.
         doubtful_until_ms = 0 if new else self.doubtful_until_ms
@@ -125,6 +135,7 @@ class Revival:
                 self._filler.add(topic, subscription)
         else:
             topic.add_ordered(subscription)
+        return subscription
 
     def _remember(self, subscription: Subscription, now_ms: int) -> None:
         subscription_id = subscription.record.id
@@ -141,4 +152,6 @@ class Revival:
 
 def _first_mark(topic: Topic, record: SubscriptionRecord) -> Key:
     """Where a new subscription begins to read: also what came while it was made durable."""
+    if record.start_offset < record.fill_until:
+        return KEY_MIN  # it wants messages by their offsets, whenever they were due
     return Key(min(record.start_due_ms, topic.accepted_since_ms), 0)

@@ -120,6 +120,18 @@ class SharedSubscription(Subscription):
         elif self.mark is None or key < self.mark:
             self.mark = key
 
+    def await_fill(self, offsets: Int64s) -> None:
+        """These were handed out, but have left the index before the fill came to them.
+
+        They were done for all others when a checkpoint or a merge began, and are no longer
+        for this subscription. The fill brings them again, or has just done so.
+        """
+        rows = self.in_flight.take_back(offsets)
+        self.held.discard(rows.offsets)
+        if rows.height:
+            first = rows.in_order()
+            self.fall_behind(Key(int(first.due_ms[0]), int(first.offsets[0])))
+
     def _take(self, due_ms: Int64s, offsets: Int64s) -> Key | None:
         """Hold what has room; returns the first key that has none."""
         due_ms, offsets = self._fresh(due_ms, offsets)

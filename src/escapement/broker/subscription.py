@@ -142,6 +142,12 @@ class Subscription(ABC):
         rows = self.in_flight.take_back_consumer(consumer.id)
         self._return(rows, np.full(rows.height, now_ms), now_ms)
 
+    def give_up(self) -> list[Consumer]:
+        """Another takes this one's place: its consumers; nothing is in their hands any more."""
+        consumers, self.consumers = self.consumers, []
+        self.in_flight = InFlight()
+        return consumers
+
     # -- acknowledgements --------------------------------------------------------
 
     def acknowledge(self, offsets: Int64s, done: Callable[[int], None] | None) -> int:

@@ -322,15 +322,14 @@ class Topic:
     def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
         """Which messages a checkpoint must write; bool[n].
 
-        With shared subscriptions: what one of them is to get and has not durably
-        acknowledged. Without: what is not yet due, because one may still come. And
-        everything while a subscription is being made that may want what arrives meanwhile.
+        What is not yet due, because a subscription may still come, or be sought, that wants
+        it, whoever has acknowledged it before its time; what a shared subscription is to
+        get and has not durably acknowledged; and everything while a subscription is being
+        made that may want what arrives meanwhile.
         """
         if self.subscribing:
             return np.ones(len(offsets), bool)
-        if not self.shared:
-            return due_ms > now_ms
-        live = np.zeros(len(offsets), bool)
+        live = due_ms > now_ms
         for subscription in self.shared.values():
             wanted = subscription.covers(due_ms, offsets)
             wanted &= ~subscription.durably_acked(offsets)

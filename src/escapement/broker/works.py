@@ -84,6 +84,7 @@ class Works:
             self.revival,
             self.pipeline,
             self.pump,
+            self.reader,
             clock,
             config.limits,
             config.ack_wait_ms,
@@ -135,7 +136,7 @@ class Works:
             run,
             limits.checkpoint_interval_s,
         )
-        self._compactor = Compactor(ground.index, self.registry, run)
+        self._compactor = Compactor(ground.index, self.registry, clock, run)
         self._housekeeper = Housekeeper(
             engine,
             lease,
@@ -150,13 +151,13 @@ class Works:
     def _move(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
         """The parts that move messages towards their consumers."""
         clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
-        self._reader = LogReader(engine, ground.log, run, ground.connection)
+        self.reader = LogReader(engine, ground.log, run, ground.connection)
         self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
         self.pump = Pump(
-            ground.index, clock, limits, run, self._reader, self._may_dispatch, self.reschedule
+            ground.index, clock, limits, run, self.reader, self._may_dispatch, self.reschedule
         )
         self._filler = Filler(
-            ground.index, clock, self._reader, self.checkpointer.room, self._filled
+            ground.index, clock, self.reader, self.checkpointer.room, self._filled
         )
         self.revival = Revival(
             self.pipeline,
@@ -204,7 +205,7 @@ class Works:
 
     def close(self) -> None:
         """Give up what is open, after the end."""
-        self._reader.close()
+        self.reader.close()
         self.checkpointer.close()
         self.postman.close()
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from functools import wraps
 from typing import Any, Final
 
 import click
 
-from escapement.cli.parameters import positive_duration_ms
+from escapement.cli.parameters import moment, place, positive_duration_ms
 from escapement.cli.policy import policy_options
 from escapement.cli.remote import DEFAULT_BROKER, broker_address, with_broker
 from escapement.cli.table import print_record, print_rows
+from escapement.client import schedule
+from escapement.client.schedule import Where
 from escapement.storage.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 
 _NAMESPACE_COLUMNS: Final = ("namespace", "delays_enabled", "granularity_ms", "tick_ms")
@@ -349,7 +352,13 @@ def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[
     )
 
 
-@_verb(subscriptions, "create", "shop/eu/orders billing", "orders audit --from earliest")
+@_verb(
+    subscriptions,
+    "create",
+    "shop/eu/orders billing",
+    "orders audit --from earliest",
+    "orders since --from 2026-12-24T18:00Z",
+)
 @click.option(
     "--kind",
     type=click.Choice(["shared", "exclusive", "failover"]),
@@ -359,17 +368,21 @@ def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[
 )
 @click.option(
     "--from",
+    "--position",
     "position",
-    type=click.Choice(["latest", "earliest"]),
+    type=place,
+    metavar="POSITION",
     default="latest",
     show_default=True,
-    help="Latest begins with what comes due from now on, earliest with the first message kept.",
+    help="latest begins with what comes due from now on, earliest with the first message kept; "
+    "an offset, or a time such as 2026-12-24T18:00Z: what is due from then on, if it is shared, "
+    "and otherwise what was accepted from then on.",
 )
 @policy_options(SubscriptionPolicy)
 @_topic
 @click.argument("subscription")
 def create_subscription(
-    desk: Desk, topic: str, subscription: str, kind: str, position: str, policy: dict[str, Any]
+    desk: Desk, topic: str, subscription: str, kind: str, position: Where, policy: dict[str, Any]
 ) -> None:
     """Create a subscription, and its topic if need be."""
     desk.ask(
@@ -378,8 +391,53 @@ def create_subscription(
         topic=topic,
         subscription=subscription,
         kind=kind,
-        position=position,
+        position=str(schedule.position(position)),
         policy=policy,
+    )
+
+
+@_verb(
+    subscriptions,
+    "seek",
+    "shop/eu/orders billing --earliest",
+    "orders audit --offset 4711",
+    "orders audit --time 2026-12-24T18:00+01:00",
+)
+@click.option("--offset", type=click.IntRange(min=0), help="Begin with this message.")
+@click.option(
+    "--time",
+    type=moment,
+    metavar="TIME",
+    help="Begin with what is due from then on, if it is shared, and otherwise with what was "
+    "accepted from then on.",
+)
+@click.option("--earliest", is_flag=True, help="Begin with the first message kept.")
+@click.option("--latest", is_flag=True, help="Begin with what comes from now on.")
+@_topic
+@click.argument("subscription")
+def seek_subscription(
+    desk: Desk,
+    topic: str,
+    subscription: str,
+    offset: int | None,
+    time: datetime | None,
+    earliest: bool,
+    latest: bool,
+) -> None:
+    """Have a subscription begin again elsewhere; its consumers stay.
+
+    What it has acknowledged is forgotten, what it has handed out is taken back.
+    """
+    words = "earliest" if earliest else None, "latest" if latest else None
+    places: list[Where] = [given for given in (*words, offset, time) if given is not None]
+    if len(places) != 1:
+        raise click.UsageError("Say one of --offset, --time, --earliest and --latest.")
+    desk.ask(
+        "subscriptions.seek",
+        print_record,
+        topic=topic,
+        subscription=subscription,
+        position=str(schedule.position(places[0])),
     )
 
 

@@ -12,10 +12,12 @@ from typing import Any, Final
 import click
 import trio
 
+from escapement.cli.parameters import place
 from escapement.cli.remote import broker_option, with_broker
 from escapement.client.batch import Message
 from escapement.client.broker import Broker
 from escapement.client.inbox import Inbox
+from escapement.client.schedule import Where
 
 # Messages that wait in memory here; more only delay other consumers.
 _PERMITS: Final = 1000
@@ -38,10 +40,12 @@ _PERMITS: Final = 1000
 @click.option(
     "--from",
     "position",
-    type=click.Choice(["latest", "earliest"]),
+    type=place,
+    metavar="POSITION",
     default="latest",
     show_default=True,
-    help="Where the subscription begins if it is new.",
+    help="Where the subscription begins if it is new: latest, earliest, an offset, or a time "
+    "such as 2026-12-24T18:00Z.",
 )
 @click.option(
     "--kind",
@@ -63,7 +67,7 @@ def consume(
     topic: str,
     subscription: str,
     count: int | None,
-    position: str,
+    position: Where,
     kind: str,
     output: str,
     at_broker: tuple[str, int],

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from escapement.client.schedule import Where
 from escapement.durations import parse
 from escapement.errors import InvalidRequest
 from escapement.protocol.limits import DEFAULT_PORT
@@ -84,6 +85,15 @@ def moment(text: str) -> datetime:
             "Add an offset such as +01:00, or Z for UTC."
         )
     return at
+
+
+def place(text: str) -> Where:
+    """Where a subscription begins: latest, earliest, an offset, or a time."""
+    if text in ("latest", "earliest"):
+        return text
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    return moment(text)
 
 
 def _bytes(text: str) -> int | None:

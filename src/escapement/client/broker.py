@@ -15,7 +15,7 @@ from escapement.client.line import Line
 from escapement.client.link import Stream, StreamFactory
 from escapement.client.outbox import Bounds
 from escapement.client.producer import Producer
-from escapement.client.schedule import Delay
+from escapement.client.schedule import Delay, Where
 from escapement.client.serializers import SerializerLike
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected, InvalidRequest
@@ -111,7 +111,7 @@ class Broker:
         subscription: str,
         *,
         kind: str = "shared",
-        position: str = "latest",
+        position: Where = "latest",
         permits: int = 1000,
         ack_wait: Delay | None = None,
         serializer: SerializerLike = bytes,
@@ -126,7 +126,8 @@ class Broker:
           topic: as for ``producer``.
           subscription: its name.
           kind: shared, exclusive or failover.
-          position: where a new subscription begins, latest or earliest.
+          position: where a new subscription begins: latest, earliest, an offset, or an aware
+            datetime (shared: what is due from then on; otherwise: accepted from then on).
           permits: how many messages may wait here, beyond those taken out.
           ack_wait: how long a message may go unacknowledged; None is the
             subscription's.

@@ -28,7 +28,7 @@ from escapement.client.batch import Batch, Message
 from escapement.client.line import Answer, Line
 from escapement.client.promise import Promise
 from escapement.client.retry import Retry
-from escapement.client.schedule import Delay
+from escapement.client.schedule import Delay, Where
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.client.tray import Tray
 from escapement.errors import Disconnected, EscapementError, InvalidRequest
@@ -58,7 +58,7 @@ class Inbox(Attached):
         subscription: str,
         *,
         kind: str,
-        position: str,
+        position: Where,
         permits: int,
         ack_wait_ms: int,
         choice: SerializerLike,
@@ -69,14 +69,12 @@ class Inbox(Attached):
             raise InvalidRequest(f"permits are 1 to {MAX_PERMITS}, not {permits}")
         if kind not in ("shared", "exclusive", "failover"):
             raise InvalidRequest(f"a subscription is shared, exclusive or failover, not {kind!r}")
-        if position not in ("latest", "earliest"):
-            raise InvalidRequest(f"a subscription begins at latest or earliest, not {position!r}")
         self.topic = TopicName.parse(topic).full
         self.subscription: Final = check_name("subscription", subscription)
         self.name: Final = check_name("consumer", name) if name else ""
         self.active = kind != "failover"  # of a failover: whether it is the one that receives
         self._kind = kind
-        self._position = position
+        self._position: Final = str(schedule.position(position))
         self._ack_wait_ms = ack_wait_ms
         self.loads = serializer(choice).loads
         self._tray = Tray(permits)
@@ -88,6 +86,7 @@ class Inbox(Attached):
         self._releases: list[tuple[Int64s, int]] = []
         self._untried: Int64s | None = None  # at the end: what nobody took out of here
         self._closed = False  # by this side
+        self.rewinds = 0  # how often what was delivered was taken back by a seek
 
     # -- taking out ------------------------------------------------------------------
 
@@ -197,6 +196,27 @@ class Inbox(Attached):
             return 0
         assert isinstance(answer, wire.Acked)
         return answer.count
+
+    async def seek(self, position: Where) -> None:
+        """Have the subscription begin again: at latest, earliest, an offset, or a datetime.
+
+        It is as if the subscription were deleted and made again there, but that its settings
+        and consumers stay. What it has delivered is taken back, from all of its consumers;
+        what waits here is dropped. Attempts count from 1 again. A message taken out before
+        and acknowledged after this counts as acknowledged.
+
+        Raises:
+          InvalidRequest: for an offset past the log's end.
+          Disconnected: if no answer came; whether it was sought is not known.
+        """
+        where = str(schedule.position(position))
+        await self.flush()  # what was acknowledged before belongs to before
+        arguments = {
+            "topic": self.topic,
+            "subscription": self.subscription,
+            "position": where,
+        }
+        await self._line.ask(lambda number: wire.Admin(number, "subscriptions.seek", arguments))
 
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is answered, one way or the other."""
@@ -361,8 +381,18 @@ class Inbox(Attached):
                 self._deliver(command)
             case wire.ConsumerActive():
                 self.active = command.active
+            case wire.ConsumerRewound():
+                self._rewound()
             case wire.ConsumerClosed():
                 self._refused(command.error())
+
+    def _rewound(self) -> None:
+        if self._state is State.READY:
+            self.rewinds += 1
+            self._nacks.clear()
+            self._releases.clear()
+            if permits := self._tray.drop():
+                self._line.send(wire.Flow(self.id, permits))
 
     def _deliver(self, command: wire.Deliver) -> None:
         if self._state is not State.READY:

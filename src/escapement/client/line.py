@@ -250,6 +250,7 @@ class Line:
                 | wire.ProducerClosed(producer_id=id)
                 | wire.Deliver(consumer_id=id)
                 | wire.ConsumerActive(consumer_id=id)
+                | wire.ConsumerRewound(consumer_id=id)
                 | wire.ConsumerClosed(consumer_id=id)
             ):
                 # What came for one that we have closed meanwhile is for nobody.

@@ -17,7 +17,10 @@ import numpy.typing as npt
 from escapement.durations import of, parse
 from escapement.errors import InvalidRequest, NaiveDatetime
 from escapement.message import NO_TIME, NO_TIMES, Int64s, Times
+from escapement.position import EARLIEST, LATEST, Position
 
+# "latest", "earliest", an offset, or an aware datetime.
+Where = str | int | datetime
 # A timedelta, ``(3, "minutes")``, or text as in settings: "3m".
 Delay = timedelta | tuple[int | float, str] | str
 
@@ -52,6 +55,26 @@ def at_ms(at: datetime) -> int:
     if at.utcoffset() is None:
         raise NaiveDatetime(f"{at} has no time zone: which moment it names is not known")
     return max(0, -((_EPOCH - at) // _MILLISECOND))
+
+
+def position(where: Where) -> Position:
+    """A place to begin: latest, earliest, an offset, or an aware datetime.
+
+    Raises:
+      NaiveDatetime: if it is a time without a zone.
+      InvalidRequest: if it is no place.
+    """
+    if isinstance(where, datetime):
+        return Position("time", at_ms(where))
+    if type(where) is int:
+        return Position("offset", where)
+    if where == "latest":
+        return LATEST
+    if where == "earliest":
+        return EARLIEST
+    raise InvalidRequest(
+        f"a subscription begins at latest, earliest, an offset or a datetime, not {where!r}"
+    )
 
 
 def one(delay: Delay | None, at: datetime | None) -> tuple[int, int]:

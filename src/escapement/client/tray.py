@@ -96,6 +96,14 @@ class Tray:
         self._credit += taken
         return taken
 
+    def drop(self) -> int:
+        """Drop what waits; returns the credit to give for it and for all that was taken out."""
+        self._waiting.clear()
+        self._current = None
+        given = self._permits - self._credit
+        self._credit, self._taken = self._permits, 0
+        return given
+
     def clear(self) -> None:
         """Drop what waits: it will come again, or never."""
         self._waiting.clear()

@@ -14,7 +14,9 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from escapement.errors import InvalidRequest
 from escapement.message import Buffer, Int64s
+from escapement.position import Position
 from escapement.protocol import columns
 from escapement.protocol.limits import (
     MAX_ACK_ROWS,
@@ -92,6 +94,21 @@ class Choice:
     def read(self, value: Any) -> str:
         if type(value) is not str or value not in self.words:
             raise ValueError(f"is not one of {', '.join(self.words)}")
+        return value
+
+    write = read
+
+
+class Place:
+    """Where a subscription begins: see ``escapement.position``."""
+
+    def read(self, value: Any) -> str:
+        if type(value) is not str:
+            raise ValueError(f"is {type(value).__name__}, not a string")
+        try:
+            Position.parse(value)
+        except InvalidRequest as error:
+            raise ValueError(f"cannot be meant: {error}") from None
         return value
 
     write = read

@@ -211,6 +211,36 @@ def update_subscription(connection: Connection, subscription: SubscriptionRecord
     )
 
 
+def replace_subscription(
+    connection: Connection,
+    old: SubscriptionRecord,
+    now_ms: int,
+    *,
+    start_offset: int,
+    start_due_ms: int,
+    fill_from: int,
+    fill_until: int,
+) -> SubscriptionRecord:
+    """Put a new subscription, which has acknowledged nothing, in an old one's place.
+
+    It has its name, kind and settings. What the journal says of the old id means nothing
+    any more, and its rows are freed by ``removal``. Raises ``NotFound``.
+    """
+    delete_subscription(connection, old.id)
+    return create_subscription(
+        connection,
+        old.topic_id,
+        old.name,
+        old.kind,
+        now_ms,
+        start_offset=start_offset,
+        start_due_ms=start_due_ms,
+        fill_from=fill_from,
+        fill_until=fill_until,
+        policy=old.policy,
+    )
+
+
 def delete_subscription(connection: Connection, subscription_id: int) -> None:
     """The subscription ceases to be; its rows are freed by ``removal``. Raises ``NotFound``."""
     _touch(

@@ -32,6 +32,8 @@ GENERATION_SIZE_BYTES: Final = 8 << 30
 DAY_MS: Final = 86_400_000
 # Rows whose keys and sizes are asked for at once, before their data.
 _KEYS_AT_ONCE: Final = 256
+# Rows looked at by one read, wanted or not.
+_KEYS_AT_MOST: Final = 4096
 # Offsets are below this.
 _NO_END: Final = (1 << 63) - 1
 # Ranges of one SELECT: the statement's text stays short, the server's optimizer exact.
@@ -202,17 +204,58 @@ class Log:
         what is known to be committed. At least one row is given, if there is one, and
         no more than ``max_bytes`` beyond it.
         """
-        budget = max_bytes
+        return self.read_due(connection, topic_id, from_offset, until_offset, 0, max_bytes)[0]
+
+    def read_due(
+        self,
+        connection: Connection,
+        topic_id: int,
+        from_offset: int,
+        until_offset: int,
+        min_due_ms: int,
+        max_bytes: int,
+    ) -> tuple[list[LogRow], int]:
+        """As ``read``, without rows of which all messages are due before ``min_due_ms``.
+
+        Returns the rows, of which there may be none, and the offset to go on from.
+        """
+        budget, looked = max_bytes, 0
         keys: list[RowKey] = []
+        reached = from_offset
         for generation, low in self._start(connection, topic_id, from_offset):
-            for key in _keys_of_topic(connection, generation, topic_id, low, until_offset):
-                if key.base_offset + key.message_count <= from_offset:
+            for key, max_due_ms in _dated_keys(connection, generation, topic_id, low, until_offset):
+                end = key.base_offset + key.message_count
+                if end <= from_offset:
                     continue
-                if keys and key.size_bytes > budget:
-                    return self._fetch_found(connection, keys)
-                keys.append(key)
-                budget -= key.size_bytes
-        return self._fetch_found(connection, keys)
+                wanted = max_due_ms >= min_due_ms
+                if looked == _KEYS_AT_MOST or (wanted and keys and key.size_bytes > budget):
+                    return self._fetch_found(connection, keys), reached
+                if wanted:
+                    keys.append(key)
+                    budget -= key.size_bytes
+                reached = end
+                looked += 1
+        return self._fetch_found(connection, keys), max(reached, until_offset)
+
+    def first_accepted(
+        self, connection: Connection, topic_id: int, at_ms: int, until_offset: int
+    ) -> int:
+        """The first offset of a row accepted at ``at_ms`` or later, else ``until_offset``.
+
+        Found by halving: where the wall clock was set back, of the places between an earlier
+        and a later row one is found, not necessarily the first.
+        """
+        found = until_offset
+        for generation in reversed(self._generations):
+            row = _row_from(connection, generation, topic_id, 0, until_offset)
+            if row is None:
+                continue
+            base_offset, end_offset, accepted_at_ms = row
+            if accepted_at_ms < at_ms:
+                later = _first_accepted(connection, generation, topic_id, at_ms, end_offset, found)
+                return found if later is None else later
+            found = base_offset
+        return found
 
     def read_rows(
         self, connection: Connection, keys: Iterable[RowKey], max_bytes: int
@@ -314,19 +357,41 @@ def _keys_of_topic(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> Iterator[RowKey]:
     """The keys of one topic in one generation, from base offset ``low`` on."""
+    for key, _ in _dated_keys(connection, generation, topic_id, low, until):
+        yield key
+
+
+def _dated_keys(
+    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
+) -> Iterator[tuple[RowKey, int]]:
+    """The same, each with when the last of its messages is due."""
     while True:
         rows = connection.execute(
-            "SELECT topic_id, base_offset, message_count, size_bytes"
+            "SELECT topic_id, base_offset, message_count, size_bytes, max_due_ms"
             f" FROM {generation.table(topic_id)}"
             " WHERE topic_id = ? AND base_offset >= ? AND base_offset < ?"
             f" ORDER BY base_offset LIMIT {_KEYS_AT_ONCE}",
             (topic_id, low, until),
         ).rows
-        for row in rows:
-            yield RowKey(generation.id, *row)
+        for *row, max_due_ms in rows:
+            yield RowKey(generation.id, *row), max_due_ms
         if len(rows) < _KEYS_AT_ONCE:
             return
         low = rows[-1][1] + 1
+
+
+def _row_from(
+    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
+) -> tuple[int, int, int] | None:
+    """A topic's first row that begins in ``[low, until)``: its ends, when it was accepted."""
+    rows = connection.execute(
+        "SELECT base_offset, base_offset + message_count, accepted_at_ms"
+        f" FROM {generation.table(topic_id)}"
+        " WHERE topic_id = ? AND base_offset >= ? AND base_offset < ?"
+        " ORDER BY base_offset LIMIT 1",
+        (topic_id, low, until),
+    ).rows
+    return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
 def _keys_of_shard(connection: Connection, generation: Generation, shard: int) -> Iterator[RowKey]:
@@ -346,6 +411,22 @@ def _keys_of_shard(connection: Connection, generation: Generation, shard: int) -
         # The page ended inside a topic: its rest, then the topics after it.
         topic_id, base_offset = rows[-1][:2]
         yield from _keys_of_topic(connection, generation, topic_id, base_offset + 1, _NO_END)
+
+
+def _first_accepted(
+    connection: Connection, generation: Generation, topic_id: int, at_ms: int, low: int, high: int
+) -> int | None:
+    """The first offset of a row in ``[low, high)`` accepted at ``at_ms`` or later."""
+    found = None
+    while low < high:
+        middle = (low + high) // 2
+        row = _row_from(connection, generation, topic_id, middle, high)
+        if row is not None and row[2] < at_ms:
+            low = row[1]
+        else:
+            found = found if row is None else row[0]
+            high = middle
+    return found
 
 
 def _ranges(keys: Sequence[RowKey]) -> list[tuple[int, int, int]]:

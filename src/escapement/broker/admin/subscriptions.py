@@ -12,6 +12,7 @@ from escapement.broker.subscription import Subscription
 from escapement.broker.topic import Topic
 from escapement.errors import Conflict, NotFound
 from escapement.names import TopicName
+from escapement.position import Position
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.policy import SubscriptionPolicy
 
@@ -41,7 +42,7 @@ async def _create_subscription(broker: Broker, given: Arguments) -> Plain:
     name = TopicName.parse(given.text("topic"))
     subscription = given.text("subscription")
     kind = given.choice("kind", ("shared", "exclusive", "failover"))
-    position = given.choice("position", ("latest", "earliest"))
+    position = Position.parse(given.optional_text("position") or "latest")
     policy = SubscriptionPolicy().updated(given.map("policy"))
     given.end()
     topic = await broker.registry.ensure_topic(name)
@@ -49,10 +50,19 @@ async def _create_subscription(broker: Broker, given: Arguments) -> Plain:
         topic,
         subscription,
         kind,  # type: ignore[arg-type]
-        earliest=position == "earliest",
-        policy=policy,
+        position,
+        policy,
     )
     return {"topic": name.full, "subscription": subscription}
+
+
+async def _seek_subscription(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    name = given.text("subscription")
+    position = Position.parse(given.text("position"))
+    given.end()
+    await broker.consuming.seek(topic, name, position)
+    return {"topic": topic.name.full, "subscription": name, "position": str(position)}
 
 
 async def _delete_subscription(broker: Broker, given: Arguments) -> Plain:
@@ -105,5 +115,6 @@ VERBS: Final[dict[str, Verb]] = {
     "subscriptions.get": _get_subscription,
     "subscriptions.update": _update_subscription,
     "subscriptions.create": _create_subscription,
+    "subscriptions.seek": _seek_subscription,
     "subscriptions.delete": _delete_subscription,
 }

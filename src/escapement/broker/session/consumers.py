@@ -15,6 +15,7 @@ from escapement.broker.session.handles import Handles
 from escapement.broker.session.outbound import Outbound
 from escapement.errors import EscapementError, InvalidRequest, LimitExceeded
 from escapement.message import Int64s, MessageBatch
+from escapement.position import Position
 from escapement.protocol import commands as wire
 from escapement.protocol.limits import MAX_PERMITS
 from escapement.storage.catalog import Kind
@@ -60,7 +61,7 @@ class Consumers(Desk):
                 command.topic,
                 command.subscription,
                 kind=cast(Kind, command.kind),
-                position=command.position,
+                position=Position.parse(command.position),
                 ack_wait_ms=command.ack_wait_ms,
                 consumer_name=command.consumer_name,
                 wire_id=command.consumer_id,
@@ -166,6 +167,10 @@ class Consumers(Desk):
     def active(self, consumer_id: int, active: bool) -> None:
         """Tell a consumer whether it is its turn."""
         self._outbound.send(wire.ConsumerActive(consumer_id, active))
+
+    def rewound(self, consumer_id: int) -> None:
+        """Tell a consumer that what it was sent is taken back."""
+        self._outbound.send(wire.ConsumerRewound(consumer_id))
 
     def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
         """Tell a consumer that the broker ended it, and why."""

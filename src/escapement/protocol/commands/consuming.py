@@ -29,6 +29,7 @@ from escapement.protocol.fields import (
     OptionalAckColumn,
     OptionalId,
     OptionalName,
+    Place,
     Topic,
 )
 from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_PERMITS
@@ -48,7 +49,7 @@ class Subscribe(Command):
     topic: Topic
     subscription: Name
     kind: Annotated[str, Choice(("shared", "exclusive", "failover"))]
-    position: Annotated[str, Choice(("latest", "earliest"))]
+    position: Annotated[str, Place()]
     ack_wait_ms: Count
     consumer_name: OptionalName
 
@@ -230,3 +231,14 @@ class Release(Command):
     delay_ms: Count
 
     MAX_BYTES = MAX_FRAME_BYTES
+
+
+@command(32, "broker")
+@dataclass(frozen=True, slots=True)
+class ConsumerRewound(Command):
+    """The subscription was sought: what it delivered before this is taken back.
+
+    What the consumer has not taken out is dropped, and its credit given anew.
+    """
+
+    consumer_id: Id

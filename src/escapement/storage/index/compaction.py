@@ -72,6 +72,7 @@ class Job:
     dead_file: str
     dead_checksum: int
     dead_counts: dict[str, int]  # topic id -> how many dead offsets the file has for it
+    due_until_ms: int  # what is due later is kept, dead or not
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -106,6 +107,7 @@ class Compaction:
         output: Path,
         dropped: Collection[int],
         block_rows: int,
+        due_until_ms: int,
         manifest: ManifestFile,
         cache: BlockCache,
         failpoint: Failpoint,
@@ -116,6 +118,7 @@ class Compaction:
         self._output = output
         self._dropped = set(dropped)
         self._block_rows = block_rows
+        self._due_until_ms = due_until_ms
         self._manifest = manifest
         self._cache = cache
         self._failpoint = failpoint
@@ -140,7 +143,9 @@ class Compaction:
         return [TopicRange(t, *found[t]) for t in sorted(found) if t not in self._dropped]
 
     def exclude(self, topic_id: int, offsets: Int64s | None) -> None:
-        """Leave these offsets of a topic out, or with None all of it; blocking.
+        """Leave these offsets of a topic out, as far as they are due, or with None all of it.
+
+        Blocking.
 
         Topics ascend from call to call, and so do the offsets of a topic, which may come
         in several pieces.
@@ -209,6 +214,7 @@ class Compaction:
             str(self._dead_path) if self._dead_counts else "",
             self._dead_checksum,
             {str(topic_id): count for topic_id, count in self._dead_counts.items()},
+            self._due_until_ms,
         )
 
     @property
@@ -253,6 +259,7 @@ class _Dead:
     """The dead offsets of a job, mapped from its file."""
 
     def __init__(self, job: Job) -> None:
+        self._due_until_ms = job.due_until_ms
         self._starts: dict[int, tuple[int, int]] = {}
         self._offsets: Int64s = np.zeros(0, np.int64)
         if not job.dead_file:
@@ -265,14 +272,15 @@ class _Dead:
             self._starts[int(topic_id)] = (at, at + count)
             at += count
 
-    def keep(self, topic_id: int, offsets: Int64s) -> Bools | None:
-        """Which of the offsets are not dead; None if all are kept."""
+    def keep(self, topic_id: int, keys: Keys) -> Bools | None:
+        """Which of the keys are not dead, or not yet due; None if all are kept."""
+        due_ms, offsets = keys
         low, high = self._starts.get(topic_id, (0, 0))
         if low == high:
             return None
         dead = self._offsets[low:high]
         row = np.minimum(dead.searchsorted(offsets), len(dead) - 1)
-        return np.asarray(dead[row] != offsets)
+        return np.asarray((dead[row] != offsets) | (due_ms > self._due_until_ms))
 
 
 def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
@@ -313,7 +321,7 @@ def _merge_topic(
         plan = Plan(spans, at, KEY_MAX, _WINDOW_ROWS)
         keys = plan.read()
         at = plan.stop
-        keep = dead.keep(topic_id, keys[1])
+        keep = dead.keep(topic_id, keys)
         waiting.append(keys if keep is None else (keys[0][keep], keys[1][keep]))
         # Where little is live, windows are gathered so that blocks are full.
         if at == KEY_MAX or sum(len(due_ms) for due_ms, _ in waiting) >= _WINDOW_ROWS:

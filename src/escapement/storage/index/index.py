@@ -322,8 +322,10 @@ class DelayedIndex:
         sizes = [size_of(segment, self._dropped, live) for segment in self._segments]
         return choose(sizes, self.limits.max_segments, self.limits.merge_width)
 
-    def begin_compaction(self, names: Collection[str]) -> Compaction:
-        """Begin to merge the segments named.
+    def begin_compaction(
+        self, names: Collection[str], due_until_ms: int = MAX_DUE_MS
+    ) -> Compaction:
+        """Begin to merge the segments named; what is due after ``due_until_ms`` is kept.
 
         Follow with ``exclude`` for what is dead in its ``ranges()``, then ``run``, then
         ``finish``, then :meth:`install_compaction`; or :meth:`abandon_compaction`.
@@ -336,6 +338,7 @@ class DelayedIndex:
             self._next_path(),
             self._dropped,
             self.limits.block_rows,
+            due_until_ms,
             self._manifest,
             self._cache,
             self._failpoint,

@@ -145,8 +145,34 @@ class Fetch:
 
         Raises:
           IndexDamaged: a block fails its checksum, or a key is in no source (which an
-            intact index never shows for a key that a plan returned).
+            intact index never shows for a key that a plan returned and somebody wants).
         """
+        return self.read_there(0, 0)[1]
+
+    def read_there(self, low: int, high: int) -> tuple[Int64s | None, MessageBatch]:
+        """As ``read``, but that messages with offsets in ``[low, high)`` may be gone. Blocking.
+
+        Returns which rows are there, ascending, None for all; and these.
+        """
+        picks, missing = self._find()
+        count = len(self._due_ms)
+        if not len(missing):
+            return None, assemble(count, picks)
+        offsets = self._offsets[missing]
+        lost = int(((offsets < low) | (offsets >= high)).sum())
+        if lost:
+            raise IndexDamaged(
+                f"the delayed index lacks {lost} of {count} messages of topic"
+                f" {self._topic_id} that were asked for; it must be rebuilt from the log"
+            )
+        there = np.ones(count, np.bool_)
+        there[missing] = False
+        place = np.cumsum(there) - 1
+        moved = [Pick(place[pick.places], pick.columns, pick.rows) for pick in picks]
+        return np.flatnonzero(there), assemble(int(there.sum()), moved)
+
+    def _find(self) -> tuple[list[Pick], Int64s]:
+        """Where the messages are, and which rows are nowhere."""
         count = len(self._due_ms)
         order = None
         if self._disk and not is_sorted(self._due_ms, self._offsets):
@@ -164,9 +190,4 @@ class Fetch:
                 left[places] = False
                 picks.append(Pick(missing[places], columns, rows))
             missing = missing[left]
-        if len(missing):
-            raise IndexDamaged(
-                f"the delayed index lacks {len(missing)} of {count} messages of topic"
-                f" {self._topic_id} that were asked for; it must be rebuilt from the log"
-            )
-        return assemble(count, picks)
+        return picks, missing
