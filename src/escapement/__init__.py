@@ -1,16 +1,13 @@
 """escapement: a delayed-delivery message broker with MySQL as its durable log.
 
 This is the package's face: ``connect`` and what it leads to. The blocking twin is
-``escapement.sync.connect``.
+``escapement.sync.connect``. What needs numpy and trio is imported when it is first asked
+for: the command line imports this package too, and answers ``--help`` without them.
 """
 
-from escapement.client.batch import Batch, Message
-from escapement.client.broker import Broker, connect
-from escapement.client.inbox import Inbox
-from escapement.client.producer import Producer
-from escapement.client.receipt import Pending, Receipt, Receipts
-from escapement.client.serializers import JSON, MSGPACK, Serializer
-from escapement.client.settings import Settings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from escapement.errors import (
     AlreadyExists,
     Busy,
@@ -29,7 +26,36 @@ from escapement.errors import (
     StorageReadOnly,
     StorageUnavailable,
 )
-from escapement.message import Blobs, MessageBatch, MessageId, Times
+
+if TYPE_CHECKING:
+    from escapement.client.batch import Batch, Message
+    from escapement.client.broker import Broker, connect
+    from escapement.client.inbox import Inbox
+    from escapement.client.producer import Producer
+    from escapement.client.receipt import Pending, Receipt, Receipts
+    from escapement.client.serializers import JSON, MSGPACK, Serializer
+    from escapement.client.settings import Settings
+    from escapement.message import Blobs, MessageBatch, MessageId, Times
+else:
+    _HOMES: Final = {
+        "escapement.client.batch": ("Batch", "Message"),
+        "escapement.client.broker": ("Broker", "connect"),
+        "escapement.client.inbox": ("Inbox",),
+        "escapement.client.producer": ("Producer",),
+        "escapement.client.receipt": ("Pending", "Receipt", "Receipts"),
+        "escapement.client.serializers": ("JSON", "MSGPACK", "Serializer"),
+        "escapement.client.settings": ("Settings",),
+        "escapement.message": ("Blobs", "MessageBatch", "MessageId", "Times"),
+    }
+    _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(home), name)
+        return value
+
 
 __all__ = [
     "JSON",

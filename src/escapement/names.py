@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
+from uuid import uuid4
 
 from escapement.errors import InvalidRequest
 
@@ -29,6 +30,8 @@ from escapement.errors import InvalidRequest
 MAX_NAME_LENGTH: Final = 200
 DEFAULT_TENANT: Final = "public"
 DEFAULT_NAMESPACE: Final = "default"
+# How the names begin that producers get who are given none.
+_ANONYMOUS: Final = "anonymous-"
 
 _SCHEME: Final = "persistent://"
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
@@ -48,6 +51,16 @@ def check_name(kind: str, text: str) -> str:
             "A-Z a-z 0-9 . _ - are allowed, but not '.' or '..' alone"
         )
     return text
+
+
+def anonymous_name() -> str:
+    """A name for who is not to be found again once it is gone."""
+    return _ANONYMOUS + uuid4().hex
+
+
+def is_anonymous(name: str) -> bool:
+    """Whether this is a name that nobody chose."""
+    return name.startswith(_ANONYMOUS)
 
 
 @dataclass(frozen=True, slots=True, order=True)

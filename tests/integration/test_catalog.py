@@ -102,14 +102,28 @@ def test_a_topic_id_is_never_used_again(connection: Connection) -> None:
 
 
 def test_opening_a_producer_again_fences_the_one_before(connection: Connection) -> None:
-    first = producers.open_producer(connection, 1, "p", 10)
+    namespace = catalog.create_namespace(connection, "shop", "eu", 0)
+    one, other = (catalog.create_topic(connection, namespace.id, name, 0) for name in "ab")
+    first = producers.open_producer(connection, one.id, "p", 10)
     assert (first.epoch, first.last_sequence, first.last_offset) == (1, -1, -1)
     connection.execute(
         "UPDATE producers SET last_sequence = 7, last_offset = 70 WHERE id = ?", (first.id,)
     )
-    second = producers.open_producer(connection, 1, "p", 20)
+    second = producers.open_producer(connection, one.id, "p", 20)
     assert second == replace(first, epoch=2, last_sequence=7, last_offset=70, updated_at_ms=20)
-    assert producers.open_producer(connection, 2, "p", 20).id != first.id
+    assert producers.open_producer(connection, other.id, "p", 20).id != first.id
+
+
+def test_no_producer_is_made_for_a_topic_that_was_deleted(connection: Connection) -> None:
+    """Q7: its rows may have been freed already, and nobody would come back for this one."""
+    namespace = catalog.create_namespace(connection, "shop", "eu", 0)
+    topic = catalog.create_topic(connection, namespace.id, "orders", 0)
+    catalog.delete_topic(connection, topic.id)
+    while removal.free_step(connection, []):
+        pass
+    with pytest.raises(NotFound):
+        producers.open_producer(connection, topic.id, "late", 0)
+    assert list(producers.read_producers(connection)) == []
 
 
 def test_idle_producers_are_found_step_by_step_and_forgotten(connection: Connection) -> None:

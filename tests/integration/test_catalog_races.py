@@ -20,6 +20,8 @@ from escapement.broker.publication import Publication
 from escapement.errors import EscapementError, NotFound, StorageReadOnly
 from escapement.message import NO_TIMES, Blobs, MessageBatch
 from escapement.names import NamespaceName, TopicName
+from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.storage.producers import read_producers
 from escapement.testing import World, arrived
 from held import COMMIT, Held
 from outages import Outage
@@ -301,6 +303,35 @@ async def test_nothing_is_taken_for_a_topic_that_is_being_deleted(
         with pytest.raises(NotFound):
             server.publishing.publish(again, publication(outcomes, 0))
         assert outcomes == []
+        await start_again(world)
+        await new_life(world)
+
+
+async def refused(call: Callable[..., Awaitable[Any]], *arguments: object) -> None:
+    """Call it, and be told that there is no such thing."""
+    with pytest.raises(NotFound):
+        await call(*arguments)
+
+
+async def test_a_producer_opened_while_its_topic_is_deleted_is_refused(
+    mock_clock: MockClock,
+) -> None:
+    """Q7: and its row goes with the topic."""
+    held = Held()
+    engine = SqliteEngine.in_memory()
+    async with testing.start(run=held, engine=engine) as world:
+        server = world.server
+        await create_topic(world)
+        async with trio.open_nursery() as nursery:
+            with held.hold(COMMIT):
+                nursery.start_soon(server.delete_topic, NAME)
+                await held.reached()
+                nursery.start_soon(refused, server.publishing.open, TOPIC, "late", -1, print)
+                await wait_all_tasks_blocked()
+        await world.clock.advance(minutes=1)  # several rounds of the housekeeper
+        connection = engine.connect()
+        assert list(read_producers(connection)) == []
+        connection.close()
         await start_again(world)
         await new_life(world)
 

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import trio
 
@@ -414,7 +415,9 @@ def test_names_that_cannot_be_meant_are_refused(say: Say) -> None:
 
 
 def all_commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         yield (*path, name), command
         if hasattr(command, "commands"):
             yield from all_commands(command, (*path, name))

@@ -10,12 +10,16 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
 from brokers import BrokerProcess, broker_process
 from conftest import SqlServer
+from escapement.broker.server import listen
 from escapement.cli.main import run
+from escapement.errors import StorageError
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import FILE_NAME
 from servers import MysqlServer
@@ -293,3 +297,65 @@ def test_options_that_cannot_be_meant_are_usage_errors(
     assert said in error
     assert options[0] in error
     assert SECRET not in error
+    assert "ESCAPEMENT_" not in error, "a flag was given, not a variable"
+
+
+def test_a_variable_that_cannot_be_meant_is_named_and_its_flag_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESCAPEMENT_INDEX_MEMORY", "plenty")
+    assert run(["serve"]) == 2
+    error = capsys.readouterr().err
+    assert "variable ESCAPEMENT_INDEX_MEMORY: 'plenty' is not a size" in error
+    assert "--index-memory" not in error
+
+
+class Names(trio.abc.HostnameResolver):
+    """Who knows one host, of two addresses, as localhost may have."""
+
+    async def getaddrinfo(self, host: Any, port: Any, *rest: Any) -> Any:
+        if host == b"two":
+            tcp = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+            return [(*tcp, (address, port)) for address in ("127.0.0.1", "127.0.0.2")]
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async def getnameinfo(self, *rest: Any) -> Any:
+        raise NotImplementedError
+
+
+async def test_a_free_port_is_the_same_on_every_address_of_the_host() -> None:
+    trio.socket.set_custom_hostname_resolver(Names())
+    listeners = await listen("two", 0)
+    ports = {listener.socket.getsockname() for listener in listeners}
+    for listener in listeners:
+        await listener.aclose()
+    assert {address for address, _ in ports} == {"127.0.0.1", "127.0.0.2"}
+    assert len({port for _, port in ports}) == 1
+
+
+async def test_a_port_that_is_taken_on_one_address_is_given_up_on_the_other() -> None:
+    trio.socket.set_custom_hostname_resolver(Names())
+    (taken,) = await trio.open_tcp_listeners(0, host="127.0.0.2")
+    port = taken.socket.getsockname()[1]
+    with pytest.raises(StorageError, match="is another broker running"):
+        await listen("two", port)
+    (free,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
+    await free.aclose()
+    await taken.aclose()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "said"),
+    [
+        ("nowhere", 0, "no address is known for 'nowhere'"),
+        ("192.0.2.1", 0, "the address is not this machine's"),
+    ],
+)
+async def test_why_a_broker_cannot_listen_is_said_and_nothing_else(
+    host: str, port: int, said: str
+) -> None:
+    trio.socket.set_custom_hostname_resolver(Names())
+    with pytest.raises(StorageError) as refused:
+        await listen(host, port)
+    assert said in str(refused.value)
+    assert "another broker" not in str(refused.value)

@@ -589,6 +589,23 @@ async def test_a_message_larger_than_a_batch_goes_alone(
             await producer.send(bytes(20_000_000))
 
 
+async def test_a_topic_shows_whoever_publishes_now_and_whoever_may_come_back(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """N4: producers that had no name and are gone are nobody any more."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        async with world.connect() as gone:
+            await (await gone.producer("x")).send(b"m")
+            await (await gone.producer("x", name="importer")).send(b"m")
+        await world.clock.settle()
+        here = await broker.producer("x")
+        await here.send(b"m")
+        shown = (await broker.admin("topics.stats", topic="x"))["producers"]
+        assert len(shown) == 2
+        assert {row["name"]: row["connected"] for row in shown}["importer"] is False
+        assert [row["connected"] for row in shown if row["name"] != "importer"] == [True]
+
+
 @pytest.mark.parametrize("end", ["left", "stopped", "crashed"])
 async def test_the_end_of_a_world_is_not_taken_for_an_outage(
     end: str, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture

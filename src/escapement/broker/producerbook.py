@@ -59,6 +59,7 @@ class ProducerBook:
 
         Raises:
           ProducerFenced: if the name has a newer epoch than the one given.
+          NotFound: if the topic was deleted.
         """
         async with self._changes.alone(f"{topic.name.full}\nproducer\n{name}"):
             producer = topic.producers.get(name)
@@ -73,6 +74,7 @@ class ProducerBook:
                 lambda connection: producers.open_producer(connection, topic.id, name, now_ms),
                 topic_id=topic.id,
             )
+            self._check_there(topic)  # it may have been deleted meanwhile
             if producer is None:
                 producer = Producer(
                     record.id, name, record.epoch, record.last_sequence, record.last_offset

@@ -10,9 +10,11 @@ the same process on an index that it builds anew from the log.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -46,6 +48,13 @@ _THREADS: Final = 16
 # Python's own 5 ms is as long as half a tick.
 _SWITCH_S: Final = 0.001
 _BACKLOG: Final = 1024
+# A port that is free on one address is mostly so on the others too.
+_PORT_ATTEMPTS: Final = 20
+_ADVICE: Final = {
+    errno.EADDRINUSE: "is another broker running? (--listen chooses another port)",
+    errno.EADDRNOTAVAIL: "the address is not this machine's (--listen)",
+    errno.EACCES: "ports below 1024 are for root: choose another with --listen",
+}
 # For a peer that is turned away to take in why.
 _LAST_WORDS_S: Final = 1.0
 # Beyond the broker's own patience when it stops; together they are less than ten seconds.
@@ -74,7 +83,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
     """
     sys.setswitchinterval(_SWITCH_S)
     with DataDirectory.open(config.data) as directory:
-        listeners = await _listen(config)
+        listeners = await listen(config.host, config.port)
         host, port = listeners[0].socket.getsockname()[:2]
         engine = open_engine(config.log_url, config.data)
         try:
@@ -101,14 +110,46 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                 await listener.aclose()
 
 
-async def _listen(config: ServerConfig) -> list[trio.SocketListener]:
+async def listen(host: str, port: int) -> list[trio.SocketListener]:
+    """Listen on every address of the host; a free port (0) is the same on all of them.
+
+    Raises:
+      StorageError: if it cannot; it says what to do.
+    """
+    where = f"cannot listen on {host}:{port}"
     try:
-        return await trio.open_tcp_listeners(config.port, host=config.host, backlog=_BACKLOG)
+        return await _on_one_port(host, port)
+    except socket.gaierror as error:
+        raise StorageError(
+            f"{where}: no address is known for {host!r} ({error.strerror}); give --listen "
+            "an address of this machine, such as 127.0.0.1:7650, or 0.0.0.0:7650 for all"
+        ) from error
     except OSError as error:
         raise StorageError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; "
-            "is another broker running, or is the address not this machine's? (--listen)"
+            f"{where}: {error.strerror or error}; {_ADVICE.get(error.errno or 0, 'see --listen')}"
         ) from error
+
+
+async def _on_one_port(host: str, port: int) -> list[trio.SocketListener]:
+    """As ``trio.open_tcp_listeners``, but a free port is the same for IPv4 and IPv6."""
+    for _ in range(_PORT_ATTEMPTS):
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
+        first = listeners[0].socket.getsockname()[1]
+        try:
+            for at, listener in enumerate(listeners):
+                address, own = listener.socket.getsockname()[:2]
+                if own != first:
+                    await listener.aclose()
+                    (listeners[at],) = await trio.open_tcp_listeners(
+                        first, host=address, backlog=_BACKLOG
+                    )
+            return listeners
+        except OSError as error:
+            for listener in listeners:
+                await listener.aclose()
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, "no port is free on all addresses")
 
 
 async def _serve_once(

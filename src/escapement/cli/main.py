@@ -14,25 +14,56 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from copy import copy
-from typing import Final, NoReturn
+from importlib import import_module
+from typing import Any, Final, NoReturn
 
 import click
 
-from escapement.bench.command import bench
-from escapement.broker.crash import one_error
-from escapement.cli.admin import admin
-from escapement.cli.consume import consume
-from escapement.cli.demo import demo
-from escapement.cli.peek import peek
-from escapement.cli.produce import produce
-from escapement.cli.serve import serve
 from escapement.errors import EscapementError
 
 INTERRUPTED: Final = 130  # as shells count: 128 + SIGINT
+# Where each command is, and its one line. Most of a command's start is imports (numpy, trio,
+# the whole broker), so a module is imported when its command is called.
+_COMMANDS: Final = {
+    "admin": ("escapement.cli.admin", "Look after what a running broker keeps."),
+    "bench": ("escapement.bench.command", "Measure what this machine does, over TCP."),
+    "consume": ("escapement.cli.consume", "Print messages as they come due."),
+    "demo": ("escapement.cli.demo", "See messages arrive on time though the broker is killed."),
+    "peek": ("escapement.cli.peek", "Show what is pending on a topic, next due first."),
+    "produce": ("escapement.cli.produce", "Send messages, now or for later."),
+    "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
+}
+# The word that applications use goes too.
+_ALSO: Final = {"send": "produce"}
+
+
+class _Commands(click.Group):
+    """The commands, of which only the one that is called is imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name = _ALSO.get(cmd_name, cmd_name)
+        if name not in _COMMANDS:
+            return None
+        module, _ = _COMMANDS[name]
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from escapement.broker.crash import one_error  # it needs trio, as every command does
+
+        with one_error():
+            return super().invoke(ctx)
 
 
 @click.group(
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has its own --help, with examples.",
 )
@@ -49,14 +80,6 @@ def escapement() -> None:
     """
 
 
-# The word that applications use goes too.
-send = copy(produce)
-send.hidden = True
-escapement.add_command(send, "send")
-for command in (demo, serve, produce, consume, peek, admin, bench):
-    escapement.add_command(command)
-
-
 def main() -> NoReturn:
     """The entry point: carry out the process's command line, and exit."""
     sys.exit(run(sys.argv[1:]))
@@ -65,9 +88,8 @@ def main() -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line; returns the exit code."""
     try:
-        with one_error():
-            code = escapement.main(arguments, prog_name="escapement", standalone_mode=False)
-            return code if isinstance(code, int) else 0
+        code = escapement.main(arguments, prog_name="escapement", standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except EscapementError as error:
         click.echo(f"escapement: {error}", err=True)
         return 1

@@ -19,8 +19,19 @@ from escapement.durations import parse
 from escapement.errors import InvalidRequest
 from escapement.protocol.limits import DEFAULT_PORT
 
+_ENVIRONMENT: Final = click.core.ParameterSource.ENVIRONMENT
 _SIZE: Final = re.compile(r"([0-9]{1,15})(B|KiB|MiB|GiB)?")
 _BYTES_OF: Final = {None: 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+class FlagOrVariable(click.Option):
+    """An option that may come from the environment; an error names where it came from."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        assert self.name is not None
+        if ctx is not None and ctx.get_parameter_source(self.name) is _ENVIRONMENT:
+            return f"the environment variable {self.envvar}"
+        return click.Parameter.get_error_hint(self, ctx)  # without the variable
 
 
 def duration_ms(text: str) -> int:

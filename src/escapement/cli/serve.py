@@ -21,6 +21,7 @@ from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, DEFAULT_PORT, ServerConfig
 from escapement.broker.server import serve as serve_until_stopped
 from escapement.cli.parameters import (
+    FlagOrVariable,
     duration_ms,
     host_and_port,
     host_and_port_text,
@@ -38,6 +39,9 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 _LEAST_INDEX_MEMORY: Final = "16MiB"
 # A generation of the log has so many tables; more help nobody.
 _MOST_TABLES: Final = 256
+
+
+_option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)
 
 
 def _log_url(text: str) -> str:
@@ -61,107 +65,87 @@ def _log_url(text: str) -> str:
     SIGTERM and Ctrl-C stop it in good order; a second one does not wait.
     """
 )
-@click.option(
+@_option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     default="escapement-data",
     envvar="ESCAPEMENT_DATA",
-    show_default=True,
-    show_envvar=True,
     help="Directory of the delayed index, and of the log where it is not in MySQL.",
 )
-@click.option(
+@_option(
     "--log",
     "log_url",
     type=_log_url,
     metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
     envvar="ESCAPEMENT_LOG",
-    show_envvar=True,
     help="Where the log is; without it, SQLite in the data directory.",
 )
-@click.option(
+@_option(
     "--listen",
     type=host_and_port,
     metavar="HOST:PORT",
     default=f"{DEFAULT_HOST}:{DEFAULT_PORT}",
     envvar="ESCAPEMENT_LISTEN",
-    show_default=True,
-    show_envvar=True,
     help="Where to accept connections; port 0 picks a free one.",
 )
-@click.option(
+@_option(
     "--create-topics/--no-create-topics",
     default=True,
     envvar="ESCAPEMENT_CREATE_TOPICS",
-    show_default=True,
-    show_envvar=True,
     help="Whether topics are created on first use.",
 )
-@click.option(
+@_option(
     "--max-delay",
     "max_delay_ms",
     type=duration_ms,
     metavar="DURATION",
     default=duration_text(DEFAULT_LIMITS.max_delay_ms),
     envvar="ESCAPEMENT_MAX_DELAY",
-    show_default=True,
-    show_envvar=True,
     help="Refuse messages that are due later than this from now.",
 )
-@click.option(
+@_option(
     "--ack-wait",
     "ack_wait_ms",
     type=positive_duration_ms,
     metavar="DURATION",
     default=duration_text(DEFAULT_ACK_WAIT_MS),
     envvar="ESCAPEMENT_ACK_WAIT",
-    show_default=True,
-    show_envvar=True,
     help="Deliver again what is not acknowledged after this; a consumer may ask for another.",
 )
-@click.option(
+@_option(
     "--table-parallelism",
     type=click.IntRange(1, _MOST_TABLES),
     default=DEFAULT_PARALLELISM,
     envvar="ESCAPEMENT_TABLE_PARALLELISM",
-    show_default=True,
-    show_envvar=True,
     help="Tables of the log; a change takes effect with the log's next generation.",
 )
-@click.option(
+@_option(
     "--max-commits-per-second",
     type=click.FloatRange(0, min_open=True),
     envvar="ESCAPEMENT_MAX_COMMITS_PER_SECOND",
-    show_envvar=True,
     help="An I/O budget: commit larger groups rather than more often; unbounded by default.",
 )
-@click.option(
+@_option(
     "--index-memory",
     "index_memory_bytes",
     type=size_bytes(least=_LEAST_INDEX_MEMORY),
     metavar="SIZE",
     default=f"{DEFAULT_LIMITS.index_memory_bytes // MIB}MiB",
     envvar="ESCAPEMENT_INDEX_MEMORY",
-    show_default=True,
-    show_envvar=True,
     help="Memory of the index for what is not on disk yet; publishers wait when it is full.",
 )
-@click.option(
+@_option(
     "--ready-messages",
     type=click.IntRange(min=1),
     default=DEFAULT_LIMITS.ready_messages,
     envvar="ESCAPEMENT_READY_MESSAGES",
-    show_default=True,
-    show_envvar=True,
     help="Due messages a subscription keeps in memory; the others wait on disk.",
 )
-@click.option(
+@_option(
     "--log-level",
     type=click.Choice(_LEVELS, case_sensitive=False),
     default="info",
     envvar="ESCAPEMENT_LOG_LEVEL",
-    show_default=True,
-    show_envvar=True,
     help="What to tell on stderr.",
 )
 def serve(

@@ -13,7 +13,6 @@ from copy import copy
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final
-from uuid import uuid4
 
 import anyio
 import numpy as np
@@ -30,7 +29,7 @@ from escapement.client.schedule import Delay
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.errors import EscapementError, InvalidRequest, ProducerFenced
 from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch, Times
-from escapement.names import TopicName, check_name
+from escapement.names import TopicName, anonymous_name, check_name
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
@@ -50,9 +49,7 @@ class Producer(Attached):
         self.topic: Final = TopicName.parse(topic).full
         # Without a name of its own it has one that nobody else has, so that what is
         # sent again is known again.
-        self.name: Final = (
-            f"anonymous-{uuid4().hex}" if name is None else check_name("producer", name)
-        )
+        self.name: Final = anonymous_name() if name is None else check_name("producer", name)
         self._serializer = serializer(choice)
         self._outbox = Outbox(bounds, Retry())
         self._room = Promise()

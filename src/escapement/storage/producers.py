@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from escapement.errors import NotFound
 from escapement.storage.engine.base import Connection
 
 # Before a producer's first message.
@@ -34,13 +35,19 @@ class ProducerRecord:
 
 
 def open_producer(connection: Connection, topic_id: int, name: str, now_ms: int) -> ProducerRecord:
-    """The producer of that name, made if there is none, with the next epoch."""
+    """The producer of that name, made if there is none, with the next epoch.
+
+    Raises:
+      NotFound: if it would be made, and its topic was deleted.
+    """
     rows = connection.execute(
         "SELECT id, epoch, last_sequence, last_offset FROM producers"
         " WHERE topic_id = ? AND name = ?",
         (topic_id, name),
     ).rows
     if not rows:
+        if not connection.execute("SELECT 1 FROM topics WHERE id = ?", (topic_id,)).rows:
+            raise NotFound(f"the topic of producer {name} was deleted")
         id = connection.execute(
             "INSERT INTO producers (topic_id, name, epoch, last_sequence, last_offset,"
             " updated_at_ms) VALUES (?, ?, 1, ?, ?, ?)",

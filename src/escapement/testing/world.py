@@ -70,7 +70,13 @@ class World:
         return self._server
 
     def connect(self, **options: Any) -> AbstractAsyncContextManager[Broker]:
-        """A client of this broker, like ``escapement.connect``."""
+        """A client of this broker, like ``escapement.connect``.
+
+        At its end a block waits for its acknowledgements and publishes; if they cannot be
+        answered (the database was taken away), it waits until time is moved. For a test
+        that shall not, there is ``settings=Settings(heartbeat_s=None, close_timeout_s=0)``:
+        then what is under way at the end may be lost, as with a connection that breaks.
+        """
         # Virtual time passes in leaps that no heartbeat would survive.
         options.setdefault("settings", Settings(heartbeat_s=None))
         return connect(_URL, stream_factory=self._open_stream, **options)

@@ -8,8 +8,10 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.subscriptions import figures
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
+from escapement.broker.producer import Producer
+from escapement.broker.topic import Topic
 from escapement.errors import Conflict
-from escapement.names import NamespaceName, TopicName
+from escapement.names import NamespaceName, TopicName, is_anonymous
 from escapement.storage.catalog import TopicRecord
 
 # Rows of one listing: it must fit a frame.
@@ -59,10 +61,19 @@ async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
                 "last_sequence": producer.last_sequence,
                 "connected": producer.holder is not None,
             }
-            for producer in list(topic.producers.values())[:MAX_ROWS]
+            for producer in _worth_showing(topic)[:MAX_ROWS]
         ],
         "subscriptions": [figures(topic, one) for one in topic.subscriptions()],
     }
+
+
+def _worth_showing(topic: Topic) -> list[Producer]:
+    """Who is connected, and whoever can come back under a name that somebody knows."""
+    return [
+        producer
+        for producer in topic.producers.values()
+        if producer.holder is not None or not is_anonymous(producer.name)
+    ]
 
 
 async def _peek_topic(broker: Broker, given: Arguments) -> Plain:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 import trio
 
 from escapement.broker.broker import Broker
@@ -14,6 +12,7 @@ from escapement.broker.session.desk import Desk
 from escapement.broker.session.handles import Handles
 from escapement.broker.session.outbound import Outbound
 from escapement.errors import EscapementError, InvalidRequest
+from escapement.names import anonymous_name
 from escapement.protocol import commands as wire
 
 
@@ -48,7 +47,7 @@ class Producers(Desk):
                 closed = wire.ProducerClosed(producer_id, error.code, str(error), error.retryable)
                 self._outbound.send(closed)
 
-        name = command.name or f"unnamed-{secrets.token_hex(8)}"
+        name = command.name or anonymous_name()
         try:
             handle = await self._broker.publishing.open(command.topic, name, command.epoch, fenced)
         except BaseException:
