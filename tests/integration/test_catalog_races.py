@@ -20,6 +20,7 @@ from escapement.broker.publication import Publication
 from escapement.errors import EscapementError, NotFound, StorageReadOnly
 from escapement.message import NO_TIMES, Blobs, MessageBatch
 from escapement.names import NamespaceName, TopicName
+from escapement.position import LATEST
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.producers import read_producers
 from escapement.testing import World, arrived
@@ -150,7 +151,7 @@ class Nowhere(Outlet):
 
 async def subscribe(world: World) -> None:
     await world.server.consuming.subscribe(
-        TOPIC, "s", kind="shared", position="latest", ack_wait_ms=0, consumer_name="", wire_id=1,
+        TOPIC, "s", kind="shared", position=LATEST, ack_wait_ms=0, consumer_name="", wire_id=1,
         outlet=Nowhere(),
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ from escapement.broker.leasekeeper import RENEWALS_PER_LEASE
 from escapement.broker.limits import BrokerLimits
 from escapement.client.settings import Settings
 from escapement.errors import EscapementError, StorageReadOnly, StorageUnavailable
+from escapement.position import LATEST
 from escapement.testing import World, arrived
 from held import Held
 from outages import Outage
@@ -174,7 +175,7 @@ async def test_acks_are_refused_at_once_while_the_database_takes_no_writes(
                 await world.clock.advance(seconds=1)
             consuming = world.server.consuming
             handle = await consuming.subscribe(
-                "t", "s", kind="shared", position="latest", ack_wait_ms=0, consumer_name="",
+                "t", "s", kind="shared", position=LATEST, ack_wait_ms=0, consumer_name="",
                 wire_id=1, outlet=Nowhere(),
             )  # fmt: skip
             for wanted in (None, lambda count: None):
