@@ -23,6 +23,7 @@ import click
 import pytest
 import trio
 
+import escapement
 import escapement.sync
 from brokers import BrokerProcess, broker_process
 from escapement.bench.host import Host
@@ -194,6 +195,40 @@ def test_a_subscriptions_policy_is_changed_shown_and_set_back(say: Say) -> None:
         *subscriptions, "update", "retry", "s", "--jitter", "2", fails=2
     )
     assert "what is to be changed" in say(*subscriptions, "update", "retry", "s", fails=1)
+
+
+def test_dead_letters_are_listed_shown_sent_back_and_thrown_away(say: Say) -> None:
+    """V1: of a consumer that takes messages and leaves."""
+    names = ["dying", "s"]
+    say("admin", "subscriptions", "create", *names, "--max-deliveries", "1")
+    assert "has no dead letters" in say("dlq", "list", *names)
+    for value in ("one", "two", "three"):
+        say("produce", "dying", value, "--key", "k")
+
+    async def die() -> list[dict[str, Any]]:
+        async with escapement.connect(f"escapement://{os.environ['ESCAPEMENT_BROKER']}") as broker:
+            async with broker.consumer(*names) as inbox:
+                for _ in range(3):
+                    assert await inbox.receive(timeout_s=TIMEOUT_S)
+            with trio.fail_after(TIMEOUT_S):
+                found: list[dict[str, Any]] = []
+                while len(found) < 3:
+                    found = await broker.admin("dlq.list", topic="dying", subscription="s")
+            return found
+
+    first, second, _ = trio.run(die)
+    listed = json.loads(say("dlq", "list", *names, "-o", "json"))
+    assert [row["payload"] for row in listed] == ["one", "two", "three"]
+    assert "disconnect" in say("dlq", "list", *names)
+    shown = json.loads(say("dlq", "show", *names, str(first["offset"]), "-o", "json"))
+    assert (shown["payload"], shown["key"], shown["attempts"]) == ("one", "k", 1)
+    assert "public/default/dying" in say("dlq", "show", *names, str(first["offset"]))
+    assert "no dead letter" in say("dlq", "show", *names, "77", fails=1)
+    assert "1 sent back" in say("dlq", "redrive", *names, "--offset", str(first["offset"]))
+    assert "1 thrown away" in say("dlq", "purge", *names, "--offset", str(second["offset"]))
+    assert "1 sent back" in say("dlq", "redrive", *names)
+    assert "has no dead letters" in say("dlq", "list", *names)
+    assert sorted(say("consume", *names, "--count", "2").split()) == ["one", "three"]
 
 
 def test_the_broker_tells_its_figures(say: Say) -> None:

@@ -246,3 +246,19 @@ def test_a_generation_ends_by_size_or_by_day() -> None:
     assert not should_roll(used, 6 * DAY_MS - 1)
     assert should_roll(used, 6 * DAY_MS)
     assert should_roll(Generation(1, 2, 5 * DAY_MS, GENERATION_SIZE_BYTES), 5 * DAY_MS)
+
+
+def test_when_messages_were_accepted_is_known_as_long_as_the_log_has_them(shelf: Shelf) -> None:
+    """Rows are accepted at their base offset here; offsets may lie far apart."""
+    for base in range(0, 3_000, 10):
+        shelf.write(7, base, 10)
+    shelf.roll(3)
+    shelf.write(7, 3_000, 5)
+    shelf.write(7, 3_005, 5)
+    wanted = np.array([0, 9, 10, 1_999, 2_000, 2_995, 2_999, 3_004, 3_005, 3_009, 3_010, 9_000])
+    found = shelf.log.accepted_ms(shelf.connection, 7, wanted)
+    assert found.tolist() == [0, 0, 10, 1990, 2000, 2990, 2990, 3000, 3005, 3005, 0, 0]
+    assert shelf.log.accepted_ms(shelf.connection, 7, np.arange(3_010)).tolist() == [
+        n if n == 3_005 else n - n % 10 if n < 3_005 else 3_005 for n in range(3_010)
+    ]
+    assert not shelf.log.accepted_ms(shelf.connection, 8, wanted).any()

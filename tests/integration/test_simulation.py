@@ -37,6 +37,8 @@ TIGHT = BrokerConfig(
     seed=0,
 )
 TOPIC = "t/n/x"
+# The subscription whose messages are tried a bounded number of times.
+MORTAL = "c"
 NEVER_MS = 1 << 62
 
 
@@ -124,6 +126,9 @@ class Life:
         inbox = await self._stack.enter_async_context(
             self.broker.consumer(TOPIC, name, position=where, permits=9)
         )
+        if name == MORTAL:
+            names = {"topic": TOPIC, "subscription": name}
+            await self.broker.admin("subscriptions.update", **names, policy={"max_deliveries": 2})
         self.inboxes.append((name, inbox))
 
     def place(self) -> tuple[str | int | datetime, Claim]:
@@ -143,9 +148,10 @@ class Life:
                 return datetime.fromtimestamp(at_ms / 1000, UTC), Claim(end, at_ms)
 
     async def seek(self) -> None:
-        if not self.claims:
+        names = sorted(self.claims.keys() - {MORTAL})
+        if not names:
             return
-        name = self.rng.choice(sorted(self.claims))
+        name = self.rng.choice(names)
         where, claim = self.place()
         attached = [inbox for other, inbox in self.inboxes if other == name]
         if attached:
@@ -162,9 +168,10 @@ class Life:
 
     async def crash_in_seek(self) -> None:
         """Before its commit nothing has changed; after it, all."""
-        if not self.claims:
+        names = sorted(self.claims.keys() - {MORTAL})
+        if not names:
             return
-        name = self.rng.choice(sorted(self.claims))
+        name = self.rng.choice(names)
         where, claim = self.place()
         before = self._record_id(name)
 
@@ -276,6 +283,13 @@ class Life:
         await self.close()
         await self.open()
 
+    async def buried(self, name: str) -> set[int]:
+        """What is in the dead-letter topic of a subscription, each once."""
+        rows = await self.broker.admin("dlq.list", topic=TOPIC, subscription=name, count=1000)
+        offsets = [row["original_offset"] for row in rows]
+        assert len(set(offsets)) == len(offsets), f"{name}: buried twice"
+        return set(offsets)
+
     # -- the end ---------------------------------------------------------------------
 
     async def drain(self) -> None:
@@ -293,7 +307,8 @@ class Life:
                         await inbox.ack(offsets, durable=True)
                         claim.acked.update(offsets)
             wanted = {o for o, (_, due) in self.published.items() if claim.covers(o, due)}
-            assert claim.acked == wanted, f"{name}: lost {sorted(wanted - claim.acked)}"
+            buried = await self.buried(name)
+            assert claim.acked | buried == wanted, f"{name}: lost {sorted(wanted - claim.acked)}"
         stats = await self.broker.admin("topics.stats", topic=TOPIC)
         assert stats["next_offset"] == len(self.published)
 

@@ -37,7 +37,7 @@ def subscription(ready_messages: int = 4) -> SharedSubscription:
     record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 0)
     limits = BrokerLimits(ready_messages=ready_messages)
     made = SharedSubscription(
-        record, limits, lambda item: None, np.random.default_rng(0), 0, KEY_MIN, 0
+        record, limits, lambda item: None, np.random.default_rng(0), 0, KEY_MIN, 0, lambda it: None
     )
     consumer = Consumer(1, 1, "c", Outlet(), 0, DEFAULT_ACK_WAIT_MS)
     consumer.permits = 1_000

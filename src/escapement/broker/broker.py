@@ -24,6 +24,7 @@ import trio
 from escapement.broker.config import BrokerConfig
 from escapement.broker.consuming import Consuming
 from escapement.broker.crash import one_error
+from escapement.broker.deadletters import DeadLetters
 from escapement.broker.handle import ProducerHandle
 from escapement.broker.leasekeeper import LeaseKeeper
 from escapement.broker.peek import Peeked, peek
@@ -109,6 +110,10 @@ class Broker:
     @property
     def postman(self) -> Postman:
         return self.works.postman
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        return self.works.dead_letters
 
     # -- the broker's life -----------------------------------------------------
 

@@ -114,6 +114,27 @@ class LogReader:
             )
         return [_part(row) for row in rows], reached
 
+    async def accepted_ms(self, topic_id: int, offsets: Int64s) -> Int64s:
+        """When each of these was accepted; 0 where the log does not have it any more.
+
+        Args:
+          offsets: ascending; int64[n].
+
+        Raises:
+          StorageUnavailable: when the database cannot be reached.
+        """
+        async with self._alone:
+            return await self._run(self._accepted_ms, topic_id, offsets)
+
+    def _accepted_ms(self, topic_id: int, offsets: Int64s) -> Int64s:
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            return self._log.accepted_ms(self._connection, topic_id, offsets)
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
         """Give up the connection."""
         if self._connection is not None:

@@ -39,6 +39,7 @@ class OrderedSubscription(Subscription):
         rng: np.random.Generator,
         now_ms: int,
         doubtful_until_ms: int,
+        on_dead: Callable[[Subscription], None],
     ) -> None:
         """As the base class, and:
 
@@ -46,7 +47,7 @@ class OrderedSubscription(Subscription):
           doubtful_until_ms: what was accepted by then is marked redelivered, because a
             broker that did not stop cleanly may have delivered it.
         """
-        super().__init__(record, limits, submit, rng, now_ms)
+        super().__init__(record, limits, submit, rng, now_ms, on_dead)
         self.position = record.start_offset
         self._doubtful_until_ms = doubtful_until_ms
         self._doubtful_below = 0  # the offset after the last that was accepted by then

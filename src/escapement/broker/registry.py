@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from escapement.broker import deadletter
 from escapement.broker.beginning import beginning
 from escapement.broker.changes import Changes, Transact
 from escapement.broker.namespaces import Namespaces
@@ -221,6 +222,7 @@ class Registry:
         """
         async with self._changes.alone(topic.name.full):
             self._check_there(topic)
+            _check_policy(topic.name, name, policy)
             if name in self._subscriptions.get(topic.id, {}):
                 raise AlreadyExists(f"{topic.name.full} has a subscription {name} already")
             now_ms = self._clock.now_ms()
@@ -292,6 +294,7 @@ class Registry:
         async with self._changes.alone(topic.name.full):
             old = self.subscription_record(topic, name)
             new = replace(old, policy=old.policy.updated(changes))
+            _check_policy(topic.name, name, new.policy)
             await self._changes.durably(
                 lambda connection: catalog.update_subscription(connection, new), topic_id=topic.id
             )
@@ -315,3 +318,9 @@ class Registry:
     def _check_there(self, topic: Topic) -> None:
         if self.active.get(topic.id) is not topic:
             raise NotFound(f"the topic {topic.name.full} was deleted")
+
+
+def _check_policy(topic: TopicName, subscription: str, policy: SubscriptionPolicy) -> None:
+    """Raise ``InvalidRequest`` if a policy cannot be kept by this subscription."""
+    if policy.max_deliveries:
+        deadletter.target(topic, subscription, policy)

@@ -8,6 +8,7 @@ attempts) waits here as bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class Revival:
         end_offsets: Mapping[int, int],
         doubtful_until_ms: int,
         on_change: Callable[[Topic], None],
+        on_dead: Callable[[Topic, Subscription], None],
     ) -> None:
         self._pipeline = pipeline
         self._index = index
@@ -65,6 +67,7 @@ class Revival:
         self._end_offsets = end_offsets
         self.doubtful_until_ms = doubtful_until_ms
         self._on_change = on_change
+        self._on_dead = on_dead
         self.recovered_at_ms = clock.now_ms()
         self.replaying = True  # the journal may still add to what is brought to life
         self.subscriptions: dict[int, Subscription] = {}  # every living one, by id
@@ -117,6 +120,7 @@ class Revival:
                 now_ms,
                 _first_mark(topic, record) if new else KEY_MIN,
                 doubtful_until_ms,
+                partial(self._on_dead, topic),
             )
         else:
             subscription = OrderedSubscription(
@@ -126,6 +130,7 @@ class Revival:
                 self._rng,
                 now_ms,
                 doubtful_until_ms,
+                partial(self._on_dead, topic),
             )
         self._remember(subscription, now_ms)
         self.subscriptions[record.id] = subscription

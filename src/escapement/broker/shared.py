@@ -45,6 +45,7 @@ class SharedSubscription(Subscription):
         now_ms: int,
         mark: Key,
         doubtful_until_ms: int,
+        on_dead: Callable[[Subscription], None],
     ) -> None:
         """As the base class, and:
 
@@ -53,7 +54,7 @@ class SharedSubscription(Subscription):
           doubtful_until_ms: what was due by then is marked redelivered, because a broker
             that did not stop cleanly may have delivered it.
         """
-        super().__init__(record, limits, submit, rng, now_ms)
+        super().__init__(record, limits, submit, rng, now_ms, on_dead)
         self.ready = Ready(limits.ready_messages)
         self.mark: Key | None = mark
         self._doubtful_until_ms = doubtful_until_ms

@@ -22,7 +22,8 @@ from: :mod:`~escapement.broker.shared` from the delivery order,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -32,12 +33,14 @@ import numpy.typing as npt
 
 from escapement.broker.backoff import CEILING_MS
 from escapement.broker.consumer import Consumer
+from escapement.broker.deadletter import Dead, Reason
 from escapement.broker.inflight import InFlight
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.ready import MOST_ATTEMPTS, RELEASED, Rows
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.group import Acks, Attempts
+from escapement.storage.letter import Letter
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.policy import SubscriptionPolicy
 from escapement.timewheel import TimingWheel
@@ -62,6 +65,7 @@ class Counts:
     given_back: int = 0
     released: int = 0
     timed_out: int = 0
+    dead_lettered: int = 0
 
 
 class HandOver(NamedTuple):
@@ -83,7 +87,15 @@ class Subscription(ABC):
         submit: Callable[[Acks | Attempts], None],
         rng: np.random.Generator,
         now_ms: int,
+        on_dead: Callable[[Subscription], None],
     ) -> None:
+        """A subscription of which nothing is known yet.
+
+        Args:
+          submit: hands in what must become durable.
+          rng: of the jitter.
+          on_dead: called when there is something in ``dead``.
+        """
         self.record = record
         self.limits = limits
         self.acked = OffsetSet()
@@ -92,9 +104,11 @@ class Subscription(ABC):
         self.in_flight = InFlight()
         self.consumers: list[Consumer] = []
         self.counts = Counts()
+        self.dead: deque[Dead] = deque()  # held until they are buried
         self.attempts_changed = False  # since the last checkpoint
         self._recovered: list[tuple[Rows, Int64s]] = []
         self._submit = submit
+        self._on_dead = on_dead
         self._rng = rng
         self._timers = TimingWheel(TIMER_TICK_MS, now_ms)
 
@@ -135,12 +149,15 @@ class Subscription(ABC):
 
     def leave(self, consumer: Consumer, now_ms: int) -> None:
         """A consumer is gone; what it holds is wanted again at once."""
+        self._leave(consumer, now_ms, "disconnect")
+
+    def _leave(self, consumer: Consumer, now_ms: int, reason: Reason | None) -> None:
         if consumer.closed:
             return
         consumer.closed = True
         self.consumers.remove(consumer)
         rows = self.in_flight.take_back_consumer(consumer.id)
-        self._return(rows, np.full(rows.height, now_ms), now_ms)
+        self._return(rows, np.full(rows.height, now_ms), now_ms, reason)
 
     def give_up(self) -> list[Consumer]:
         """Another takes this one's place: its consumers; nothing is in their hands any more."""
@@ -150,7 +167,12 @@ class Subscription(ABC):
 
     # -- acknowledgements --------------------------------------------------------
 
-    def acknowledge(self, offsets: Int64s, done: Callable[[int], None] | None) -> int:
+    def acknowledge(
+        self,
+        offsets: Int64s,
+        done: Callable[[int], None] | None,
+        letters: Callable[[Int64s], Sequence[Letter]] | None = None,
+    ) -> int:
         """Take acknowledgements; returns how many took effect.
 
         Args:
@@ -158,6 +180,8 @@ class Subscription(ABC):
             of the subscription may acknowledge any message.
           done: called with that number when all of it is durable, also for what was
             acknowledged before by someone whose commit is still under way.
+          letters: called with those on which it takes effect; what it returns becomes
+            durable with them.
         """
         fresh = self.acked.new_of(offsets)
         if len(fresh):
@@ -169,7 +193,8 @@ class Subscription(ABC):
             self.counts.acknowledged += len(fresh)
         told = None if done is None else partial(done, len(fresh))
         if len(fresh) or (told is not None and self.undurable.intersects(offsets)):
-            self._submit(Acks(self.record.topic_id, self.record.id, fresh, told))
+            written = letters(fresh) if letters is not None and len(fresh) else ()
+            self._submit(Acks(self.record.topic_id, self.record.id, fresh, told, written))
         elif told is not None:
             told()
         return len(fresh)
@@ -200,7 +225,7 @@ class Subscription(ABC):
         else:
             wait = np.full(rows.height, min(delay_ms, CEILING_MS), np.int64)
         self.counts.given_back += rows.height
-        self._return(rows, now_ms + wait, now_ms)
+        self._return(rows, now_ms + wait, now_ms, "nack")
         return rows.height
 
     def release(self, consumer: Consumer, offsets: Int64s, delay_ms: int, now_ms: int) -> int:
@@ -212,14 +237,15 @@ class Subscription(ABC):
         rows = rows._replace(attempts=(rows.attempts - 1) | RELEASED)
         self.counts.released += rows.height
         next_ms = np.full(rows.height, now_ms + min(delay_ms, CEILING_MS))
-        self._return(rows, next_ms, now_ms)
+        self._return(rows, next_ms, now_ms, None)
         return rows.height
 
     def extend(self, consumer: Consumer, offsets: Int64s, wait_ms: int, now_ms: int) -> int:
         """The consumer needs ``wait_ms`` from now for these; returns how many it holds."""
         return self.in_flight.extend(offsets, consumer.id, now_ms + min(wait_ms, CEILING_MS))
 
-    def _return(self, rows: Rows, next_ms: Int64s, now_ms: int) -> None:
+    def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
+        """These come back from a consumer; failed for ``reason``, or not at all."""
         if not rows.height:
             return
         rows = rows._replace(attempts=rows.attempts - (rows.counts > MOST_ATTEMPTS))
@@ -234,6 +260,13 @@ class Subscription(ABC):
                 rows.due_ms,
             )
         )
+        most = self.record.policy.max_deliveries
+        if most and reason is not None:
+            over = rows.counts >= most
+            if over.any():
+                self.dead.append(Dead.of(rows.pick(over), reason))
+                self._on_dead(self)
+                rows, next_ms = rows.pick(~over), next_ms[~over]
         self._retry(rows, next_ms, now_ms)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int) -> None:
@@ -247,6 +280,42 @@ class Subscription(ABC):
             if elapsed is not None and len(elapsed):
                 # The wall clock went back a little, and the wheel has seen later.
                 self._again(_tagged(elapsed.ids, elapsed.tags))
+
+    # -- the dead ----------------------------------------------------------------
+
+    def next_dead(self, most: int) -> Dead:
+        """Up to ``most`` of those to be buried next, by offset; ``bury`` takes them out.
+
+        What was acknowledged meanwhile is not among them.
+        """
+        parts: list[Dead] = []
+        while self.dead and sum(part.rows.height for part in parts) < most:
+            parts.append(self.dead.popleft())
+        dead = Dead.concat(parts)
+        order = np.argsort(dead.rows.offsets)
+        order = order[~self.acked.contains(dead.rows.offsets[order])]
+        if len(order) > most:
+            self.dead.appendleft(dead.pick(order[most:]))
+        next_dead = dead.pick(order[:most])
+        if len(order):
+            self.dead.appendleft(next_dead)
+        return next_dead
+
+    def bury(self, offsets: Int64s, letters: Sequence[Letter], done: Callable[[], None]) -> None:
+        """What ``next_dead`` gave is over: acknowledged, together with its letters.
+
+        Args:
+          offsets: those of them that are not acknowledged; int64[n].
+          done: called when that is durable.
+        """
+        self.dead.popleft()
+        self.held.discard(offsets)
+        self.counts.dead_lettered += len(offsets)
+        self.acknowledge(offsets, lambda count: done(), lambda fresh: letters)
+
+    def revive(self, rows: Rows, next_ms: int, now_ms: int) -> None:
+        """These of the dead are tried again after all; they are held."""
+        self._retry(rows, np.full(rows.height, next_ms), now_ms)
 
     # -- time ----------------------------------------------------------------------
 
@@ -262,7 +331,7 @@ class Subscription(ABC):
                 self._watch(deadline_ms, timer)
             if rows.height:
                 self.counts.timed_out += rows.height
-                self._return(rows, np.full(rows.height, now_ms), now_ms)
+                self._return(rows, np.full(rows.height, now_ms), now_ms, "timeout")
                 moved = True
         retry = np.flatnonzero(fired.ids >= 0)
         if len(retry):
@@ -374,7 +443,8 @@ class Subscription(ABC):
             next_parts.append(waiting.when_ms[retry])
         flying = self.in_flight.rows()
         flying = flying._replace(attempts=flying.attempts - 1)
-        for rows in (flying, self._ready_again()):
+        dead = [part.rows for part in self.dead]
+        for rows in (flying, self._ready_again(), *dead):
             rows = rows.pick(rows.attempts > 0)
             parts.append(rows)
             next_parts.append(np.full(rows.height, now_ms))
@@ -387,7 +457,8 @@ class Subscription(ABC):
     def stop(self, now_ms: int) -> None:
         """Give back everything in flight, so that a clean start knows the attempts."""
         for consumer in list(self.consumers):
-            self.leave(consumer, now_ms)
+            # That the broker stops is no failure of a message.
+            self._leave(consumer, now_ms, None)
 
 
 def _tagged(offsets: Int64s, tags: Int64s | None) -> Rows:

@@ -10,6 +10,7 @@ topic that wants to be woken) is joined here, by callables. Nothing runs before 
     Compactor       few segments, free of what is done
     Filler          the past, for subscriptions that want it
     Postman         letters from the inbox into the logs of their targets
+    Undertaker      what was tried too often, into the inbox of its dead-letter topic
     Housekeeper     new log generations, what deletes left behind, idle producers
 """
 
@@ -24,6 +25,7 @@ from escapement.broker.checkpointer import Checkpointer, Progress
 from escapement.broker.compactor import Compactor
 from escapement.broker.config import BrokerConfig
 from escapement.broker.consuming import Consuming
+from escapement.broker.deadletters import DeadLetters
 from escapement.broker.filler import Filler
 from escapement.broker.housekeeper import Housekeeper
 from escapement.broker.leasekeeper import LeaseKeeper
@@ -38,6 +40,7 @@ from escapement.broker.revival import Revival
 from escapement.broker.settlement import Settlement
 from escapement.broker.timekeeper import Timekeeper
 from escapement.broker.topic import Topic
+from escapement.broker.undertaker import Undertaker
 from escapement.clock import Clock
 from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
@@ -89,6 +92,19 @@ class Works:
             config.limits,
             config.ack_wait_ms,
             self.reschedule,
+        )
+        self._undertaker = Undertaker(
+            self.index,
+            self.reader,
+            self.registry,
+            self.consuming,
+            self.pipeline,
+            self.revival.subscriptions,
+            clock,
+            run,
+        )
+        self.dead_letters = DeadLetters(
+            self.registry, self.index, self.reader, self.pipeline, clock, run
         )
         self._settlement = Settlement(
             self.registry,
@@ -172,6 +188,7 @@ class Works:
             # What of it an earlier owner delivered, nobody knows for sure.
             doubtful_until_ms=lease.doubtful_until_ms if lease.was_clean else clock.now_ms(),
             on_change=self.reschedule,
+            on_dead=lambda *dead: self._undertaker.take(*dead),
         )
 
     async def recover(self, ground: Ground) -> None:
@@ -196,6 +213,7 @@ class Works:
                 self._compactor,
                 self._filler,
                 self.postman,
+                self._undertaker,
                 self._housekeeper,
             ):
                 nursery.start_soon(part.run)

@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "bench": ("escapement.bench.command", "Measure what this machine does, over TCP."),
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
     "demo": ("escapement.cli.demo", "See messages arrive on time though the broker is killed."),
+    "dlq": ("escapement.cli.dlq", "Look after messages that were tried too often."),
     "peek": ("escapement.cli.peek", "Show what is pending on a topic, next due first."),
     "produce": ("escapement.cli.produce", "Send messages, now or for later."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 from escapement.durations import format as duration_text
 from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
+from escapement.names import TopicName
 
 # What the column takes; the text is ASCII.
 MAX_TEXT_CHARS: Final = 4_000
@@ -84,6 +85,29 @@ def _share(default: float, help: str) -> float:
         return found
 
     return _ruled(default, help, "SHARE", read)
+
+
+def _number(default: int, most: int, help: str) -> int:
+    """A whole number from 0 to ``most``."""
+
+    def read(value: Any) -> int:
+        found = _whole(value)
+        if found > most:
+            raise InvalidRequest(f"{found} is more than {most}")
+        return found
+
+    return _ruled(default, help, "NUMBER", read)
+
+
+def _topic(default: str, help: str) -> str:
+    """A topic's name, kept in full; "" for none."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{value!r} is not the name of a topic")
+        return TopicName.parse(value).full if value else ""
+
+    return _ruled(default, help, "TOPIC", read)
 
 
 def _whole(value: Any) -> int:
@@ -206,6 +230,17 @@ class SubscriptionPolicy(Policy):
     max_backoff_ms: int = _duration(0, "No wait for another attempt is longer; 0: no bound.")
     jitter: float = _share(
         0.33, "Up to this share of a wait is added to it, so that not all come back at once."
+    )
+
+    # Attempts are counted in 15 bits.
+    max_deliveries: int = _number(
+        0,
+        30_000,
+        "A message that has failed so often goes to the dead-letter topic; 0: it is tried "
+        "without end.",
+    )
+    dead_letter_topic: str = _topic(
+        "", "Where dead letters go; TOPIC-SUBSCRIPTION-DLQ, where nothing is said."
     )
 
     def _check_together(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from escapement.broker.admin import inbox, namespaces, subscriptions, topics
+from escapement.broker.admin import dlq, inbox, namespaces, subscriptions, topics
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
@@ -44,6 +44,7 @@ _VERBS: Final[dict[str, Verb]] = {
     **namespaces.VERBS,
     **topics.VERBS,
     **subscriptions.VERBS,
+    **dlq.VERBS,
     **inbox.VERBS,
     "broker.stats": _stats,
 }

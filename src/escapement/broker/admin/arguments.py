@@ -35,6 +35,22 @@ class Arguments:
             raise InvalidRequest(f"{self._verb} needs {name!r} as a positive whole number")
         return value
 
+    def number(self, name: str) -> int:
+        value = self._left.pop(name, None)
+        if type(value) is not int or not 0 <= value < 1 << 62:
+            raise InvalidRequest(f"{self._verb} needs {name!r} as a whole number from 0 on")
+        return value
+
+    def optional_numbers(self, name: str) -> list[int] | None:
+        value = self._left.pop(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(
+            type(one) is int and 0 <= one < 1 << 62 for one in value
+        ):
+            raise InvalidRequest(f"{self._verb} needs {name!r} as whole numbers from 0 on")
+        return value
+
     def flag(self, name: str) -> bool:
         value = self._left.pop(name, False)
         if not isinstance(value, bool):

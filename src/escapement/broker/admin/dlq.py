@@ -1,0 +1,95 @@
+"""What can be asked about dead letters."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.verb import Verb
+from escapement.broker.broker import Broker
+from escapement.broker.deadletters import Page
+from escapement.message import Blobs, Int64s
+from escapement.names import TopicName
+
+# Rows of one listing, and how much of each payload.
+MAX_LISTED: Final = 1_000
+PREVIEW_BYTES: Final = 512
+# Letters sent back or thrown away by one request: it is answered within a second or so.
+MAX_MOVED: Final = 10_000
+
+
+async def _list(broker: Broker, given: Arguments) -> Plain:
+    topic, subscription = _whose(given)
+    count = given.optional_number("count") or 10
+    given.end()
+    pages = await broker.dead_letters.look(topic, subscription, min(count, MAX_LISTED))
+    return [row for page in pages for row in _rows(page, PREVIEW_BYTES)]
+
+
+async def _show(broker: Broker, given: Arguments) -> Plain:
+    topic, subscription = _whose(given)
+    offset = given.number("offset")
+    given.end()
+    page = await broker.dead_letters.show(topic, subscription, offset)
+    return _rows(page, None)[0]
+
+
+async def _redrive(broker: Broker, given: Arguments) -> Plain:
+    topic, subscription = _whose(given)
+    only, most = _which(given)
+    given.end()
+    return {"redriven": await broker.dead_letters.redrive(topic, subscription, only, most)}
+
+
+async def _purge(broker: Broker, given: Arguments) -> Plain:
+    topic, subscription = _whose(given)
+    only, most = _which(given)
+    given.end()
+    return {"purged": await broker.dead_letters.purge(topic, subscription, only, most)}
+
+
+def _whose(given: Arguments) -> tuple[TopicName, str]:
+    return TopicName.parse(given.text("topic")), given.text("subscription")
+
+
+def _which(given: Arguments) -> tuple[Int64s | None, int]:
+    """Which of them: those named, or all; and how many at most."""
+    offsets = given.optional_numbers("offsets")
+    most = min(given.optional_number("count") or MAX_MOVED, MAX_MOVED)
+    return None if offsets is None else np.array(offsets, np.int64), most
+
+
+def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
+    count = len(page.offsets)
+    table = zip(
+        page.offsets.tolist(),
+        page.due_ms.tolist(),
+        page.origins,
+        (page.batch.keys or Blobs.empty(count)).to_list(),
+        page.batch.payloads.to_list(),
+        (page.batch.properties or Blobs.empty(count)).to_list(),
+        strict=True,
+    )
+    rows = []
+    for offset, due_ms, origin, key, payload, properties in table:
+        row: dict[str, Any] = {"offset": offset, "arrived_at_ms": due_ms}
+        row |= {f"original_{n}" if n in _ORIGINAL else n: v for n, v in origin.items()}
+        row |= {"key": key.decode("utf-8", "replace") or None, "size_bytes": len(payload)}
+        if preview_bytes is None:
+            row["properties"] = msgpack.unpackb(properties, strict_map_key=False)
+        rows.append(row | {"payload": payload[:preview_bytes]})
+    return rows
+
+
+# What a dead letter has of its own too.
+_ORIGINAL: Final = ("topic", "offset", "due_at_ms")
+
+VERBS: Final[dict[str, Verb]] = {
+    "dlq.list": _list,
+    "dlq.show": _show,
+    "dlq.redrive": _redrive,
+    "dlq.purge": _purge,
+}

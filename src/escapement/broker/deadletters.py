@@ -1,0 +1,216 @@
+"""The dead letters of a subscription: looked at, sent back, thrown away.
+
+They lie in the dead-letter topic as messages like any other; the subscription ``KEEPER``
+of that topic knows which of them are still there. What is sent back or thrown away is
+acknowledged on it, and what is sent back goes through the inbox in the same transaction.
+
+A dead-letter topic may serve several subscriptions: each sees its own letters only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import trio
+
+from escapement.broker import deadletter
+from escapement.broker.deadletter import KEEPER
+from escapement.broker.logreader import LogReader
+from escapement.broker.registry import Registry
+from escapement.broker.shared import SharedSubscription
+from escapement.broker.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import NotFound, StorageUnavailable
+from escapement.message import Int64s, MessageBatch
+from escapement.names import TopicName
+from escapement.storage.blocking import Run
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Key
+from escapement.storage.lane import State
+from escapement.storage.letter import Letter
+
+# Keys looked at in one step, and payloads fetched in one.
+_STEP_MESSAGES: Final = 1_024
+_STEP_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """Some dead letters, in the order in which they died; columns of equal height."""
+
+    due_ms: Int64s  # when they came into the dead-letter topic
+    offsets: Int64s  # their place in it
+    batch: MessageBatch
+    origins: Sequence[dict[str, Any]]
+
+    def pick(self, at: Int64s) -> Page:
+        """Those at these positions."""
+        origins = [self.origins[row] for row in at.tolist()]
+        return Page(self.due_ms[at], self.offsets[at], self.batch.take(at), origins)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grave:
+    """Where the dead letters of one subscription lie."""
+
+    origin: TopicName
+    subscription: str
+    topic: Topic | None  # None: nothing was ever buried
+    keeper: SharedSubscription | None
+
+
+class DeadLetters:
+    """See the module's docstring. ``topic`` and ``subscription`` say whose letters."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        index: DelayedIndex,
+        log: LogReader,
+        pipeline: CommitPipeline,
+        clock: Clock,
+        run: Run,
+    ) -> None:
+        self._registry = registry
+        self._index = index
+        self._log = log
+        self._pipeline = pipeline
+        self._clock = clock
+        self._run = run
+
+    async def look(self, topic: TopicName, subscription: str, count: int) -> list[Page]:
+        """The first ``count`` of them. Raises ``NotFound``."""
+        pages = []
+        async with aclosing(self._pages(self._grave(topic, subscription), None)) as found:
+            async for page in found:
+                pages.append(page.pick(np.arange(min(count, len(page.offsets)))))
+                count -= len(page.offsets)
+                if count <= 0:
+                    break
+        return pages
+
+    async def show(self, topic: TopicName, subscription: str, offset: int) -> Page:
+        """One of them, by its place in the dead-letter topic. Raises ``NotFound``."""
+        grave = self._grave(topic, subscription)
+        if grave.topic is not None and grave.keeper is not None:
+            there = 0 <= offset < grave.topic.next_offset
+            if there and not grave.keeper.acked.contains(np.array([offset])).any():
+                for part in await self._log.read(grave.topic.id, offset, offset + 1, 0):
+                    at = np.array([offset - part.base_offset])
+                    batch = part.batch.take(at)
+                    page = self._mine(grave, part.due_ms[at], np.array([offset]), batch)
+                    if len(page.offsets):
+                        return page
+        raise NotFound(f"{topic.full} {subscription} has no dead letter at offset {offset}")
+
+    async def redrive(
+        self, topic: TopicName, subscription: str, only: Int64s | None, most: int
+    ) -> int:
+        """Send up to ``most`` back to where they came from; durable when it returns.
+
+        Raises:
+          NotFound: if there is no such subscription.
+          StorageUnavailable: if the database takes nothing now.
+        """
+
+        def letters(grave: _Grave, page: Page) -> Callable[[Int64s], Sequence[Letter]]:
+            assert grave.keeper is not None
+            source = f"redrive/{grave.keeper.record.id}"
+            back = deadletter.restored(page.batch)
+
+            def written(fresh: Int64s) -> Sequence[Letter]:
+                at = np.flatnonzero(np.isin(page.offsets, fresh))
+                return deadletter.letters(topic, source, back.take(at), page.offsets[at])
+
+            return written
+
+        return await self._end(self._grave(topic, subscription), only, most, letters)
+
+    async def purge(
+        self, topic: TopicName, subscription: str, only: Int64s | None, most: int
+    ) -> int:
+        """Throw up to ``most`` of them away; durable when it returns. Raises as ``redrive``."""
+        return await self._end(
+            self._grave(topic, subscription), only, most, lambda grave, page: lambda fresh: ()
+        )
+
+    def _grave(self, topic: TopicName, subscription: str) -> _Grave:
+        origin = self._registry.topic(topic)
+        record = self._registry.subscription_record(origin, subscription)
+        to = deadletter.target(topic, subscription, record.policy)
+        if to.full not in self._registry.topics:
+            return _Grave(topic, subscription, None, None)
+        found = self._registry.topic(to)
+        return _Grave(topic, subscription, found, found.shared.get(KEEPER))
+
+    async def _end(
+        self,
+        grave: _Grave,
+        only: Int64s | None,
+        most: int,
+        letters: Callable[[_Grave, Page], Callable[[Int64s], Sequence[Letter]]],
+    ) -> int:
+        ended = 0
+        async with aclosing(self._pages(grave, only)) as found:
+            async for page in found:
+                assert grave.keeper is not None
+                page = page.pick(np.arange(min(most - ended, len(page.offsets))))
+                if self._pipeline.state is not State.UP:
+                    raise StorageUnavailable("dead letters cannot be moved now; try again later")
+                ended += await self._end_page(grave.keeper, page, letters(grave, page))
+                if ended >= most:
+                    break
+        return ended
+
+    async def _end_page(
+        self,
+        keeper: SharedSubscription,
+        page: Page,
+        letters: Callable[[Int64s], Sequence[Letter]],
+    ) -> int:
+        durable = trio.Event()
+        ended = keeper.acknowledge(page.offsets, lambda count: durable.set(), letters)
+        await durable.wait()
+        return ended
+
+    async def _pages(self, grave: _Grave, only: Int64s | None) -> AsyncGenerator[Page, None]:
+        """What is there, in steps; each is looked up when it is asked for."""
+        if grave.topic is None or grave.keeper is None:
+            return
+        stop = Key(grave.topic.frontier_ms(self._clock.now_ms()) + 1, 0)
+        at = KEY_MIN
+        while at < min(stop, KEY_MAX):
+            plan = self._index.plan(grave.topic.id, at, stop, _STEP_MESSAGES)
+            due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
+            at = plan.stop
+            here = ~grave.keeper.acked.contains(offsets)
+            if only is not None:
+                here &= np.isin(offsets, only)
+            due_ms, offsets = due_ms[here], offsets[here]
+            most = grave.topic.sizes.frame_messages(_STEP_MESSAGES, _STEP_BYTES)
+            for low in range(0, len(offsets), most):
+                piece = slice(low, low + most)
+                page = await self._fetch(grave, due_ms[piece], offsets[piece])
+                if len(page.offsets):
+                    yield page
+
+    async def _fetch(self, grave: _Grave, due_ms: Int64s, offsets: Int64s) -> Page:
+        assert grave.topic is not None
+        assert grave.keeper is not None
+        # What was ended while the step before was waited for may have left the index.
+        here = ~grave.keeper.acked.contains(offsets)
+        due_ms, offsets = due_ms[here], offsets[here]
+        fetch = self._index.fetch(grave.topic.id, due_ms, offsets)
+        batch = fetch.read() if fetch.in_memory else await self._run(fetch.read)
+        return self._mine(grave, due_ms, offsets, batch)
+
+    def _mine(self, grave: _Grave, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> Page:
+        """Those that came from the subscription they are asked for."""
+        origins = deadletter.origins(batch)
+        whose = {"topic": grave.origin.full, "subscription": grave.subscription}
+        at = [row for row, origin in enumerate(origins) if whose.items() <= origin.items()]
+        return Page(due_ms, offsets, batch, origins).pick(np.array(at, np.int64))

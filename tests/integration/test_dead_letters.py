@@ -1,0 +1,234 @@
+"""What was tried too often: once in its dead-letter topic, whatever happens when."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.errors import InvalidRequest, NotFound
+from escapement.testing import World, arrived
+
+CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
+NAMES = {"topic": "x", "subscription": "s"}
+TWICE = {"max_deliveries": 2, "jitter": 0}
+DLQ = "public/default/x-s-DLQ"
+KINDS = ["shared", "exclusive"]
+
+
+async def letters(broker: escapement.Broker, **names: Any) -> list[dict[str, Any]]:
+    return await broker.admin("dlq.list", **{**NAMES, **names}, count=1000)
+
+
+async def settled(world: World) -> None:
+    """Until what was dead is in its topic: the postman looks at the inbox every so often."""
+    for _ in range(3):
+        await world.clock.advance(seconds=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_failed_too_often_is_buried_with_the_reason(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V1: nack, timeout and disconnect; the copy keeps everything and says where it is from."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=TWICE)
+        producer = await broker.producer("x")
+        published_ms = world.clock.now_ms()
+        delay = timedelta(0) if kind == "exclusive" else timedelta(seconds=5)
+        for name in ("nack", "timeout", "disconnect", "good"):
+            await producer.send(name.encode(), key=name, properties={"n": 7}, delay=delay)
+        due_ms = published_ms + delay // timedelta(milliseconds=1)
+        await world.clock.advance(seconds=5)
+        wait = timedelta(seconds=10)
+        async with broker.consumer("x", "s", kind=kind, ack_wait=wait) as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)], timedelta(0))
+            messages = {m.payload: m for m in await arrived(inbox)}
+            assert {m.attempt for m in messages.values()} == {2}
+            await messages[b"good"].ack(durable=True)
+            await messages[b"nack"].nack(timedelta(minutes=1))
+            assert await messages[b"disconnect"].extend(timedelta(minutes=1))
+            await world.clock.advance(seconds=20)
+            assert await arrived(inbox) == []
+        await settled(world)
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            await world.clock.advance(days=30)
+            assert await arrived(inbox) == []
+        found = await letters(broker)
+        assert {row["payload"]: row["reason"] for row in found} == {
+            b"nack": "nack",
+            b"timeout": "timeout",
+            b"disconnect": "disconnect",
+        }
+        shown = await broker.admin("dlq.show", **NAMES, offset=found[0]["offset"])
+        assert (shown["attempts"], shown["subscription"]) == (2, "s")
+        assert shown["original_topic"] == "public/default/x"
+        assert (shown["original_due_at_ms"], shown["published_at_ms"]) == (due_ms, published_ms)
+        assert shown["key"] == shown["payload"].decode() == shown["reason"]
+        assert shown["properties"]["n"] == 7
+        (stats,) = await broker.admin("subscriptions.list", topic="x")
+        assert (stats["dead_lettered"], stats["unacknowledged"]) == (3, 0)
+        async with broker.consumer(DLQ, "mine", position="earliest") as inbox:
+            copies = await arrived(inbox)
+            assert sorted(m.key for m in copies) == ["disconnect", "nack", "timeout"]
+            assert {m.properties["dead_letter_offset"] for m in copies} == {0, 1, 2}
+
+
+async def test_what_is_sent_back_is_as_it_was_and_goes_once(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: redrive one, then all; purge the rest; each takes effect once, across a crash."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+            producer = await broker.producer("x")
+            await producer.send_many([b"%d" % n for n in range(6)], properties=[{"n": 1}] * 6)
+            async with broker.consumer("x", "s") as inbox:
+                await inbox.nack([m.id for m in await arrived(inbox)])
+                await settled(world)
+                first, second, *_ = await letters(broker)
+                only = [first["offset"], 99]
+                assert await broker.admin("dlq.redrive", **NAMES, offsets=only) == {"redriven": 1}
+                assert await broker.admin("dlq.redrive", **NAMES, offsets=only) == {"redriven": 0}
+                with pytest.raises(NotFound):
+                    await broker.admin("dlq.show", **NAMES, offset=first["offset"])
+                with pytest.raises(NotFound):
+                    await broker.admin("dlq.show", **NAMES, offset=99)
+                await settled(world)
+                (again,) = await arrived(inbox)
+                assert (again.payload, again.properties) == (first["payload"], {"n": 1})
+                assert (again.attempt, again.redelivered) == (1, False)
+                await again.ack(durable=True)
+                only = [second["offset"]]
+                assert await broker.admin("dlq.purge", **NAMES, offsets=only) == {"purged": 1}
+            assert len(await letters(broker)) == 4
+            assert await broker.admin("dlq.redrive", **NAMES, count=3) == {"redriven": 3}
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker, broker.consumer("x", "s") as inbox:
+            await settled(world)
+            assert len(await arrived(inbox)) == 3
+            assert len(await letters(broker)) == 1
+            assert await broker.admin("dlq.purge", **NAMES) == {"purged": 1}
+            assert await letters(broker) == []
+
+
+async def test_a_broker_that_stops_buries_nothing_that_was_in_flight(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: neither a clean end nor a crash is a failure of the message."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+            await (await broker.producer("x")).send(b"precious")
+        for way in (world.stop, world.crash, world.stop):
+            async with world.connect() as broker, broker.consumer("x", "s") as inbox:
+                (message,) = await arrived(inbox)
+                assert message.payload == b"precious"
+                await way()
+            await world.restart()
+        async with world.connect() as broker:
+            assert await letters(broker) == []
+            async with broker.consumer("x", "s") as inbox:
+                (message,) = await arrived(inbox)
+                await message.nack()
+                await settled(world)
+                assert len(await letters(broker)) == 1
+
+
+async def test_what_is_acknowledged_before_its_burial_has_no_copy(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V2: by another consumer, in the very moment in which it died."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await (await broker.producer("x")).send_many([b"a", b"b", b"c"])
+        async with broker.consumer("x", "s") as inbox, broker.consumer("x", "s") as other:
+            both = [*await arrived(inbox), *await arrived(other)]
+            assert len(both) == 3
+            for message in both:
+                await message.nack()
+            await other.ack([0, 1], durable=True)
+            await settled(world)
+            assert [row["original_offset"] for row in await letters(broker)] == [2]
+
+
+async def test_a_subscription_has_its_own_letters_also_in_a_shared_topic(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: a dead-letter topic may serve several subscriptions."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        policy = {"max_deliveries": 1, "dead_letter_topic": "grave"}
+        for name in ("s", "t"):
+            await broker.admin("subscriptions.create", topic="x", subscription=name, policy=policy)
+        await (await broker.producer("x")).send_many([b"a", b"b"])
+        for name, offset in (("s", 0), ("t", 1)):
+            async with broker.consumer("x", name) as inbox:
+                await arrived(inbox)
+                await inbox.nack([offset])
+                await inbox.ack([1 - offset], durable=True)
+        await settled(world)
+        for name, payload in (("s", b"a"), ("t", b"b")):
+            assert [row["payload"] for row in await letters(broker, subscription=name)] == [payload]
+        assert await broker.admin("dlq.purge", **NAMES) == {"purged": 1}
+        assert len(await letters(broker, subscription="t")) == 1
+
+
+async def test_a_dead_letter_topic_that_cannot_be_is_refused(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        for policy, said in (
+            ({"max_deliveries": 3, "dead_letter_topic": "x"}, "of its own subscription s"),
+            ({"dead_letter_topic": "a/b"}, "is not a topic"),
+            ({"dead_letter_topic": 7}, "is not the name of a topic"),
+            ({"max_deliveries": 40_000}, "40000 is more than 30000"),
+        ):
+            with pytest.raises(InvalidRequest, match=said):
+                await broker.admin("subscriptions.update", **NAMES, policy=policy)
+        long = {"topic": "x", "subscription": "s" * 199}
+        with pytest.raises(InvalidRequest, match="name a dead_letter_topic"):
+            await broker.admin("subscriptions.create", **long, policy=TWICE)
+        assert await letters(broker) == []
+        with pytest.raises(NotFound):
+            await letters(broker, subscription="none")
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_many_die_in_bounded_steps_and_each_has_one_copy(
+    mock_clock: trio.testing.MockClock, seed: int
+) -> None:
+    """V1: thousands at once, while the broker is killed between any two of its steps."""
+    config = BrokerConfig(ack_wait_ms=10_000, seed=0, limits=BrokerLimits(deliver_messages=256))
+    count, rng = 3_000, random.Random(seed)
+    async with testing.start(config=config) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+            await (await broker.producer("x")).send_many([b"%d" % n for n in range(count)])
+        for _ in range(4):
+            async with world.connect() as broker, broker.consumer("x", "s", permits=count) as inbox:
+                await inbox.nack([m.id for m in await arrived(inbox)], timedelta(0))
+                for _ in range(rng.randrange(2, 24)):
+                    await trio.lowlevel.checkpoint()
+                await world.crash()
+            await world.restart()
+        async with world.connect() as broker:
+            async with broker.consumer("x", "s", permits=count) as inbox:
+                await inbox.nack([m.id for m in await arrived(inbox)], timedelta(0))
+                await settled(world)
+                assert await arrived(inbox) == []
+            copies: list[bytes] = []
+            while rows := await letters(broker):
+                copies += [row["payload"] for row in rows]
+                offsets = [row["offset"] for row in rows]
+                purged = await broker.admin("dlq.purge", **NAMES, offsets=offsets)
+                assert purged == {"purged": len(rows)}
+            assert sorted(copies, key=int) == [b"%d" % n for n in range(count)]
