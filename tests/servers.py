@@ -150,7 +150,15 @@ class MysqlServer:
 
     def _where(self) -> list[str]:
         as_root = ["--user=root"] if os.geteuid() == 0 else []
-        return ["--no-defaults", f"--datadir={self.home / 'data'}", *as_root]
+        # Its own place for temporary tables: a server that was killed leaves some behind.
+        temporary = self.home / "tmp"
+        temporary.mkdir(exist_ok=True)
+        return [
+            "--no-defaults",
+            f"--datadir={self.home / 'data'}",
+            f"--tmpdir={temporary}",
+            *as_root,
+        ]
 
     def _install(self) -> None:
         installer = _find("mariadb-install-db", "mysql_install_db")
