@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FEATURES = ROOT / "docs" / "features.md"
 # How many promises there are of each kind: ids are P1 to P12 and so on.
 KINDS = {"P": 12, "V": 19, "Q": 10, "N": 9, "B": 9}
