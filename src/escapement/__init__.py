@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from escapement.client.inbox import Inbox
     from escapement.client.producer import Producer
     from escapement.client.receipt import Pending, Receipt, Receipts
+    from escapement.client.schedules import Schedule, Schedules
     from escapement.client.serializers import JSON, MSGPACK, Serializer
     from escapement.client.settings import Settings
     from escapement.message import Blobs, MessageBatch, MessageId, Times
@@ -43,6 +44,7 @@ else:
         "escapement.client.inbox": ("Inbox",),
         "escapement.client.producer": ("Producer",),
         "escapement.client.receipt": ("Pending", "Receipt", "Receipts"),
+        "escapement.client.schedules": ("Schedule", "Schedules"),
         "escapement.client.serializers": ("JSON", "MSGPACK", "Serializer"),
         "escapement.client.settings": ("Settings",),
         "escapement.message": ("Blobs", "MessageBatch", "MessageId", "Times"),
@@ -84,6 +86,8 @@ __all__ = [
     "ProtocolError",
     "Receipt",
     "Receipts",
+    "Schedule",
+    "Schedules",
     "Serializer",
     "Settings",
     "ShuttingDown",

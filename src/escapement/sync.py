@@ -33,11 +33,13 @@ from escapement.client import batch as batches
 from escapement.client import broker as brokers
 from escapement.client import inbox as inboxes
 from escapement.client import producer as producers
+from escapement.client import schedules
 from escapement.client.builder import MessageBuilder
 from escapement.client.delivery import Columns, Row
 from escapement.client.link import StreamFactory
 from escapement.client.receipt import Receipt, Receipts
 from escapement.client.schedule import Delay, Where
+from escapement.client.schedules import Schedule
 from escapement.client.settings import Settings
 from escapement.message import MessageBatch, Times
 
@@ -101,9 +103,46 @@ class Broker:
             finally:
                 self._portal.call(face.hand_over)
 
+    @property
+    def schedules(self) -> Schedules:
+        """What the broker publishes again and again."""
+        return Schedules(self._portal, self._broker.schedules)
+
     def admin(self, verb: str, **arguments: Any) -> Any:
         """Ask the broker by name, with plain arguments; returns its plain answer."""
         return self._portal.call(partial(self._broker.admin, verb, **arguments))
+
+
+class Schedules:
+    """Made by ``Broker.schedules``; see ``escapement.client.schedules.Schedules``."""
+
+    def __init__(self, portal: BlockingPortal, found: schedules.Schedules) -> None:
+        self._portal = portal
+        self._schedules = found
+
+    def create(self, name: str, topic: str, value: Any = b"", **options: Any) -> Schedule:
+        """Publish ``value`` on ``topic`` again and again."""
+        return self._portal.call(partial(self._schedules.create, name, topic, value, **options))
+
+    def list(self, namespace: str | None = None) -> list[Schedule]:
+        """All schedules by name, or those of one namespace."""
+        return self._portal.call(self._schedules.list, namespace)
+
+    def get(self, name: str) -> Schedule:
+        """One schedule, with its next ten times."""
+        return self._portal.call(self._schedules.get, name)
+
+    def pause(self, name: str) -> Schedule:
+        """Publish nothing until it is resumed."""
+        return self._portal.call(self._schedules.pause, name)
+
+    def resume(self, name: str) -> Schedule:
+        """Go on with the first occurrence from now on."""
+        return self._portal.call(self._schedules.resume, name)
+
+    def delete(self, name: str) -> None:
+        """Forget it; what it has published stays."""
+        self._portal.call(self._schedules.delete, name)
 
 
 class Producer:

@@ -26,6 +26,7 @@ import trio
 import escapement
 import escapement.sync
 from brokers import BrokerProcess, broker_process
+from escapement import sync
 from escapement.bench.host import Host
 from escapement.cli.demo import Demo
 from escapement.cli.main import escapement as commands
@@ -139,6 +140,79 @@ def test_the_inbox_is_listed_and_discarded(say: Say, broker: BrokerProcess) -> N
     discarded = say("admin", "inbox", "discard", "letters/eu/orders", "-o", "json")
     assert json.loads(discarded) == {"discarded": 1}
     assert say("admin", "inbox", "list") == "no letters\n"
+
+
+def test_schedules_are_created_shown_paused_and_deleted(
+    say: Say, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """B2."""
+    assert say("schedule", "list") == "no schedules\n"
+    file = tmp_path / "payload"
+    file.write_bytes(b"from a file")
+    when = ["--cron", "0 9 * * mon-fri", "--timezone", "Europe/Berlin", "--missed", "all"]
+    until = ["--until", "2099-01-01T00:00Z"]
+    what = ["--payload-file", str(file), "--key", "k", "-o", "json"]
+    made = json.loads(say("schedule", "create", "b2/eu/report", "b2/eu/t", *when, *until, *what))
+    assert (made["schedule"], made["topic"]) == ("b2/eu/report", "b2/eu/t")
+    assert (made["cron"], made["timezone"]) == ("0 9 * * mon-fri", "Europe/Berlin")
+    assert (made["missed"], made["state"], made["size_bytes"]) == ("all", "active", 12)
+    *_, first, last = say("schedule", "show", "b2/eu/report").splitlines()
+    assert all(" 09:00:00+0" in line for line in (first, last))
+    shown = json.loads(say("schedule", "show", "b2/eu/report", "-o", "json"))
+    assert len(shown["coming_ms"]) == 10
+    assert shown["coming_ms"][0] == made["next_at_ms"]
+    assert "b2/eu/report" in say("schedule", "list", "b2/eu")
+    assert say("schedule", "list", "public/default") == "no schedules\n"
+    paused = json.loads(say("schedule", "pause", "b2/eu/report", "-o", "json"))
+    assert (paused["state"], paused["next_at_ms"]) == ("paused", None)
+    resumed = say("schedule", "resume", "b2/eu/report")
+    assert "active" in resumed
+    assert "exists already" in say(
+        "schedule", "create", "b2/eu/report", "b2/eu/t", "--every", "90s", fails=1
+    )
+    assert json.loads(say("schedule", "delete", "b2/eu/report", "-o", "json")) == {
+        "deleted": "b2/eu/report"
+    }
+    assert "no schedule b2/eu/report" in say("schedule", "show", "b2/eu/report", fails=1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        ["--every", "0s"],
+        ["--every", "1h", "--cron", "0 9 * * *"],
+        ["--every", "1h", "--timezone", "Europe/Berlin"],
+        ["--every", "1h", "--payload", "x", "--payload-file", os.devnull],
+        ["--every", "1h", "--until", "2099-01-01T00:00"],
+        ["--every", "1h", "--missed", "some"],
+    ],
+)
+def test_schedules_that_cannot_be_meant_are_usage_errors(say: Say, wrong: list[str]) -> None:
+    assert "Usage: escapement schedule create" in say(
+        "schedule", "create", "s", "t", *wrong, fails=2
+    )
+    assert say("schedule", "list") == "no schedules\n"
+
+
+def test_a_schedule_publishes_what_blocking_code_receives(broker: BrokerProcess) -> None:
+    """B2, on a real clock and through the blocking client."""
+    with sync.connect(broker.url) as client:
+        made = client.schedules.create("ticks", "b2/eu/ticks", "tick", every="1s", serializer=str)
+        with client.consumer("b2/eu/ticks", "s", serializer=str) as messages:
+            first, second = (messages.receive(TIMEOUT_S) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        assert first.value == second.value == "tick"
+        times = [message.properties["occurrence_ms"] for message in (first, second)]
+        assert times[1] - times[0] == 1000
+        assert first.due_ms >= times[0]
+        assert client.schedules.pause("ticks").state == "paused"
+        assert client.schedules.resume("ticks").published >= 2
+        assert client.schedules.get("ticks").created == made.created
+        assert [one.name for one in client.schedules.list()] == [made.name]
+        client.schedules.delete("ticks")
+        assert client.schedules.list() == []
 
 
 def test_topics_are_created_listed_measured_and_deleted(say: Say) -> None:

@@ -32,6 +32,7 @@ from escapement.broker.postman import Postman
 from escapement.broker.publishing import Publishing
 from escapement.broker.recovery import survey
 from escapement.broker.registry import Registry
+from escapement.broker.scheduler import Scheduler
 from escapement.broker.topic import Topic
 from escapement.broker.works import Works
 from escapement.clock import Clock
@@ -106,6 +107,10 @@ class Broker:
     @property
     def consuming(self) -> Consuming:
         return self.works.consuming
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.works.scheduler
 
     @property
     def postman(self) -> Postman:
@@ -199,6 +204,7 @@ class Broker:
         for topic in self.registry.active.values():
             for subscription in topic.subscriptions():
                 subscription.stop(now_ms)
+        self.scheduler.stop()
         self.postman.stop()
         await self.works.pipeline.drain()
         for farewell in self._farewells:

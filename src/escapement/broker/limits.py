@@ -52,6 +52,10 @@ class BrokerLimits:
     inbox_step_bytes: int = 1 * MIB  # letters of one target moved at once, unless one is larger
     inbox_round_bytes: int = 4 * MIB  # letters of all targets in memory
 
+    # -- schedules
+    schedules: int = 100_000  # a few hundred bytes each; the next one is refused
+    schedule_bytes: int = 256 * KIB  # payload and key of each; larger ones are refused
+
     # -- time
     max_sleep_s: float = 0.5  # how soon a jump of the wall clock is noticed
     stop_timeout_s: float = 8.0  # for commits and the last checkpoint when stopping

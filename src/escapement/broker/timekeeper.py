@@ -1,8 +1,8 @@
 """The one task that waits for time to pass, for all topics together.
 
-Each topic says when it next has something to do. The task sleeps until the first of those
-times, and never longer than ``max_sleep_s``, so that a jump of the wall clock is noticed.
-An idle topic has no entry and costs nothing.
+Each topic says when it next has something to do, and so do all schedules together. The
+task sleeps until the first of those times, and never longer than ``max_sleep_s``, so that
+a jump of the wall clock is noticed. An idle topic has no entry and costs nothing.
 """
 
 from __future__ import annotations

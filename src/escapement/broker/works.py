@@ -9,6 +9,7 @@ topic that wants to be woken) is joined here, by callables. Nothing runs before 
     Checkpointer    index to disk, state to MySQL, journal trimmed
     Compactor       few segments, free of what is done
     Filler          the past, for subscriptions that want it
+    Scheduler       what recurs, as letters into the inbox
     Postman         letters from the inbox into the logs of their targets
     Undertaker      what was tried too often, into the inbox of its dead-letter topic
     Housekeeper     new log generations, what deletes left behind, idle producers
@@ -17,10 +18,12 @@ topic that wants to be woken) is joined here, by callables. Nothing runs before 
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 import numpy as np
 import trio
 
+from escapement.broker.changes import Changes
 from escapement.broker.checkpointer import Checkpointer, Progress
 from escapement.broker.compactor import Compactor
 from escapement.broker.config import BrokerConfig
@@ -37,6 +40,7 @@ from escapement.broker.recovery import Ground
 from escapement.broker.registry import Registry
 from escapement.broker.replay import Replay
 from escapement.broker.revival import Revival
+from escapement.broker.scheduler import Scheduler
 from escapement.broker.settlement import Settlement
 from escapement.broker.timekeeper import Timekeeper
 from escapement.broker.topic import Topic
@@ -49,6 +53,9 @@ from escapement.storage.group import Group
 from escapement.storage.lane import State
 
 _log = logging.getLogger(__name__)
+
+# What the timekeeper wakes all schedules by; topics' ids are positive.
+_SCHEDULES: Final = 0
 
 
 class Works:
@@ -81,6 +88,16 @@ class Works:
         )
         self.postman = Postman(
             engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
+        )
+        self.scheduler = Scheduler(
+            engine,
+            self.registry,
+            Changes(self.pipeline.transact),
+            clock,
+            config.limits,
+            ground.state.schedules,
+            lambda next_ms: self.timekeeper.schedule(_SCHEDULES, next_ms),
+            self.postman.wake,
         )
         self.consuming = Consuming(
             self.registry,
@@ -214,6 +231,7 @@ class Works:
                 self._filler,
                 self.postman,
                 self._undertaker,
+                self.scheduler,
                 self._housekeeper,
             ):
                 nursery.start_soon(part.run)
@@ -255,6 +273,9 @@ class Works:
             self.pump.wake(topic)
 
     def _wake(self, topic_id: int, now_ms: int) -> None:
+        if topic_id == _SCHEDULES:
+            self.scheduler.wake()
+            return
         topic = self.registry.active.get(topic_id)
         if topic is not None:
             topic.advance(now_ms)

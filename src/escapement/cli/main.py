@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "dlq": ("escapement.cli.dlq", "Look after messages that were tried too often."),
     "peek": ("escapement.cli.peek", "Show what is pending on a topic, next due first."),
     "produce": ("escapement.cli.produce", "Send messages, now or for later."),
+    "schedule": ("escapement.cli.schedule", "Publish again and again, by cron or every so often."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
 }
 # The word that applications use goes too.

@@ -16,6 +16,7 @@ from escapement.client.link import Stream, StreamFactory
 from escapement.client.outbox import Bounds
 from escapement.client.producer import Producer
 from escapement.client.schedule import Delay, Where
+from escapement.client.schedules import Schedules
 from escapement.client.serializers import SerializerLike
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected, InvalidRequest
@@ -155,6 +156,11 @@ class Broker:
             yield inbox
         finally:
             await inbox.aclose()
+
+    @property
+    def schedules(self) -> Schedules:
+        """What the broker publishes again and again."""
+        return Schedules(self.admin)
 
     async def admin(self, verb: str, **arguments: Any) -> Any:
         """Ask the broker by name, with plain arguments; returns its plain answer.

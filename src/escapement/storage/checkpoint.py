@@ -26,6 +26,7 @@ from escapement.storage.journal import JournalPosition
 from escapement.storage.lease import Lease, check
 from escapement.storage.log import Generation
 from escapement.storage.producers import ProducerRecord, read_producers
+from escapement.storage.schedule import Schedule, read_schedules
 from escapement.storage.schema import log_identity
 
 # Chunks fetched at once: each has up to 128 KiB, most have a few hundred bytes.
@@ -99,6 +100,7 @@ class State:
     topics: list[TopicRecord]
     subscriptions: list[SubscriptionRecord]
     producers: list[ProducerRecord]
+    schedules: list[Schedule]
     chunks: dict[int, list[tuple[int, bytes]]]  # subscription: (chunk, data)
     retries: dict[int, bytes]  # by subscription
     trims: dict[int, JournalPosition]  # by lane: what the checkpoint covers
@@ -139,6 +141,7 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         topics=list(catalog.read_topics(connection, bundle_id)),
         subscriptions=list(catalog.read_subscriptions(connection)),
         producers=list(read_producers(connection)),
+        schedules=list(read_schedules(connection, bundle_id)),
         chunks=_read_chunks(connection),
         retries=_read_retries(connection),
         trims=journal.trims(connection, bundle_id),

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from escapement.broker.admin import dlq, inbox, namespaces, subscriptions, topics
+from escapement.broker.admin import (
+    dlq,
+    inbox,
+    namespaces,
+    schedules,
+    subscriptions,
+    topics,
+)
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
@@ -46,5 +53,6 @@ _VERBS: Final[dict[str, Verb]] = {
     **subscriptions.VERBS,
     **dlq.VERBS,
     **inbox.VERBS,
+    **schedules.VERBS,
     "broker.stats": _stats,
 }

@@ -51,6 +51,12 @@ class Arguments:
             raise InvalidRequest(f"{self._verb} needs {name!r} as whole numbers from 0 on")
         return value
 
+    def optional_blob(self, name: str) -> bytes:
+        value = self._left.pop(name, None) or b""
+        if not isinstance(value, bytes):
+            raise InvalidRequest(f"{self._verb} needs {name!r} as bytes")
+        return value
+
     def flag(self, name: str) -> bool:
         value = self._left.pop(name, False)
         if not isinstance(value, bool):

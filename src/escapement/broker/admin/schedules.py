@@ -1,0 +1,117 @@
+"""What can be asked about schedules."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final, get_args
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.verb import Verb
+from escapement.broker.broker import Broker
+from escapement.names import NamespaceName, TopicName
+from escapement.recurrence import Missed, Recurrence
+from escapement.storage.schedule import Content, Schedule
+
+# Schedules of one listing: it must fit a frame.
+MAX_ROWS: Final = 10_000
+# Coming times that are shown of one.
+SHOWN_TIMES: Final = 10
+_MISSED: Final[tuple[Missed, ...]] = ("last", *(m for m in get_args(Missed) if m != "last"))
+
+
+async def _list_schedules(broker: Broker, given: Arguments) -> Plain:
+    within = given.optional_text("namespace")
+    given.end()
+    prefix = "" if within is None else NamespaceName.parse(within).full + "/"
+    found = [one for one in broker.scheduler.all() if one.name.startswith(prefix)]
+    return [_plain(broker, one) for one in found[:MAX_ROWS]]
+
+
+async def _get_schedule(broker: Broker, given: Arguments) -> Plain:
+    schedule = broker.scheduler.find(TopicName.parse(given.text("schedule")))
+    given.end()
+    coming: list[int] = []
+    if _state(broker, schedule) == "active" and schedule.next_ms is not None:
+        later = schedule.recurrence.occurrences(schedule.next_ms)
+        coming = [schedule.next_ms, *islice(later, SHOWN_TIMES - 1)]
+    return _plain(broker, schedule) | {"coming_ms": coming}
+
+
+async def _create_schedule(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("schedule"))
+    topic = TopicName.parse(given.text("topic"))
+    recurrence = Recurrence(
+        cron=given.optional_text("cron") or "",
+        timezone=given.optional_text("timezone") or "UTC",
+        every_ms=given.optional_number("every_ms") or 0,
+        until_ms=given.optional_number("until_ms"),
+    )
+    missed = given.choice("missed", _MISSED)
+    content = Content(given.optional_blob("payload"), given.optional_blob("key"))
+    given.end()
+    schedule = await broker.scheduler.create(
+        name,
+        topic,
+        recurrence,
+        missed,  # type: ignore[arg-type]
+        content,
+    )
+    return _plain(broker, schedule)
+
+
+async def _pause_schedule(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("schedule"))
+    given.end()
+    return _plain(broker, await broker.scheduler.pause(name))
+
+
+async def _resume_schedule(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("schedule"))
+    given.end()
+    return _plain(broker, await broker.scheduler.resume(name))
+
+
+async def _delete_schedule(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("schedule"))
+    given.end()
+    await broker.scheduler.delete(name)
+    return {"deleted": name.full}
+
+
+def _state(broker: Broker, schedule: Schedule) -> str:
+    if schedule.name in broker.scheduler.problems:
+        return "broken"
+    if schedule.paused:
+        return "paused"
+    return "ended" if schedule.next_ms is None else "active"
+
+
+def _plain(broker: Broker, schedule: Schedule) -> dict[str, Plain]:
+    recurrence = schedule.recurrence
+    state = _state(broker, schedule)
+    return {
+        "schedule": schedule.name,
+        "topic": schedule.topic,
+        "cron": recurrence.cron or None,
+        "timezone": recurrence.timezone if recurrence.cron else None,
+        "every_ms": recurrence.every_ms or None,
+        "until_at_ms": recurrence.until_ms,
+        "missed": schedule.missed,
+        "state": state,
+        "problem": broker.scheduler.problems.get(schedule.name),
+        "next_at_ms": schedule.next_ms if state == "active" else None,
+        "last_at_ms": schedule.last_ms,
+        "published": schedule.published,
+        "size_bytes": schedule.size_bytes,
+        "created_at_ms": schedule.created_at_ms,
+    }
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "schedules.list": _list_schedules,
+    "schedules.get": _get_schedule,
+    "schedules.create": _create_schedule,
+    "schedules.pause": _pause_schedule,
+    "schedules.resume": _resume_schedule,
+    "schedules.delete": _delete_schedule,
+}

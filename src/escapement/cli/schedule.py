@@ -1,0 +1,192 @@
+"""`escapement schedule`: what the broker publishes again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, BinaryIO, Final
+from zoneinfo import ZoneInfo
+
+import click
+
+from escapement.cli.parameters import moment, positive_duration_ms
+from escapement.cli.remote import broker_option, with_broker
+from escapement.cli.table import console, print_record, print_rows
+from escapement.client.schedule import at_ms
+
+_COLUMNS: Final = ("schedule", "topic", "cron", "timezone", "every_ms", "state", "next_at_ms")
+
+Ask = Callable[..., Any]
+
+
+@click.group(
+    epilog="""\b
+    Examples:
+      escapement schedule create report reports --cron "0 9 * * mon-fri" --timezone Europe/Berlin
+      escapement schedule create pulse beats --every 90s --missed skip
+      escapement schedule show report
+    """
+)
+def schedule() -> None:
+    """Publish again and again: by a cron expression, or every so often.
+
+    Schedules are named as topics are: tenant/namespace/name, or a name alone in
+    public/default. Each occurrence is published exactly once.
+    """
+
+
+def _command(name: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A command of the group, whose function gets what asks the broker, and the output's form."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @schedule.command(name)
+        @click.option(
+            "-o",
+            "--output",
+            type=click.Choice(["table", "json"]),
+            default="table",
+            show_default=True,
+            help="How to print the answer.",
+        )
+        @broker_option
+        @wraps(function)
+        def command(output: str, at_broker: tuple[str, int], **arguments: Any) -> None:
+            def ask(verb: str, **given: Any) -> Any:
+                return with_broker(at_broker, lambda broker: broker.admin(verb, **given))
+
+            function(ask, output, **arguments)
+
+        # What a command has of its own comes first in its help.
+        command.params.sort(key=lambda param: param.name in ("output", "at_broker"))
+        return command
+
+    return decorate
+
+
+_name = click.argument("name")
+
+
+@_command("create")
+@_name
+@click.argument("topic")
+@click.option("--cron", help="When: minute, hour, day, month, weekday; seconds may go first.")
+@click.option(
+    "--timezone",
+    metavar="ZONE",
+    help="In which the expression is read, such as Europe/Berlin; UTC if not given.",
+)
+@click.option(
+    "--every",
+    "every_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    help="So often, from now on: 90s, 5m, 1h, 3d.",
+)
+@click.option(
+    "--until", type=moment, metavar="TIME", help="Not later than then: ISO 8601 with an offset."
+)
+@click.option("--payload", help="What each message is; nothing if not given.")
+@click.option(
+    "--payload-file", type=click.File("rb"), metavar="FILE", help="The same, out of a file."
+)
+@click.option("--key", help="The key of each message.")
+@click.option(
+    "--missed",
+    type=click.Choice(["skip", "last", "all"]),
+    default="last",
+    show_default=True,
+    help="Which to publish of those to which the broker comes more than a minute late.",
+)
+def create(
+    ask: Ask,
+    output: str,
+    name: str,
+    topic: str,
+    cron: str | None,
+    timezone: str | None,
+    every_ms: int | None,
+    until: datetime | None,
+    payload: str | None,
+    payload_file: BinaryIO | None,
+    key: str | None,
+    missed: str,
+) -> None:
+    """Create the schedule NAME, which publishes on TOPIC."""
+    if (cron is None) == (every_ms is None):
+        raise click.UsageError("Give --cron or --every, one of both.")
+    if timezone is not None and cron is None:
+        raise click.UsageError("--timezone goes with --cron.")
+    if payload is not None and payload_file is not None:
+        raise click.UsageError("--payload or --payload-file, not both.")
+    body = os.fsencode(payload or "") if payload_file is None else payload_file.read()
+    made = ask(
+        "schedules.create",
+        schedule=name,
+        topic=topic,
+        cron=cron,
+        timezone=timezone,
+        every_ms=every_ms,
+        until_ms=None if until is None else at_ms(until),
+        payload=body,
+        key=None if key is None else os.fsencode(key),
+        missed=missed,
+    )
+    _print(made, output)
+
+
+@_command("list")
+@click.argument("namespace", required=False, metavar="[TENANT/NAMESPACE]")
+def list_schedules(ask: Ask, output: str, namespace: str | None) -> None:
+    """List the schedules, of all namespaces or of one."""
+    rows = ask("schedules.list", namespace=namespace)
+    if output == "json":
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        print_rows(rows, _COLUMNS, "no schedules")
+
+
+@_command("show")
+@_name
+def show(ask: Ask, output: str, name: str) -> None:
+    """Show a schedule and its next ten times."""
+    found = ask("schedules.get", schedule=name)
+    if output == "json":
+        _print(found, output)
+        return
+    coming = found.pop("coming_ms")
+    _print(found, output)
+    zone = ZoneInfo(found["timezone"]) if found["timezone"] else UTC
+    for ms in coming:
+        at = datetime.fromtimestamp(ms / 1000, UTC).astimezone(zone)
+        console().print(at.isoformat(" ", "seconds"))
+
+
+@_command("pause")
+@_name
+def pause(ask: Ask, output: str, name: str) -> None:
+    """Publish nothing until it is resumed."""
+    _print(ask("schedules.pause", schedule=name), output)
+
+
+@_command("resume")
+@_name
+def resume(ask: Ask, output: str, name: str) -> None:
+    """Go on with the first occurrence that comes from now on."""
+    _print(ask("schedules.resume", schedule=name), output)
+
+
+@_command("delete")
+@_name
+def delete(ask: Ask, output: str, name: str) -> None:
+    """Forget a schedule; what it has published stays."""
+    _print(ask("schedules.delete", schedule=name), output)
+
+
+def _print(record: dict[str, Any], output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps(record, indent=2))
+    else:
+        print_record(record)

@@ -1,0 +1,93 @@
+"""Kill -9 while letters arrive and schedules fire: each reaches its topic once.
+
+Real processes on MariaDB or MySQL. Another program writes letters straight into the
+database; a schedule fires every second; the broker is killed again and again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Final
+
+import trio
+
+import escapement
+from brokers import PATIENT, BrokerProcess, broker_process
+from escapement.storage import inbox
+from escapement.storage.engine.open import open_engine
+from letters import letter
+
+KILLS: Final = 5
+TOPICS: Final = 3
+PATIENCE_S: Final = 60
+
+
+def write_letters(url: str, data: Path, rounds: int, done: list[int]) -> None:
+    """Some letters at a time, in a transaction of this program's; every one of them twice."""
+    engine = open_engine(url, data)
+    connection = engine.connect()
+    for number in range(rounds):
+        some = [letter(f"shop/eu/{n}", f"{number}", b"%d" % number) for n in range(TOPICS)]
+        connection.begin()
+        inbox.insert(engine, connection, some, 0)
+        inbox.insert(engine, connection, some, 0)
+        connection.commit()
+        done[0] = number + 1
+        time.sleep(0.005)
+    connection.close()
+    engine.close()
+
+
+async def kill_again_and_again(broker: BrokerProcess, rng: random.Random) -> None:
+    for _ in range(KILLS):
+        await trio.sleep(rng.uniform(0.4, 1.5))
+        broker.kill()
+        await trio.to_thread.run_sync(broker.start)
+
+
+async def received(broker: escapement.Broker, topic: str) -> list[escapement.Message]:
+    """All that a topic's log has, in order."""
+    count = (await broker.admin("topics.stats", topic=topic))["next_offset"]
+    found: list[escapement.Message] = []
+    with trio.fail_after(PATIENCE_S):
+        async with broker.consumer(
+            topic, "look", kind="exclusive", position="earliest"
+        ) as messages:
+            async for message in messages:
+                found.append(message)
+                if len(found) == count:
+                    break
+    return found
+
+
+async def test_killed_at_any_time_a_broker_moves_every_letter_and_occurrence_once(
+    mysql_url: str, tmp_path: Path
+) -> None:
+    """B2, and what N7 and B7 will stand on."""
+    rng = random.Random(7)
+    with broker_process(tmp_path / "data", mysql_url) as process:
+        async with escapement.connect(process.url, settings=PATIENT) as broker:
+            made = await broker.schedules.create("beat", "shop/eu/beats", every="1s", missed="all")
+        done = [0]
+        rounds = 600
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                trio.to_thread.run_sync, write_letters, mysql_url, tmp_path, rounds, done
+            )
+            await kill_again_and_again(process, rng)
+        async with escapement.connect(process.url, settings=PATIENT) as broker:
+            ended = await broker.schedules.pause("beat")
+            with trio.fail_after(PATIENCE_S):
+                while await broker.admin("inbox.list"):  # noqa: ASYNC110 (it is elsewhere)
+                    await trio.sleep(0.1)
+            for n in range(TOPICS):
+                values = [int(m.payload) for m in await received(broker, f"shop/eu/{n}")]
+                assert values == list(range(rounds)), "lost, doubled or out of order"
+            beats = await received(broker, "shop/eu/beats")
+    times = [beat.properties["occurrence_ms"] for beat in beats]
+    assert len(times) == ended.published >= KILLS
+    first_ms = round(made.created.timestamp() * 1000) + 1000
+    assert times == list(range(first_ms, first_ms + 1000 * len(times), 1000))
+    assert done == [rounds]

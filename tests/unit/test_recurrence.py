@@ -1,0 +1,217 @@
+"""When what recurs is due: cron in time zones, intervals, and what was missed."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from itertools import islice, pairwise, takewhile
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from escapement.errors import InvalidRequest
+from escapement.recurrence import MISSED_AFTER_MS, Missed, Recurrence, due
+
+BERLIN = ZoneInfo("Europe/Berlin")
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+
+def ms(text: str, zone: str = "Europe/Berlin") -> int:
+    """A wall-clock time, or a time with its offset, as Unix milliseconds."""
+    at = datetime.fromisoformat(text)
+    at = at if at.tzinfo else at.replace(tzinfo=ZoneInfo(zone))
+    return round(at.timestamp() * 1000)
+
+
+def times(recurrence: Recurrence, after: str, count: int) -> list[str]:
+    """The next times, as clocks on the wall of its zone show them, with their offset."""
+    zone = ZoneInfo(recurrence.timezone)
+    found = islice(recurrence.occurrences(ms(after, recurrence.timezone)), count)
+    return [datetime.fromtimestamp(at / 1000, zone).isoformat(timespec="minutes") for at in found]
+
+
+def berlin(cron: str) -> Recurrence:
+    return Recurrence(cron, "Europe/Berlin")
+
+
+def test_a_time_of_day_stays_the_same_on_the_wall_when_summer_time_begins_and_ends() -> None:
+    """B2."""
+    nine = berlin("0 9 * * mon-fri")
+    assert times(nine, "2027-03-25T12:00", 3) == [
+        "2027-03-26T09:00+01:00",
+        "2027-03-29T09:00+02:00",
+        "2027-03-30T09:00+02:00",
+    ]
+    assert times(nine, "2027-10-29T08:59", 2) == [
+        "2027-10-29T09:00+02:00",
+        "2027-11-01T09:00+01:00",
+    ]
+
+
+def test_a_time_that_summer_time_leaves_out_is_due_right_after_the_gap() -> None:
+    assert times(berlin("30 2 * * *"), "2027-03-27T12:00", 2) == [
+        "2027-03-28T03:00+02:00",
+        "2027-03-29T02:30+02:00",
+    ]
+    # Two of them, and a third that is due then anyhow, are one.
+    assert times(berlin("0,30 2,3 28 3 *"), "2027-03-28T00:00", 3) == [
+        "2027-03-28T03:00+02:00",
+        "2027-03-28T03:30+02:00",
+        "2028-03-28T02:00+02:00",
+    ]
+
+
+def test_a_time_that_comes_twice_is_due_the_first_time_only() -> None:
+    half_past_two = berlin("30 2 * * *")
+    wanted = ["2027-10-31T02:30+02:00", "2027-11-01T02:30+01:00"]
+    assert times(half_past_two, "2027-10-31T00:00", 2) == wanted
+    # Asked in the second of the two hours, before 2:30 comes again.
+    assert times(half_past_two, "2027-10-31T02:10+01:00", 1) == wanted[1:]
+
+
+def test_every_hour_is_every_real_hour() -> None:
+    hours = berlin("0 * * * *")
+    assert times(hours, "2027-10-31T01:00", 3) == [
+        "2027-10-31T02:00+02:00",
+        "2027-10-31T02:00+01:00",
+        "2027-10-31T03:00+01:00",
+    ]
+    assert times(hours, "2027-03-28T00:30", 2) == [
+        "2027-03-28T01:00+01:00",
+        "2027-03-28T03:00+02:00",
+    ]
+
+
+def test_every_counts_real_time_from_its_anchor() -> None:
+    every = Recurrence(every_ms=90_000, anchor_ms=1_000)
+    assert list(islice(every.occurrences(0), 2)) == [91_000, 181_000]
+    assert every.after(91_000) == 181_000
+    assert every.after(90_999) == 91_000
+
+
+def test_until_ends_it_and_includes_its_own_moment() -> None:
+    every = Recurrence(every_ms=1_000, anchor_ms=0, until_ms=3_000)
+    assert list(every.occurrences(0)) == [1_000, 2_000, 3_000]
+    assert every.after(3_000) is None
+    assert every.latest(1_000, 99_000) == 3_000
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Recurrence(),
+        Recurrence(cron="0 9 * * *", every_ms=5_000),
+        Recurrence(every_ms=999),
+        Recurrence("61 * * * *"),
+        Recurrence("0 9 * *"),
+        Recurrence("0 0 31 2 *"),
+        Recurrence("every day"),
+        Recurrence("0 9 * * *", "Europe/Nowhere"),
+        Recurrence("0 9 * * *", "../../etc/passwd"),
+        Recurrence("0 9 * * *", "Europe"),
+        Recurrence("0 9 * * *", ""),
+        Recurrence("0 " * 300, "UTC"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(wrong: Recurrence) -> None:
+    with pytest.raises(InvalidRequest):
+        wrong.check()
+
+
+def test_what_never_comes_has_no_next_time() -> None:
+    new_year = Recurrence("0 0 1 1 *", "Europe/Berlin")
+    assert new_year.after(ms("2027-06-01T00:00")) == ms("2028-01-01T00:00")
+    assert new_year.after(ms("9999-06-01T00:00")) is None  # the calendar's end
+
+
+CRONS = some.sampled_from(
+    ["* * * * *", "0 9 * * mon-fri", "30 2 * * *", "*/7 * * * *", "0 0 1 * *", "15 */6 * * *"]
+)
+ZONES = some.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+MOMENTS = some.integers(ms("2026-01-01T00:00"), ms("2028-01-01T00:00"))
+
+
+@given(CRONS, ZONES, MOMENTS)
+def test_occurrences_ascend_and_are_the_same_wherever_one_begins(
+    cron: str, zone: str, begin_ms: int
+) -> None:
+    recurrence = Recurrence(cron, zone)
+    found = list(islice(recurrence.occurrences(begin_ms), 20))
+    assert found == sorted(set(found))
+    assert found[0] > begin_ms
+    for before, after in pairwise(found):
+        assert recurrence.after(before) == after
+        assert recurrence.after((before + after) // 2) == after
+        assert recurrence.after(after - 1) == after
+
+
+@given(CRONS, ZONES, MOMENTS, some.integers(0, 40 * DAY_MS))
+def test_the_latest_is_the_last_of_all(cron: str, zone: str, since_ms: int, span_ms: int) -> None:
+    recurrence = Recurrence(cron, zone)
+    first = recurrence.after(since_ms)
+    assert first is not None
+    now_ms = first + (span_ms % (2 * HOUR_MS) if cron == "* * * * *" else span_ms)
+    everything = list(takewhile(lambda at: at <= now_ms, recurrence.occurrences(since_ms)))
+    assert recurrence.latest(first, now_ms) == everything[-1]
+
+
+def test_the_latest_of_years_of_seconds_is_found_at_once() -> None:
+    seconds = Recurrence("* * * * * *")
+    now_ms = ms("2027-01-01T00:00")
+    assert seconds.latest(now_ms - 3650 * DAY_MS, now_ms) == now_ms
+
+
+# -- what was missed -----------------------------------------------------------------
+
+
+EVERY = Recurrence(every_ms=10_000, anchor_ms=0)
+
+
+@pytest.mark.parametrize("missed", ["skip", "last", "all"])
+def test_in_time_everything_is_published_whatever_the_policy(missed: Missed) -> None:
+    assert due(EVERY, 10_000, 10_000, missed, 99) == ([10_000], 20_000)
+    late_ms = 10_000 + MISSED_AFTER_MS
+    every_one = list(range(10_000, late_ms + 1, 10_000))
+    assert due(EVERY, 10_000, late_ms, missed, 99) == (every_one, late_ms + 10_000)
+
+
+def test_what_was_missed_is_skipped_or_its_last_one_or_all_published_in_steps() -> None:
+    """B2."""
+    now_ms = 1_000_005
+    assert due(EVERY, 10_000, now_ms, "skip", 99) == ([], 1_010_000)
+    assert due(EVERY, 10_000, now_ms, "last", 99) == ([1_000_000], 1_010_000)
+    next_ms, found = 10_000, []
+    while next_ms is not None and next_ms <= now_ms:
+        some_of_it, next_ms = due(EVERY, next_ms, now_ms, "all", 7)
+        assert len(some_of_it) <= 7
+        found += some_of_it
+    assert found == list(range(10_000, now_ms, 10_000))
+    assert next_ms == 1_010_000
+
+
+def test_the_end_is_kept_by_every_policy() -> None:
+    ended = Recurrence(every_ms=10_000, anchor_ms=0, until_ms=25_000)
+    now_ms = 20_000 + MISSED_AFTER_MS + 5
+    assert due(ended, 10_000, now_ms, "skip", 9) == ([], None)
+    assert due(ended, 10_000, now_ms, "last", 9) == ([20_000], None)
+    assert due(ended, 10_000, now_ms, "all", 9) == ([10_000, 20_000], None)
+
+
+def test_months_of_summer_and_winter_take_no_time_at_all() -> None:
+    year = list(
+        takewhile(
+            lambda at: at < ms("2028-01-01T00:00"),
+            berlin("0 9 * * *").occurrences(ms("2027-01-01T00:00")),
+        )
+    )
+    assert len(year) == 365
+    on_the_wall = {datetime.fromtimestamp(at / 1000, BERLIN).time().isoformat() for at in year}
+    assert on_the_wall == {"09:00:00"}
+    assert {b - a for a, b in pairwise(year)} == {
+        DAY_MS,
+        DAY_MS - HOUR_MS,
+        DAY_MS + round(timedelta(hours=1).total_seconds() * 1000),
+    }
