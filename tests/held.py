@@ -11,7 +11,7 @@ import trio
 T = TypeVar("T")
 
 COMMIT: Final = "Writer.write"  # one group of the commit pipeline
-FETCH: Final = "Fetch.read"  # payloads of a frame, out of segments on disk
+FETCH: Final = "Fetch.read_there"  # payloads of a frame, out of segments on disk
 
 
 class Held:

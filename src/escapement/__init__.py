@@ -31,23 +31,27 @@ if TYPE_CHECKING:
     from escapement.client.batch import Batch, Message
     from escapement.client.broker import Broker, connect
     from escapement.client.inbox import Inbox
+    from escapement.client.outcome import Outcome, Outcomes
     from escapement.client.producer import Producer
     from escapement.client.receipt import Pending, Receipt, Receipts
     from escapement.client.schedules import Schedule, Schedules
     from escapement.client.serializers import JSON, MSGPACK, Serializer
     from escapement.client.settings import Settings
     from escapement.message import Blobs, MessageBatch, MessageId, Times
+    from escapement.protocol.fate import Fate
 else:
     _HOMES: Final = {
         "escapement.client.batch": ("Batch", "Message"),
         "escapement.client.broker": ("Broker", "connect"),
         "escapement.client.inbox": ("Inbox",),
+        "escapement.client.outcome": ("Outcome", "Outcomes"),
         "escapement.client.producer": ("Producer",),
         "escapement.client.receipt": ("Pending", "Receipt", "Receipts"),
         "escapement.client.schedules": ("Schedule", "Schedules"),
         "escapement.client.serializers": ("JSON", "MSGPACK", "Serializer"),
         "escapement.client.settings": ("Settings",),
         "escapement.message": ("Blobs", "MessageBatch", "MessageId", "Times"),
+        "escapement.protocol.fate": ("Fate",),
     }
     _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -72,6 +76,7 @@ __all__ = [
     "DelaysDisabled",
     "Disconnected",
     "EscapementError",
+    "Fate",
     "Inbox",
     "InvalidRequest",
     "LimitExceeded",
@@ -80,6 +85,8 @@ __all__ = [
     "MessageId",
     "NaiveDatetime",
     "NotFound",
+    "Outcome",
+    "Outcomes",
     "Pending",
     "Producer",
     "ProducerFenced",

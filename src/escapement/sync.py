@@ -29,14 +29,15 @@ from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from escapement.client import amending, schedules
 from escapement.client import batch as batches
 from escapement.client import broker as brokers
 from escapement.client import inbox as inboxes
 from escapement.client import producer as producers
-from escapement.client import schedules
 from escapement.client.builder import MessageBuilder
 from escapement.client.delivery import Columns, Row
 from escapement.client.link import StreamFactory
+from escapement.client.outcome import Outcomes
 from escapement.client.receipt import Receipt, Receipts
 from escapement.client.schedule import Delay, Where
 from escapement.client.schedules import Schedule
@@ -107,6 +108,10 @@ class Broker:
     def schedules(self) -> Schedules:
         """What the broker publishes again and again."""
         return Schedules(self._portal, self._broker.schedules)
+
+    def cancel(self, what: amending.What, *, topic: str | None = None) -> Outcomes:
+        """Cancel messages not handed out yet; see ``escapement.Broker.cancel``."""
+        return self._portal.call(partial(self._broker.cancel, what, topic=topic))
 
     def admin(self, verb: str, **arguments: Any) -> Any:
         """Ask the broker by name, with plain arguments; returns its plain answer."""

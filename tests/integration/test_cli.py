@@ -6,6 +6,7 @@ process of their own.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -26,7 +27,7 @@ import trio
 import escapement
 import escapement.sync
 from brokers import BrokerProcess, broker_process
-from escapement import sync
+from escapement import Fate, sync
 from escapement.bench.host import Host
 from escapement.cli.demo import Demo
 from escapement.cli.main import escapement as commands
@@ -386,6 +387,37 @@ def test_what_is_pending_is_shown_next_due_first_and_stays(say: Say) -> None:
         assert rows[0]["due_at_ms"] < rows[1]["due_at_ms"]
     assert "near" in say("peek", "ahead", "--count", "1")
     assert "there is no topic" in say("peek", "nowhere-at-all", fails=1)
+
+
+def test_messages_are_cancelled_by_id_and_each_is_answered_for(
+    say: Say, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B1: by what produce printed, by offset, from standard input; 1 if any was not."""
+    say("admin", "subscriptions", "create", "recall", "s")
+    first = say("produce", "recall", "a", "--delay", "1h").strip()
+    say("produce", "recall", "b", "c", "--delay", "1h")
+    (row,) = json.loads(say("cancel", "recall", first, "-o", "json"))
+    assert row == {"id": first, "fate": "cancelled", "handed": []}
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n"))
+    assert "recall@1" in say("cancel", "recall", "-")
+    (row,) = json.loads(say("peek", "recall", "-o", "json"))
+    assert row["payload"] == "c"
+    assert run(["cancel", "recall", "2", "99"]) == 1
+    out, err = (text.decode() for text in capsysbinary.readouterr())
+    assert "unknown" in out
+    assert err == "escapement: 1 of 2 messages were not cancelled\n"
+    assert run(["cancel", "recall", "elsewhere@2"]) == 2
+    assert "another topic" in capsysbinary.readouterr().err.decode()
+
+
+def test_the_blocking_client_cancels(broker: BrokerProcess) -> None:
+    """B1."""
+    with sync.connect(f"escapement://127.0.0.1:{broker.port}") as client:
+        receipts = client.producer("blocking").send_many([b"a", b"b"], delay=timedelta(hours=1))
+        (outcome,) = client.cancel(receipts[1])
+        assert outcome.done
+        assert client.cancel(receipts).done.all()
+        assert client.cancel([5], topic="blocking")[0].fate is Fate.UNKNOWN
 
 
 def test_a_new_subscription_may_begin_with_the_first_message(say: Say) -> None:

@@ -1,8 +1,8 @@
 """A random life of a broker, held against a naive model.
 
-Publishing, time, consumers that come, go, acknowledge, give back or fall silent, seeks,
-checkpoints, crashes, clean restarts, a lost index, a clock that is set back, settings that
-change: in any order, on the virtual clock, with bounds so small that every one of them is
+Publishing, cancelling, time, consumers that come, go, acknowledge, give back or fall silent,
+seeks, checkpoints, crashes, clean restarts, a lost index, a clock that is set back, settings
+that change: in any order, on the virtual clock, with bounds so small that every one of them is
 met. The model knows for each subscription what it must get and what it has durably
 acknowledged. After every delivery and at the end the design's invariants are checked.
 
@@ -51,8 +51,11 @@ class Claim:
     acked: set[int] = field(default_factory=set)  # with a receipt
     seen: dict[int, int] = field(default_factory=dict)  # offset -> deliveries
     left_ms: int = -1  # what was due by then may have been in an inbox nobody looked into
+    spared: set[int] = field(default_factory=set)  # cancelled before it was handed them
 
     def covers(self, offset: int, due_ms: int) -> bool:
+        if offset in self.spared:
+            return False
         return offset >= self.since_offset or due_ms >= self.since_ms
 
 
@@ -63,6 +66,7 @@ class Life:
         self.world = world
         self.rng = rng
         self.published: dict[int, tuple[bytes, int]] = {}  # offset -> value, due
+        self.cancelled: set[int] = set()
         self.claims: dict[str, Claim] = {}
         self.inboxes: list[tuple[str, escapement.Inbox]] = []
         self.doubtful_ms = -1  # what was due by then may be marked redelivered
@@ -131,21 +135,24 @@ class Life:
             await self.broker.admin("subscriptions.update", **names, policy={"max_deliveries": 2})
         self.inboxes.append((name, inbox))
 
+    def claim(self, since_offset: int, since_ms: int) -> Claim:
+        return Claim(since_offset, since_ms, spared=set(self.cancelled))
+
     def place(self) -> tuple[str | int | datetime, Claim]:
         """Somewhere to begin, and what a subscription that begins there must get."""
         # What is committed at this moment is all there is: nothing is under way.
         end, now_ms = len(self.published), self.world.clock.now_ms()
         match self.rng.randrange(4):
             case 0:
-                return "earliest", Claim(0, 0)
+                return "earliest", self.claim(0, 0)
             case 1:
-                return "latest", Claim(end, now_ms + 1)
+                return "latest", self.claim(end, now_ms + 1)
             case 2:
                 offset = self.rng.randint(0, end)
-                return offset, Claim(offset, NEVER_MS)
+                return offset, self.claim(offset, NEVER_MS)
             case _:
                 at_ms = now_ms + self.rng.randint(-10_000, 1_000) * 1000
-                return datetime.fromtimestamp(at_ms / 1000, UTC), Claim(end, at_ms)
+                return datetime.fromtimestamp(at_ms / 1000, UTC), self.claim(end, at_ms)
 
     async def seek(self) -> None:
         names = sorted(self.claims.keys() - {MORTAL})
@@ -241,6 +248,23 @@ class Life:
         claim.seen[offset] = before + 1
         assert due_ms <= now_ms, f"{offset} is early"
 
+    async def cancel(self) -> None:
+        """Some of what there is, and something that there is not."""
+        count = self.rng.choice([1, 3, 10])
+        named = [self.rng.randrange(len(self.published) + 1) for _ in range(count)]
+        for outcome in await self.broker.cancel(named, topic=TOPIC):
+            offset = outcome.id.offset
+            known = offset in self.published
+            assert known == (outcome.fate is not escapement.Fate.UNKNOWN)
+            for name, claim in self.claims.items():
+                assert name in outcome.handed or offset not in claim.acked
+                if outcome.done and name not in outcome.handed:
+                    claim.spared.add(offset)
+            if outcome.done:
+                self.cancelled.add(offset)
+            elif known:
+                assert set(outcome.handed) == set(self.claims)
+
     async def checkpoint(self) -> None:
         await self.world.checkpoint()
 
@@ -322,6 +346,7 @@ WEIGHTED = {
     "seek": 3,
     "crash_in_seek": 1,
     "leave": 2,
+    "cancel": 3,
     "checkpoint": 4,
     "policy": 2,
     "crash": 2,

@@ -57,6 +57,8 @@ SAMPLES: list[c.Command] = [
     c.ConsumerActive(1, True),
     c.ConsumerClosed(1, "not_found", "gone", False),
     c.ConsumerRewound(1),
+    c.Cancel(8, "t", COLUMN),
+    c.Amended(8, np.array([0, 1, 2], np.uint8), {"s": b"\x80"}),
     c.Admin(8, "topics.list", {"namespace": "public/default", "deep": [{"a": [1, 2.5, None]}]}),
     c.AdminReply(8, ["a", {"b": b"c"}]),
     c.Goodbye("done"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from escapement.broker.amendments import Amendments
 from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.consumer import Consumer
 from escapement.broker.limits import BrokerLimits
@@ -37,7 +38,15 @@ def subscription(ready_messages: int = 4) -> SharedSubscription:
     record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 0)
     limits = BrokerLimits(ready_messages=ready_messages)
     made = SharedSubscription(
-        record, limits, lambda item: None, np.random.default_rng(0), 0, KEY_MIN, 0, lambda it: None
+        record,
+        limits,
+        lambda item: None,
+        np.random.default_rng(0),
+        0,
+        Amendments(),
+        KEY_MIN,
+        0,
+        lambda it: None,
     )
     consumer = Consumer(1, 1, "c", Outlet(), 0, DEFAULT_ACK_WAIT_MS)
     consumer.permits = 1_000

@@ -6,7 +6,7 @@ One task tree::
     ├─ LeaseKeeper     renews the lease
     └─ Works.run       everything else (see :mod:`works <escapement.broker.works>`)
 
-Sessions (one for each connection) use ``publishing``, ``consuming`` and, through
+Sessions (one for each connection) use ``publishing``, ``consuming``, ``amending`` and, through
 ``Admin``, ``registry``; nothing here knows connections. If any task fails, all are
 cancelled and the error leaves ``run``: the broker has crashed, and a new one recovers
 from what is durable.
@@ -21,6 +21,7 @@ from typing import Any
 
 import trio
 
+from escapement.broker.amending import Amending
 from escapement.broker.config import BrokerConfig
 from escapement.broker.consuming import Consuming
 from escapement.broker.crash import one_error
@@ -111,6 +112,10 @@ class Broker:
     @property
     def scheduler(self) -> Scheduler:
         return self.works.scheduler
+
+    @property
+    def amending(self) -> Amending:
+        return self.works.amending
 
     @property
     def postman(self) -> Postman:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from escapement.broker.amendments import cancellations_id
 from escapement.broker.registry import Registry
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
@@ -37,6 +38,7 @@ from escapement.storage.index.checkpoint import Part
 from escapement.storage.journal import JournalPosition
 from escapement.storage.lease import Lease
 from escapement.storage.log import Log
+from escapement.storage.offsets import OffsetSet
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +165,7 @@ class Checkpointer:
         subscriptions |= {row.subscription_id: row for row in fills}
         # What was deleted meanwhile must not come back.
         alive = {record.id for record in self._registry.all_subscriptions()}
+        alive.update(cancellations_id(record.id) for record in self._registry.topics.values())
         return Checkpoint(
             [row for row in chunks.values() if row.subscription_id in alive],
             {id: data for id, data in retries.items() if id in alive},
@@ -205,11 +208,10 @@ def _take_cursors(
     retries: dict[int, bytes],
     now_ms: int,
 ) -> None:
+    _take_set(cancellations_id(topic.id), topic.amendments.cancelled, chunks)
     for subscription in topic.subscriptions():
         subscription_id = subscription.record.id
-        for chunk, data in subscription.acked.dirty_chunks().items():
-            chunks[subscription_id, chunk] = ChunkRow(subscription_id, chunk, data)
-        subscription.acked.mark_clean()
+        _take_set(subscription_id, subscription.acked, chunks)
         if subscription.attempts_changed:
             rows, next_ms = subscription.attempts_snapshot(now_ms)
             retries[subscription_id] = encode_attempts(
@@ -217,3 +219,9 @@ def _take_cursors(
             )
             # While something is in retry, what is acknowledged of it changes the rest.
             subscription.attempts_changed = bool(rows.height)
+
+
+def _take_set(id: int, offsets: OffsetSet, chunks: dict[tuple[int, int], ChunkRow]) -> None:
+    for chunk, data in offsets.dirty_chunks().items():
+        chunks[id, chunk] = ChunkRow(id, chunk, data)
+    offsets.mark_clean()

@@ -2,9 +2,10 @@
 
 After checkpoints it asks the index which segments are worth merging, tells the merge
 which offsets are dead, and waits for it beside everything else. Dead is what every shared
-subscription of a topic has durably acknowledged, once it is due: of what is not, a
-subscription may still be made, or sought, that wants it. What is not named is kept, so a
-topic that is not alive, or has no shared subscription, loses nothing.
+subscription of a topic has durably acknowledged, or does not get because it is durably
+cancelled, once it is due: of what is not, a subscription may still be made, or sought, that
+wants it. What is not named is kept, so a topic that is not alive, or has no shared
+subscription, loses nothing.
 
 A merge is given up when the broker stops: the inputs are as good as before.
 """
@@ -66,7 +67,7 @@ class Compactor:
         topic = self._registry.active.get(topic_id)
         if topic is None or not topic.shared:
             return most
-        open_counts = [topic.next_offset - len(one.acked) for one in topic.shared.values()]
+        open_counts = [topic.unacknowledged(one) for one in topic.shared.values()]
         return min(most, max(open_counts))
 
     async def _merge(self, names: list[str]) -> None:
@@ -92,15 +93,8 @@ class Compactor:
     def _dead(self, topic_id: int, low: int, high: int) -> Int64s | None:
         """The offsets of ``[low, high)`` that nobody wants any more; None for none."""
         topic = self._registry.active.get(topic_id)
-        if topic is None or not topic.shared or topic.subscribing:
-            return None
-        first, *others = topic.shared.values()
-        dead = first.acked.to_array(low, high)
-        for subscription in (first, *others):
-            if not len(dead):
-                return None
-            dead = dead[subscription.durably_acked(dead)]
-        return dead
+        dead = None if topic is None else topic.dead(low, high)
+        return dead if dead is not None and len(dead) else None
 
 
 async def _give_up_when_cancelled(compaction: Compaction) -> None:

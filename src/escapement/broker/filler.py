@@ -99,6 +99,9 @@ class Filler:
             wanted = (due_ms <= now_ms) & (offsets >= record.fill_from)
             wanted &= subscription.covers(due_ms, offsets)
             wanted &= ~subscription.acked.contains(offsets)
+            standing = topic.amendments.standing(offsets)
+            if standing is not None:
+                wanted &= standing
             at = np.flatnonzero(wanted)
             if len(at):
                 self._index.add_again(topic.id, offsets[at], due_ms[at], batch.take(at))

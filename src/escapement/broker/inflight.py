@@ -104,6 +104,17 @@ class InFlight:
         self._sweep()
         return settled
 
+    def find(self, offsets: Int64s) -> Rows:
+        """A copy of the rows of those of these that are in flight, in no order."""
+        wanted = offsets[self.offsets.contains(offsets)]
+        parts = []
+        for delivery in reversed(self._deliveries.values()):
+            if not len(wanted):
+                break
+            parts.append(delivery.rows.pick(delivery.find(wanted)))
+            wanted = wanted[~np.isin(wanted, parts[-1].offsets)]
+        return Rows.concat(parts)
+
     def take_back(self, offsets: Int64s, consumer_id: int | None = None) -> Rows:
         """Remove these (of this consumer only, if one is named); returns their rows."""
         parts = []

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.amendments import Amendments
 from escapement.broker.consumer import Consumer
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.logreader import LogPart
@@ -38,6 +39,7 @@ class OrderedSubscription(Subscription):
         submit: Callable[[Acks | Attempts], None],
         rng: np.random.Generator,
         now_ms: int,
+        amendments: Amendments,
         doubtful_until_ms: int,
         on_dead: Callable[[Subscription], None],
     ) -> None:
@@ -47,7 +49,7 @@ class OrderedSubscription(Subscription):
           doubtful_until_ms: what was accepted by then is marked redelivered, because a
             broker that did not stop cleanly may have delivered it.
         """
-        super().__init__(record, limits, submit, rng, now_ms, on_dead)
+        super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
         self.position = record.start_offset
         self._doubtful_until_ms = doubtful_until_ms
         self._doubtful_below = 0  # the offset after the last that was accepted by then
@@ -111,6 +113,9 @@ class OrderedSubscription(Subscription):
             wanted = offsets >= self.position
             for taken in (self.acked, self.held):
                 wanted &= ~taken.contains(offsets)
+            standing = self._amendments.standing(offsets)
+            if standing is not None:
+                wanted &= standing | self._was_given_back(offsets)
             at = np.flatnonzero(wanted)
             if not len(at):
                 continue
@@ -137,6 +142,10 @@ class OrderedSubscription(Subscription):
             offset = min(offset, int(rows.offsets[0]))
         self.position = min(self.position, offset)
         self._overtaken = True
+
+    def _was_given_back(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these were tried, and wait in the log to be read again; bool[n]."""
+        return np.isin(offsets, np.fromiter(self._attempts, np.int64, len(self._attempts)))
 
     def _remember(self, rows: Rows) -> None:
         tried = rows.pick(rows.attempts > 0)
@@ -170,6 +179,15 @@ class OrderedSubscription(Subscription):
         self.held.discard(rows.offsets)
         self._remember(rows)
         self._rewind_to(int(rows.offsets.min()))
+
+    def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        return super().was_handed(offsets) | self._was_given_back(offsets)
+
+    def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        found = np.zeros(len(offsets), bool)
+        for rows, _ in self._buffer:
+            found |= np.isin(offsets, rows.offsets[rows.attempts == 0])
+        return found
 
     def _forget_ready(self, offsets: Int64s) -> None:
         if self._buffer:

@@ -159,6 +159,13 @@ class Ready:
         self._count = sum(run.height for run in self._runs) + self._side_count
         return before - self._count
 
+    def never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these messages are here and were never sent; bool[n]. O(rows)."""
+        found = np.zeros(len(offsets), bool)
+        for rows in (*self._runs, *self._side):
+            found |= np.isin(offsets, rows.offsets[rows.attempts == 0])
+        return found
+
     def drain(self) -> Rows:
         """Remove and return everything, in order."""
         return self.take(self._count)

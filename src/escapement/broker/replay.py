@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from escapement.broker.amendments import cancellations_id
 from escapement.broker.checkpointer import Checkpointer, Progress
 from escapement.broker.ready import Rows
 from escapement.broker.recovery import Ground
@@ -21,6 +22,7 @@ from escapement.broker.revival import Revival
 from escapement.broker.subscription import Subscription
 from escapement.storage.blocking import Run
 from escapement.storage.checkpoint import ProducerRow
+from escapement.storage.journalentry import Acked
 from escapement.storage.producers import ProducerRecord
 
 
@@ -91,9 +93,18 @@ class Replay:
     def _replay_acks(self) -> None:
         for row in self._ground.journal:
             for acked in row.entry.acks:
+                if acked.subscription_id < 0:
+                    self._replay_cancelled(acked)
+                    continue
                 subscription = self._subscription(acked.subscription_id)
                 if subscription is not None:
                     subscription.recover_acks(acked.offsets)
+
+    def _replay_cancelled(self, cancelled: Acked) -> None:
+        topic_id = cancellations_id(cancelled.subscription_id)  # its own inverse
+        if self._registry.exists(topic_id):
+            self._registry.activate(topic_id).amendments.cancelled.add(cancelled.offsets)
+            self._progress.touched.add(topic_id)
 
     def _replay_attempts(self) -> None:
         for row in self._ground.journal:

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from escapement.broker.amendments import cancellations_id
 from escapement.broker.budget import WindowBudget
 from escapement.broker.filler import Filler
 from escapement.broker.limits import BrokerLimits
@@ -32,7 +33,8 @@ class Revival:
     """See the module's docstring.
 
     Args:
-      chunks: bitmap chunks by subscription id; taken out as they are used.
+      chunks: bitmap chunks by subscription id, or that of a topic's cancellations; taken out
+        as they are used.
       retries: attempts by subscription id, likewise.
       end_offsets: where the log goes on, of topics that have grown since the checkpoint.
       doubtful_until_ms: of what was accepted by then, a broker before us may have delivered
@@ -86,6 +88,8 @@ class Revival:
         """Make a topic and all of its subscriptions."""
         end = max(record.next_offset, self._end_offsets.get(record.id, 0))
         topic = Topic(record.id, name, namespace, record.policy, end, self._index, self._budget)
+        for chunk, data in self._chunks.pop(cancellations_id(record.id), []):
+            topic.amendments.cancelled.load_chunk(chunk, data)
         self._pipeline.open_topic(record.id, end)
         for subscription in subscriptions:
             self._subscription(topic, subscription, new=False)
@@ -118,6 +122,7 @@ class Revival:
                 self._pipeline.submit,
                 self._rng,
                 now_ms,
+                topic.amendments,
                 _first_mark(topic, record) if new else KEY_MIN,
                 doubtful_until_ms,
                 partial(self._on_dead, topic),
@@ -129,6 +134,7 @@ class Revival:
                 self._pipeline.submit,
                 self._rng,
                 now_ms,
+                topic.amendments,
                 doubtful_until_ms,
                 partial(self._on_dead, topic),
             )

@@ -19,7 +19,7 @@ from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.message import MessageBatch
 from escapement.storage.checkpoint import ProducerRow
-from escapement.storage.group import Group, TopicGroup
+from escapement.storage.group import Acks, Group, TopicGroup
 from escapement.storage.index import DelayedIndex
 
 
@@ -58,6 +58,8 @@ class Settlement:
         for part in group.topics:
             self._append(part, now_ms)
         for acks in group.acks:
+            if acks.subscription_id < 0:
+                self._cancel(acks)
             subscription = self._subscriptions.get(acks.subscription_id)
             if subscription is not None:
                 subscription.acks_committed(acks.offsets)
@@ -73,6 +75,12 @@ class Settlement:
             self._publishing.settled()
             if self._index.needs_checkpoint:
                 self._checkpointer.want()
+
+    def _cancel(self, cancelled: Acks) -> None:
+        topic = self._registry.active.get(cancelled.topic_id)  # None: deleted while it committed
+        if topic is not None:
+            topic.amendments.cancel_committed(cancelled.offsets)
+            self._progress.touched.add(topic.id)
 
     def _append(self, part: TopicGroup, now_ms: int) -> None:
         topic = self._registry.active.get(part.topic_id)  # None: deleted while it committed

@@ -23,6 +23,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.amendments import Amendments
 from escapement.broker.dispatcher import share_out
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.ready import Ready, Rows
@@ -43,6 +44,7 @@ class SharedSubscription(Subscription):
         submit: Callable[[Acks | Attempts], None],
         rng: np.random.Generator,
         now_ms: int,
+        amendments: Amendments,
         mark: Key,
         doubtful_until_ms: int,
         on_dead: Callable[[Subscription], None],
@@ -54,7 +56,7 @@ class SharedSubscription(Subscription):
           doubtful_until_ms: what was due by then is marked redelivered, because a broker
             that did not stop cleanly may have delivered it.
         """
-        super().__init__(record, limits, submit, rng, now_ms, on_dead)
+        super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
         self.ready = Ready(limits.ready_messages)
         self.mark: Key | None = mark
         self._doubtful_until_ms = doubtful_until_ms
@@ -84,6 +86,9 @@ class SharedSubscription(Subscription):
             if taken.intersects(offsets):
                 fresh = ~taken.contains(offsets)
                 due_ms, offsets = due_ms[fresh], offsets[fresh]
+        standing = self._amendments.standing(offsets)
+        if standing is not None:
+            due_ms, offsets = due_ms[standing], offsets[standing]
         return due_ms, offsets
 
     # -- offers --------------------------------------------------------------------
@@ -226,6 +231,9 @@ class SharedSubscription(Subscription):
 
     def _forget_ready(self, offsets: Int64s) -> None:
         self.ready.withdraw(offsets)
+
+    def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        return self.ready.never_sent(offsets)
 
     def _ready_again(self) -> Rows:
         return self.ready.rows()

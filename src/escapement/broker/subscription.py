@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.amendments import Amendments
 from escapement.broker.backoff import CEILING_MS
 from escapement.broker.consumer import Consumer
 from escapement.broker.deadletter import Dead, Reason
@@ -87,6 +88,7 @@ class Subscription(ABC):
         submit: Callable[[Acks | Attempts], None],
         rng: np.random.Generator,
         now_ms: int,
+        amendments: Amendments,
         on_dead: Callable[[Subscription], None],
     ) -> None:
         """A subscription of which nothing is known yet.
@@ -110,6 +112,7 @@ class Subscription(ABC):
         self._submit = submit
         self._on_dead = on_dead
         self._rng = rng
+        self._amendments = amendments  # of the topic's messages
         self._timers = TimingWheel(TIMER_TICK_MS, now_ms)
 
     # -- what subclasses decide ------------------------------------------------
@@ -210,6 +213,40 @@ class Subscription(ABC):
             acked &= ~self.undurable.contains(offsets)
         return acked
 
+    # -- cancelling ----------------------------------------------------------------
+
+    def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these it has acknowledged, or was handed and has not let go; bool[n]."""
+        handed = self.acked.contains(offsets)
+        if len(self.held):
+            handed |= self.held.contains(offsets) & ~self._never_sent(offsets)
+        return handed
+
+    @abstractmethod
+    def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these are ready and were never sent; bool[n]."""
+
+    def withdraw(self, offsets: Int64s) -> None:
+        """Do not hand these out, which it was not handed yet: whoever offers leaves them out."""
+        if self.held.discard(offsets):
+            self._forget_ready(offsets)
+
+    def keep(self, offsets: Int64s, now_ms: int) -> None:
+        """Have it on record that these were handed out, though others do not get them any more.
+
+        Of what is in retry that is so already.
+        """
+        rows = self.in_flight.find(offsets)
+        if rows.height:
+            self._record(_counted(rows), np.full(rows.height, now_ms))
+
+    def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these are ready, in flight or in retry here; bool[n]."""
+        held = self.held.contains(offsets)
+        for rows, _ in self._recovered:
+            held |= np.isin(offsets, rows.offsets)
+        return held
+
     # -- giving back -------------------------------------------------------------
 
     def negative_acknowledge(
@@ -248,7 +285,19 @@ class Subscription(ABC):
         """These come back from a consumer; failed for ``reason``, or not at all."""
         if not rows.height:
             return
-        rows = rows._replace(attempts=rows.attempts - (rows.counts > MOST_ATTEMPTS))
+        rows = _counted(rows)
+        self._record(rows, next_ms)
+        most = self.record.policy.max_deliveries
+        if most and reason is not None:
+            over = rows.counts >= most
+            if over.any():
+                self.dead.append(Dead.of(rows.pick(over), reason))
+                self._on_dead(self)
+                rows, next_ms = rows.pick(~over), next_ms[~over]
+        self._retry(rows, next_ms, now_ms)
+
+    def _record(self, rows: Rows, next_ms: Int64s) -> None:
+        """Have attempts made durable."""
         self.attempts_changed = True
         self._submit(
             Attempts(
@@ -260,14 +309,6 @@ class Subscription(ABC):
                 rows.due_ms,
             )
         )
-        most = self.record.policy.max_deliveries
-        if most and reason is not None:
-            over = rows.counts >= most
-            if over.any():
-                self.dead.append(Dead.of(rows.pick(over), reason))
-                self._on_dead(self)
-                rows, next_ms = rows.pick(~over), next_ms[~over]
-        self._retry(rows, next_ms, now_ms)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int) -> None:
         at_once = next_ms <= now_ms
@@ -442,7 +483,9 @@ class Subscription(ABC):
             parts.append(_tagged(waiting.ids[retry], waiting.tags[retry]))
             next_parts.append(waiting.when_ms[retry])
         flying = self.in_flight.rows()
-        flying = flying._replace(attempts=flying.attempts - 1)
+        # Of what is cancelled for others the journal says that it was handed out (``keep``).
+        recorded = self._amendments.cancelled.contains(flying.offsets)
+        flying = _counted(flying._replace(attempts=flying.attempts - ~recorded))
         dead = [part.rows for part in self.dead]
         for rows in (flying, self._ready_again(), *dead):
             rows = rows.pick(rows.attempts > 0)
@@ -459,6 +502,11 @@ class Subscription(ABC):
         for consumer in list(self.consumers):
             # That the broker stops is no failure of a message.
             self._leave(consumer, now_ms, None)
+
+
+def _counted(rows: Rows) -> Rows:
+    """The rows with their count of attempts at its bound at most."""
+    return rows._replace(attempts=rows.attempts - (rows.counts > MOST_ATTEMPTS))
 
 
 def _tagged(offsets: Int64s, tags: Int64s | None) -> Rows:

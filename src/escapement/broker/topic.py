@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.amendments import Amendments
 from escapement.broker.budget import WindowBudget
 from escapement.broker.ordered import OrderedSubscription
 from escapement.broker.producer import Producer
@@ -57,6 +58,7 @@ class Topic:
         "_loading",
         "_wheel",
         "accepted_since_ms",
+        "amendments",
         "deleting",
         "id",
         "name",
@@ -89,6 +91,7 @@ class Topic:
         self.shared: dict[str, SharedSubscription] = {}
         self.ordered: dict[str, OrderedSubscription] = {}
         self.producers: dict[str, Producer] = {}
+        self.amendments = Amendments()
         self.sizes = Sizes()
         self.published = 0  # messages since this broker serves the topic
         self.deleting = False  # nothing more is taken
@@ -325,16 +328,53 @@ class Topic:
         What is not yet due, because a subscription may still come, or be sought, that wants
         it, whoever has acknowledged it before its time; what a shared subscription is to
         get and has not durably acknowledged; and everything while a subscription is being
-        made that may want what arrives meanwhile.
+        made that may want what arrives meanwhile. What is durably cancelled is live only for
+        a subscription that holds it.
         """
         if self.subscribing:
             return np.ones(len(offsets), bool)
+        cancelled = self.amendments.durably_cancelled(offsets)
         live = due_ms > now_ms
+        if cancelled is not None:
+            live &= ~cancelled
         for subscription in self.shared.values():
             wanted = subscription.covers(due_ms, offsets)
+            if cancelled is not None:
+                wanted &= ~cancelled | subscription.holds(offsets)
             wanted &= ~subscription.durably_acked(offsets)
             live |= wanted
         return live
+
+    def dead(self, low: int, high: int) -> Int64s:
+        """The offsets of ``[low, high)`` that nobody wants any more; sorted.
+
+        What is not named may be wanted; without a shared subscription nothing is named,
+        because one may still come.
+        """
+        if not self.shared or self.subscribing:
+            return np.zeros(0, np.int64)
+        first = next(iter(self.shared.values()))
+        parts = [first.acked.to_array(low, high), self.amendments.cancelled.to_array(low, high)]
+        dead = parts[0] if not len(parts[1]) else np.union1d(*parts)
+        for subscription in self.shared.values():
+            if not len(dead):
+                break
+            done = subscription.durably_acked(dead)
+            cancelled = self.amendments.durably_cancelled(dead)
+            if cancelled is not None:
+                done |= cancelled & ~subscription.holds(dead)
+            dead = dead[done]
+        return dead
+
+    def unacknowledged(self, subscription: Subscription) -> int:
+        """How many messages one of its subscriptions is still to be done with."""
+        cancelled = self.amendments.cancelled
+        if not len(cancelled):
+            return self.next_offset - len(subscription.acked)
+        done = cancelled.copy()
+        done.difference_update(subscription.held)
+        done.union_update(subscription.acked)
+        return self.next_offset - len(done)
 
     # -- figures ----------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 import trio
 
+from escapement.broker.amending import Amending
 from escapement.broker.changes import Changes
 from escapement.broker.checkpointer import Checkpointer, Progress
 from escapement.broker.compactor import Compactor
@@ -123,6 +124,7 @@ class Works:
         self.dead_letters = DeadLetters(
             self.registry, self.index, self.reader, self.pipeline, clock, run
         )
+        self.amending = Amending(self.registry, self.pipeline, self.pump, clock, config.limits)
         self._settlement = Settlement(
             self.registry,
             self.revival.subscriptions,

@@ -27,6 +27,7 @@ INTERRUPTED: Final = 130  # as shells count: 128 + SIGINT
 _COMMANDS: Final = {
     "admin": ("escapement.cli.admin", "Look after what a running broker keeps."),
     "bench": ("escapement.bench.command", "Measure what this machine does, over TCP."),
+    "cancel": ("escapement.cli.amend", "Cancel messages that are not handed out yet."),
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
     "demo": ("escapement.cli.demo", "See messages arrive on time though the broker is killed."),
     "dlq": ("escapement.cli.dlq", "Look after messages that were tried too often."),

@@ -8,12 +8,14 @@ from typing import Any, Final
 
 import anyio
 
-from escapement.client import schedule
+from escapement.client import amending, schedule
 from escapement.client.address import Address
+from escapement.client.amending import What
 from escapement.client.inbox import Inbox
 from escapement.client.line import Line
 from escapement.client.link import Stream, StreamFactory
 from escapement.client.outbox import Bounds
+from escapement.client.outcome import Outcomes
 from escapement.client.producer import Producer
 from escapement.client.schedule import Delay, Where
 from escapement.client.schedules import Schedules
@@ -161,6 +163,27 @@ class Broker:
     def schedules(self) -> Schedules:
         """What the broker publishes again and again."""
         return Schedules(self.admin)
+
+    async def cancel(self, what: What, *, topic: str | None = None) -> Outcomes:
+        """Cancel messages for every subscription that has not been handed them yet.
+
+        The answer is final: what is ``done`` is never handed to any of these again, whatever
+        crashes; a message that is ``DELIVERED`` had been handed to every subscription. A
+        subscription in ``handed`` keeps what it had, with its retries. Cancelling again what
+        is cancelled is answered the same.
+
+        Args:
+          what: ids, receipts (of ``send`` and ``send_many``) or delivered messages of one
+            topic, any number of them; or bare offsets, also as an int64 array.
+          topic: of bare offsets; as for ``producer``.
+
+        Raises:
+          InvalidRequest: before anything is sent, if these are not messages of one topic.
+          NotFound: if there is no such topic.
+          EscapementError: if the broker refuses, or there is none in time. Of more than
+            32,768 messages some may then be cancelled.
+        """
+        return await amending.cancel(self._line, what, topic)
 
     async def admin(self, verb: str, **arguments: Any) -> Any:
         """Ask the broker by name, with plain arguments; returns its plain answer.

@@ -240,6 +240,7 @@ class Line:
                 wire.ProducerReady(request_id=number)
                 | wire.ConsumerReady(request_id=number)
                 | wire.Acked(request_id=number)
+                | wire.Amended(request_id=number)
                 | wire.Done(request_id=number)
                 | wire.AdminReply(request_id=number)
             ):

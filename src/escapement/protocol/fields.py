@@ -222,5 +222,6 @@ AttemptColumn = Annotated[
 FlagColumn = Annotated[
     npt.NDArray[np.uint8] | None, Column(np.dtype("u1"), MAX_BATCH_MESSAGES, optional=True)
 ]
+FateColumn = Annotated[npt.NDArray[np.uint8], Column(np.dtype("u1"), MAX_ACK_ROWS)]
 AckColumn = Annotated[Int64s, Column(_INT64, MAX_ACK_ROWS, low=0)]
 OptionalAckColumn = Annotated[Int64s | None, Column(_INT64, MAX_ACK_ROWS, low=0, optional=True)]

@@ -29,6 +29,8 @@ from escapement.storage.producers import ProducerRecord, read_producers
 from escapement.storage.schedule import Schedule, read_schedules
 from escapement.storage.schema import log_identity
 
+# Before every id: the cancelled messages of a topic stand under its negative one.
+_LEAST: Final = -(1 << 63)
 # Chunks fetched at once: each has up to 128 KiB, most have a few hundred bytes.
 _CHUNKS_AT_ONCE: Final = 256
 # Rows written in one transaction: some tens of milliseconds. One of this many bytes
@@ -53,7 +55,10 @@ T = TypeVar("T")
 
 
 class ChunkRow(NamedTuple):
-    """One row of a subscription's set of offsets; empty data: the row is deleted."""
+    """One row of a subscription's set of offsets; empty data: the row is deleted.
+
+    The id may be that of a topic's cancellations, which is negative.
+    """
 
     subscription_id: int
     chunk: int
@@ -193,7 +198,7 @@ def _run_step(connection: Connection, step: list[Change]) -> None:
 
 def _read_chunks(connection: Connection) -> dict[int, list[tuple[int, bytes]]]:
     found: dict[int, list[tuple[int, bytes]]] = {}
-    subscription_id = chunk = -1
+    subscription_id = chunk = _LEAST
     while True:
         # One range of the key, less its beginning: both engines go straight there.
         rows = connection.execute(

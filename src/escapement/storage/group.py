@@ -64,6 +64,7 @@ class Acks:
 
     ``letters`` are what the acknowledgement causes (a dead letter, a follow-up): they
     become durable with it.
+    Under the negative id of its topic it says which messages were cancelled.
     """
 
     topic_id: int

@@ -256,7 +256,8 @@ class Lane:
         for topic in group.topics:
             if topic.topic_id in self._next_offsets:
                 self._next_offsets[topic.topic_id] = topic.base_offset
-        self._queue.extendleft(reversed([*group.acks, *group.attempts, *group.mail]))
+        # Attempts first: a cancellation stands behind the attempts it must not outrun.
+        self._queue.extendleft(reversed([*group.attempts, *group.acks, *group.mail]))
         self._go_down(error)
         self._fail_waiting([a for t in group.topics for a in t.appends], group.statements, error)
 

@@ -100,7 +100,7 @@ def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
         "ready": len(subscription.ready) if isinstance(subscription, SharedSubscription) else 0,
         "behind": shared and subscription.mark is not None,  # type: ignore[attr-defined]
         "in_flight": len(subscription.in_flight),
-        "unacknowledged": topic.next_offset - len(subscription.acked),
+        "unacknowledged": topic.unacknowledged(subscription),
         "delivered": counts.delivered,
         "redelivered": counts.redelivered,
         "acknowledged": counts.acknowledged,

@@ -54,6 +54,7 @@ async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
         "published": topic.published,
         "index_entries": broker.index.count(topic.id),
         "wheel_entries": topic.wheel_count,
+        "cancelled": len(topic.amendments.cancelled),
         "producers": [
             {
                 "name": producer.name,

@@ -18,6 +18,7 @@ import trio
 from escapement.broker.admin import Admin
 from escapement.broker.broker import Broker
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.session.amendments import AmendmentsDesk
 from escapement.broker.session.consumers import Consumers
 from escapement.broker.session.desk import AtOnce, Desk, Waiting
 from escapement.broker.session.outbound import Outbound
@@ -68,6 +69,7 @@ class Session:
         self._desks: tuple[Desk, ...] = (
             self._producers,
             self._consumers,
+            AmendmentsDesk(broker, self._outbound),
             _BrokerDesk(broker, self._outbound),
         )
         self._at_once: dict[type[wire.Command], AtOnce] = {}

@@ -12,6 +12,7 @@ messages and names the first of a batch. Times are Unix milliseconds.
 """
 
 from escapement.protocol.commands.admin import Admin, AdminReply
+from escapement.protocol.commands.amending import Amended, Cancel
 from escapement.protocol.commands.command import COMMANDS, Command, Role
 from escapement.protocol.commands.connection import Done, Goodbye, Hello, Ping, Pong, Welcome
 from escapement.protocol.commands.consuming import (
@@ -45,6 +46,8 @@ __all__ = [
     "Acked",
     "Admin",
     "AdminReply",
+    "Amended",
+    "Cancel",
     "CloseConsumer",
     "CloseProducer",
     "Command",

@@ -1,0 +1,32 @@
+"""What one connection asks to have changed of messages that are published."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from escapement.broker.amending import Outcome
+from escapement.broker.broker import Broker
+from escapement.broker.session.desk import Desk
+from escapement.broker.session.outbound import Outbound
+from escapement.protocol import commands as wire
+
+
+class AmendmentsDesk(Desk):
+    """See the module's docstring."""
+
+    def __init__(self, broker: Broker, outbound: Outbound) -> None:
+        self._broker = broker
+        self._outbound = outbound
+        self.at_once = {wire.Cancel: self._cancel}
+
+    def _cancel(self, command: wire.Cancel) -> None:
+        self._broker.check_open()
+        self._broker.amending.cancel(
+            command.topic,
+            command.offsets,
+            lambda outcome: self._answer(command.request_id, outcome),
+        )
+
+    def _answer(self, request_id: int, outcome: Outcome) -> None:
+        handed = {name: np.packbits(mask).tobytes() for name, mask in outcome.handed.items()}
+        self._outbound.send(wire.Amended(request_id, outcome.fates, handed))

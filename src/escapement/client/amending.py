@@ -1,0 +1,114 @@
+"""Asking for messages to be changed after they were published.
+
+Asking twice does no harm, so a request whose answer was lost with the connection is sent
+again on the next one: the caller is told what became of his messages, not that it is not
+known, unless no broker answers in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import anyio
+import numpy as np
+
+from escapement.client.delivery import Columns, Row
+from escapement.client.line import Line
+from escapement.client.outcome import Bools, Outcomes
+from escapement.client.receipt import Receipt, Receipts
+from escapement.errors import Disconnected, InvalidRequest
+from escapement.message import Int64s, MessageId
+from escapement.names import TopicName
+from escapement.protocol import commands as wire
+from escapement.protocol.commands import Command
+
+# Ids in one request: a millisecond or so of the broker's time, and others go between.
+REQUEST_IDS: Final = 32_768
+
+One = MessageId | Receipt | Row | int
+What = One | Receipts | Columns | Int64s | Iterable[One]
+
+
+async def cancel(line: Line, what: What, topic: str | None) -> Outcomes:
+    """See ``escapement.Broker.cancel``."""
+    name, offsets = name_messages(what, topic)
+    parts = []
+    for low in range(0, len(offsets), REQUEST_IDS):
+        part = offsets[low : low + REQUEST_IDS]
+        answer = await _ask(line, _cancel(name, part))
+        parts.append(Outcomes(name, part, answer.fates, _handed(answer)))
+    return Outcomes.concat(name, parts)
+
+
+def _cancel(topic: str, offsets: Int64s) -> Callable[[int], Command]:
+    return lambda number: wire.Cancel(number, topic, offsets)
+
+
+def _handed(answer: wire.Amended) -> dict[str, Bools]:
+    count = len(answer.fates)
+    return {
+        name: np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool)
+        for name, bits in answer.handed.items()
+    }
+
+
+async def _ask(line: Line, make: Callable[[int], Command]) -> wire.Amended:
+    """Ask until there is an answer, in time."""
+    deadline_s = anyio.current_time() + line.settings.request_timeout_s
+    while True:
+        try:
+            answer = await line.ask(make)
+        except Disconnected:
+            if line.closed is not None or anyio.current_time() >= deadline_s:
+                raise
+            continue
+        assert isinstance(answer, wire.Amended)
+        return answer
+
+
+def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
+    """The full name of the topic, and the offsets in it; int64[n].
+
+    Args:
+      what: ids, receipts or delivered messages, of one topic; or bare offsets.
+      topic: where it is not said by ``what``.
+
+    Raises:
+      InvalidRequest: if they are of several topics, of none, or no ids.
+    """
+    topics = {TopicName.parse(topic).full} if topic is not None else set()
+    if isinstance(what, Receipts | Columns):
+        topics.add(what.topic)
+        found = what.offsets
+        if len(found) and found.min() < 0:
+            raise InvalidRequest("a receipt of these does not know its message's id")
+    elif isinstance(what, np.ndarray):
+        if what.ndim != 1 or what.dtype.kind not in "iu":
+            raise InvalidRequest("offsets are one column of integers")
+        found = what.astype(np.int64, copy=False)
+    else:
+        ids = [_id(one) for one in ([what] if _is_one(what) else what)]  # type: ignore[union-attr]
+        topics.update(TopicName.parse(id.topic).full for id in ids if isinstance(id, MessageId))
+        found = np.array([id.offset if isinstance(id, MessageId) else id for id in ids], np.int64)
+    if len(topics) != 1:
+        raise InvalidRequest(
+            f"the messages are of {len(topics)} topics, and must be of one: name it with topic="
+        )
+    if len(found) and found.min() < 0:
+        raise InvalidRequest(f"{found.min()} is no offset")
+    return topics.pop(), found
+
+
+def _is_one(what: Any) -> bool:
+    return isinstance(what, MessageId | Receipt | Row | int)
+
+
+def _id(one: Any) -> MessageId | int:
+    if isinstance(one, Receipt | Row):
+        if one.id is None:
+            raise InvalidRequest("a receipt does not know its message's id")
+        return one.id
+    if not isinstance(one, MessageId | int) or isinstance(one, bool):
+        raise InvalidRequest(f"{one!r} names no message: pass ids, receipts or messages")
+    return one

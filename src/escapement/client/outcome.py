@@ -1,0 +1,88 @@
+"""What became of messages that were to be changed: a column of outcomes, and one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Int64s, MessageId
+from escapement.protocol.fate import Fate
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one message.
+
+    ``handed`` names the subscriptions that had been handed it before: they keep it, whatever
+    became of it for the others.
+    """
+
+    id: MessageId
+    fate: Fate
+    handed: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether it was changed, for all subscriptions but those in ``handed``."""
+        return self.fate is Fate.DONE
+
+
+class Outcomes:
+    """What became of each message, in the order in which they were named; in columns."""
+
+    __slots__ = ("_handed", "fates", "offsets", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        offsets: Int64s,
+        fates: npt.NDArray[np.uint8],
+        handed: Mapping[str, Bools],
+    ) -> None:
+        self.topic = topic
+        self.offsets = offsets
+        self.fates = fates  # values of ``Fate``
+        self._handed = handed
+
+    @classmethod
+    def concat(cls, topic: str, parts: Sequence[Outcomes]) -> Outcomes:
+        """The parts one below the other."""
+        names = sorted({name for part in parts for name in part._handed})
+        return cls(
+            topic,
+            np.concatenate([part.offsets for part in parts]) if parts else np.zeros(0, np.int64),
+            np.concatenate([part.fates for part in parts]) if parts else np.zeros(0, np.uint8),
+            {name: np.concatenate([part.handed_to(name) for part in parts]) for name in names},
+        )
+
+    @property
+    def done(self) -> Bools:
+        """Which were changed; bool[n]."""
+        done: Bools = self.fates == Fate.DONE
+        return done
+
+    @property
+    def subscriptions(self) -> tuple[str, ...]:
+        """The names of those that had been handed any of them."""
+        return tuple(self._handed)
+
+    def handed_to(self, subscription: str) -> Bools:
+        """Which of them this subscription had been handed before; bool[n]."""
+        found = self._handed.get(subscription)
+        return np.zeros(len(self), bool) if found is None else found
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __getitem__(self, row: int) -> Outcome:
+        handed = tuple(name for name, mask in self._handed.items() if mask[row])
+        id = MessageId(self.topic, int(self.offsets[row]))
+        return Outcome(id, Fate(int(self.fates[row])), handed)
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return (self[row] for row in range(len(self)))

@@ -1,0 +1,13 @@
+"""What becomes of a message that somebody wants to change."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Fate(IntEnum):
+    """One byte for each message on the wire."""
+
+    UNKNOWN = 0  # the topic has no such message
+    DONE = 1  # it was changed for every subscription that had not been handed it
+    DELIVERED = 2  # every subscription had been handed it: nothing was changed
