@@ -113,6 +113,14 @@ class Broker:
         """Cancel messages not handed out yet; see ``escapement.Broker.cancel``."""
         return self._portal.call(partial(self._broker.cancel, what, topic=topic))
 
+    def pause(self, topic: str, subscription: str | None = None, **options: Any) -> None:
+        """Have nothing more handed out; see ``escapement.Broker.pause``."""
+        self._portal.call(partial(self._broker.pause, topic, subscription, **options))
+
+    def resume(self, topic: str, subscription: str | None = None) -> None:
+        """Hand out again what is due; see ``escapement.Broker.resume``."""
+        self._portal.call(self._broker.resume, topic, subscription)
+
     def admin(self, verb: str, **arguments: Any) -> Any:
         """Ask the broker by name, with plain arguments; returns its plain answer."""
         return self._portal.call(partial(self._broker.admin, verb, **arguments))

@@ -306,6 +306,35 @@ def test_dead_letters_are_listed_shown_sent_back_and_thrown_away(say: Say) -> No
     assert sorted(say("consume", *names, "--count", "2").split()) == ["one", "three"]
 
 
+def test_a_topic_and_a_subscription_are_paused_and_resumed(say: Say) -> None:
+    say("admin", "subscriptions", "create", "pausing", "s")
+    assert "for ever" in say("pause", "pausing", "s")
+    assert "for ever" in say("admin", "subscriptions", "get", "pausing", "s")
+    assert "2999-12-24" in say("pause", "pausing", "--until", "2999-12-24T12:00Z")
+    update = ["admin", "topics", "update", "pausing", "--paused-until"]
+    assert "2998-12-24" in say(*update, "2998-12-24T12:00Z")
+    assert "for ever" in say(*update, "forever")
+    assert "with a zone" in say(*update, "tomorrow", fails=2)
+    say("produce", "pausing", "one")
+    say("pause", "pausing", "--for", "1h", "--until", "2999-12-24T12:00Z", fails=2)
+    say("pause", "nowhere", fails=1)
+    say("resume", "pausing", "s")
+    say("pause", "pausing", "--for", "1ms")
+    assert say("consume", "pausing", "s", "--count", "1") == "one\n"
+    assert "-" in say("resume", "pausing")
+
+
+def test_the_blocking_client_pauses_and_resumes(broker: BrokerProcess) -> None:
+    with escapement.sync.connect(broker.url) as client:
+        with client.consumer("sync-pause", "s", serializer=str) as inbox:
+            client.pause("sync-pause", "s")
+            client.pause("sync-pause", duration="1ms")
+            with client.producer("sync-pause", serializer=str) as producer:
+                producer.send("one")
+            client.resume("sync-pause", "s")
+            assert inbox.receive(timeout_s=TIMEOUT_S).value == "one"
+
+
 def test_the_broker_tells_its_figures(say: Say) -> None:
     stats = json.loads(say("admin", "broker", "stats", "-o", "json"))
     assert stats["database"] == "up"

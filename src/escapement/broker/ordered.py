@@ -160,7 +160,10 @@ class OrderedSubscription(Subscription):
         # In flight and in retry: what is held and not at hand.
         unacked = len(self.held) - sum(rows.height for rows, _ in self._buffer)
         room = self.limits.unacked_messages - unacked
-        while consumer is not None and self._buffer and min(consumer.capacity, room) > 0:
+        if consumer is None or not self._buffer or room <= 0:
+            return taken
+        room = self.throttle.grant(room, now_ms)
+        while self._buffer and min(consumer.capacity, room) > 0:
             rows, batch = self._buffer.popleft()
             count = min(consumer.capacity, frame_messages, room)
             if count < rows.height:

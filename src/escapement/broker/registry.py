@@ -178,7 +178,7 @@ class Registry:
             self.topics[name.full] = new
             topic = self.active.get(new.id)
             if topic is not None:
-                topic.policy = new.policy
+                topic.set_policy(new.policy)
                 self._on_policy(topic)
             return new
 

@@ -203,6 +203,7 @@ class SharedSubscription(Subscription):
         ready = min(len(self.ready), self.limits.unacked_messages - unacked)
         if ready <= 0 or not self.consumers:
             return []
+        ready = self.throttle.grant(ready, now_ms)
         capacities = [consumer.capacity for consumer in self.consumers]
         runs, self._turn = share_out(
             ready, capacities, self._turn % len(capacities), frame_messages

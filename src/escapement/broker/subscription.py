@@ -38,6 +38,7 @@ from escapement.broker.deadletter import Dead, Reason
 from escapement.broker.inflight import InFlight
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.ready import MOST_ATTEMPTS, RELEASED, Rows
+from escapement.broker.throttle import Throttle
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.group import Acks, Attempts
@@ -106,6 +107,7 @@ class Subscription(ABC):
         self.in_flight = InFlight()
         self.consumers: list[Consumer] = []
         self.counts = Counts()
+        self.throttle = Throttle(record.policy)
         self.dead: deque[Dead] = deque()  # held until they are buried
         self.attempts_changed = False  # since the last checkpoint
         self._recovered: list[tuple[Rows, Int64s]] = []
@@ -147,6 +149,7 @@ class Subscription(ABC):
     def set_policy(self, policy: SubscriptionPolicy) -> None:
         """Go by another policy from now on; what is in flight keeps its deadline."""
         self.record = replace(self.record, policy=policy)
+        self.throttle.set_policy(policy)
         for consumer in self.consumers:
             consumer.obey(policy)
 
@@ -362,10 +365,10 @@ class Subscription(ABC):
 
     def advance(self, now_ms: int) -> bool:
         """Let timeouts and retries happen; returns whether anything became ready."""
+        moved = self.throttle.advance(now_ms)
         fired = self._timers.advance(max(now_ms, self._timers.now_ms))
         if not len(fired):
-            return False
-        moved = False
+            return moved
         for timer in fired.ids[fired.ids < 0].tolist():
             rows, deadline_ms = self.in_flight.expire(-timer, now_ms)
             if deadline_ms is not None:
@@ -385,7 +388,10 @@ class Subscription(ABC):
 
     def next_wake_ms(self) -> int | None:
         """When ``advance`` has something to do."""
-        return self._timers.next_wake_ms()
+        timer_ms, more_ms = self._timers.next_wake_ms(), self.throttle.next_wake_ms()
+        if timer_ms is None or more_ms is None:
+            return more_ms if timer_ms is None else timer_ms
+        return min(timer_ms, more_ms)
 
     def rewind(self, now_ms: int) -> None:
         """The wall clock went back: timers are laid out again; deadlines stay as they are."""

@@ -122,6 +122,7 @@ class Topic:
             self._wheel = TimingWheel(self.namespace.tick_ms, now_ms)
             self._set_horizon(Key(now_ms + 1, 0))
         self.shared[subscription.record.name] = subscription
+        self._pause(subscription)
 
     def begin_subscribing(self) -> None:
         """A subscription is being made durable; ``subscribing`` is lowered when it is."""
@@ -132,6 +133,10 @@ class Topic:
     def add_ordered(self, subscription: OrderedSubscription) -> None:
         """Serve an exclusive or failover subscription."""
         self.ordered[subscription.record.name] = subscription
+        self._pause(subscription)
+
+    def _pause(self, subscription: Subscription) -> None:
+        subscription.throttle.topic_paused_until_ms = self.policy.paused_until_ms
 
     def remove(self, name: str) -> None:
         """Stop serving a subscription."""
@@ -241,6 +246,12 @@ class Topic:
             self._set_horizon(Key(now_ms + 1, 0))
         for subscription in self.subscriptions():
             subscription.rewind(now_ms)
+
+    def set_policy(self, policy: TopicPolicy) -> None:
+        """Go by another policy from now on."""
+        self.policy = policy
+        for subscription in self.subscriptions():
+            self._pause(subscription)
 
     def set_namespace(self, namespace: Namespace, now_ms: int) -> None:
         """Take the namespace's new settings; no message's time moves. P4."""

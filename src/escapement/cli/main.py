@@ -31,8 +31,10 @@ _COMMANDS: Final = {
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
     "demo": ("escapement.cli.demo", "See messages arrive on time though the broker is killed."),
     "dlq": ("escapement.cli.dlq", "Look after messages that were tried too often."),
+    "pause": ("escapement.cli.pause", "Hand nothing out of a topic, or to a subscription."),
     "peek": ("escapement.cli.peek", "Show what is pending on a topic, next due first."),
     "produce": ("escapement.cli.produce", "Send messages, now or for later."),
+    "resume": ("escapement.cli.pause", "Hand out again what was paused."),
     "schedule": ("escapement.cli.schedule", "Publish again and again, by cron or every so often."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
 }

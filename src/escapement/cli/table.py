@@ -1,7 +1,7 @@
 """Plain values as people read them: tables, with durations and times in words.
 
-A name's unit says how its value is written: ``_at_ms`` is a time, ``_ms`` a duration,
-``_bytes`` a size. Columns are set apart by spaces alone and are never cut where the
+A name's unit says how its value is written: ``_at_ms`` and ``_until_ms`` are times, ``_ms`` a
+duration, ``_bytes`` a size. Columns are set apart by spaces alone and are never cut where the
 output is no terminal, so that it can be searched and piped.
 """
 
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from escapement.durations import format as duration_text
+from escapement.storage.policy import FOREVER_MS
 
 # Wider than any table of names: what is not a terminal has no edge.
 _NO_EDGE: Final = 10_000
@@ -68,10 +69,18 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
     if name.endswith("_at_ms"):
-        at = datetime.fromtimestamp(value / 1000, UTC).astimezone()
-        return at.isoformat(" ", "seconds")
+        return _moment(value)
+    if name.endswith("_until_ms"):
+        return "-" if not value else "for ever" if value == FOREVER_MS else _moment(value)
     if name.endswith("_ms"):
         return duration_text(value)
     if name.endswith("_bytes"):
         return decimal(value)
     return str(value)
+
+
+def _moment(at_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
+    except (OverflowError, ValueError):
+        return f"{at_ms} ms"  # past the year 9999

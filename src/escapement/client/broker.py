@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Final
 
 import anyio
@@ -184,6 +185,42 @@ class Broker:
             32,768 messages some may then be cancelled.
         """
         return await amending.cancel(self._line, what, topic)
+
+    async def pause(
+        self,
+        topic: str,
+        subscription: str | None = None,
+        *,
+        until: datetime | None = None,
+        duration: Delay | None = None,
+    ) -> None:
+        """Have nothing more handed out of a topic, or to one of its subscriptions.
+
+        Publishing goes on. What consumers hold they may acknowledge.
+
+        Args:
+          until: when it goes on by itself; an aware datetime.
+          duration: after how long it does. With neither: when ``resume`` says so.
+
+        Raises:
+          InvalidRequest: before anything is sent, if an argument cannot be meant.
+          NotFound: if there is no such topic or subscription.
+        """
+        for_ms, until_ms = schedule.one(duration, until)
+        await self.admin(
+            "dispatch.pause",
+            topic=topic,
+            subscription=subscription,
+            for_ms=None if duration is None else max(1, for_ms),
+            until_ms=None if until is None else max(1, until_ms),
+        )
+
+    async def resume(self, topic: str, subscription: str | None = None) -> None:
+        """Hand out again what is due of a topic, or to one of its subscriptions.
+
+        The two are paused apart: a subscription goes on once neither is paused.
+        """
+        await self.admin("dispatch.resume", topic=topic, subscription=subscription)
 
     async def admin(self, verb: str, **arguments: Any) -> Any:
         """Ask the broker by name, with plain arguments; returns its plain answer.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from escapement.durations import format as duration_text
@@ -24,8 +25,13 @@ from escapement.names import TopicName
 MAX_TEXT_CHARS: Final = 4_000
 # A year: nothing that waits longer for a consumer is still being worked on.
 _MOST_WAIT_MS: Final = 366 * 86_400_000
+# A pause without an end; the last moment that a policy can name.
+FOREVER_MS: Final = (1 << 62) - 1
 # The defaults of each kind, once: most of a hundred thousand topics have no policy.
 _NOTHING: Final[dict[type, Any]] = {}
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 Value = TypeVar("Value")
 
@@ -108,6 +114,28 @@ def _topic(default: str, help: str) -> str:
         return TopicName.parse(value).full if value else ""
 
     return _ruled(default, help, "TOPIC", read)
+
+
+def _moment(help: str) -> int:
+    """Unix milliseconds, or text: an aware ISO 8601 time, or ``forever``; 0 is never."""
+
+    def read(value: Any) -> int:
+        if value == "forever":
+            return FOREVER_MS
+        if isinstance(value, str) and not value.isdigit():
+            try:
+                at = datetime.fromisoformat(value)
+            except ValueError:
+                at = None
+            if at is None or at.utcoffset() is None:
+                raise InvalidRequest(
+                    f"{value!r} is neither forever nor a time with a zone, such as "
+                    "2026-12-24T18:00+01:00"
+                )
+            return max(0, -((_EPOCH - at) // _MILLISECOND))
+        return _whole(value)
+
+    return _ruled(0, help, "TIME", read)
 
 
 def _whole(value: Any) -> int:
@@ -214,6 +242,10 @@ class TopicPolicy(Policy):
 
     WHAT: ClassVar[str] = "topic"
 
+    paused_until_ms: int = _moment(
+        "Until then nothing of it is handed out, to any subscription; forever: until it is resumed."
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionPolicy(Policy):
@@ -241,6 +273,9 @@ class SubscriptionPolicy(Policy):
     )
     dead_letter_topic: str = _topic(
         "", "Where dead letters go; TOPIC-SUBSCRIPTION-DLQ, where nothing is said."
+    )
+    paused_until_ms: int = _moment(
+        "Until then nothing is handed out; forever: until it is resumed."
     )
 
     def _check_together(self) -> None:

@@ -1,0 +1,79 @@
+"""`escapement pause` and `resume`: whether what is due is handed out."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from escapement.cli.parameters import moment, positive_duration_ms
+from escapement.cli.remote import broker_option, with_broker
+from escapement.cli.table import print_record
+from escapement.client import schedule
+
+_topic = click.argument("topic")
+_subscription = click.argument("subscription", required=False)
+
+
+@click.command(
+    epilog="""\b
+    Examples:
+      escapement pause orders
+      escapement pause orders billing --for 2h
+      escapement pause orders billing --until 2026-12-24T18:00+01:00
+    """
+)
+@click.option("--until", type=moment, metavar="TIME", help="Go on by itself at this time.")
+@click.option(
+    "--for",
+    "for_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    help="Go on by itself after so long.",
+)
+@broker_option
+@_topic
+@_subscription
+def pause(
+    topic: str,
+    subscription: str | None,
+    until: datetime | None,
+    for_ms: int | None,
+    at_broker: tuple[str, int],
+) -> None:
+    """Hand nothing more out of TOPIC, or to one SUBSCRIPTION of it.
+
+    Publishing goes on, and consumers stay: what they hold they may acknowledge. Without an
+    end it lasts until it is resumed, also over a restart.
+    """
+    if until is not None and for_ms is not None:
+        raise click.UsageError("a pause ends --until a time or after it has lasted --for so long")
+    answer = with_broker(
+        at_broker,
+        lambda broker: broker.admin(
+            "dispatch.pause",
+            topic=topic,
+            subscription=subscription,
+            for_ms=for_ms,
+            until_ms=None if until is None else max(1, schedule.at_ms(until)),
+        ),
+    )
+    print_record(answer)
+
+
+@click.command(
+    epilog="\b\nExamples:\n  escapement resume orders\n  escapement resume orders billing"
+)
+@broker_option
+@_topic
+@_subscription
+def resume(topic: str, subscription: str | None, at_broker: tuple[str, int]) -> None:
+    """Hand out again what is due of TOPIC, or to one SUBSCRIPTION of it.
+
+    A topic and its subscriptions are paused apart: a subscription goes on once neither is.
+    """
+    answer = with_broker(
+        at_broker,
+        lambda broker: broker.admin("dispatch.resume", topic=topic, subscription=subscription),
+    )
+    print_record(answer)
