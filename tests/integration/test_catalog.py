@@ -12,12 +12,18 @@ from committing import HandClock
 from escapement.errors import AlreadyExists, Conflict, NotFound
 from escapement.message import Blobs, MessageBatch
 from escapement.storage import catalog, checkpoint, lease, producers, removal, schema
-from escapement.storage.checkpoint import Checkpoint, ChunkRow
+from escapement.storage.attempts import AttemptTable
+from escapement.storage.checkpoint import AttemptPart, Checkpoint, ChunkRow
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity
 from escapement.storage.log import Log, NewRow
 from escapement.storage.logrow import encode_row
 from escapement.storage.policy import SubscriptionPolicy, TopicPolicy
+
+
+def part(subscription_id: int) -> AttemptPart:
+    one = np.ones(1, np.int64)
+    return AttemptPart(subscription_id, 0, AttemptTable(one, one, one, one))
 
 
 @pytest.fixture
@@ -164,7 +170,7 @@ def test_a_replaced_subscription_has_the_name_and_the_settings_and_nothing_else(
         connection, topic.id, "s", "failover", 1, start_offset=50, policy=policy
     )
     chunks = [ChunkRow(old.id, 0, b"bits")]
-    checkpoint.write(engine, connection, held, Checkpoint(chunks=chunks, retries={old.id: b"!"}))
+    checkpoint.write(engine, connection, held, Checkpoint(chunks=chunks, attempts=[part(old.id)]))
     connection.begin()
     new = catalog.replace_subscription(
         connection, old, 9, start_offset=3, start_due_ms=5, fill_from=1, fill_until=2
@@ -183,7 +189,7 @@ def test_a_replaced_subscription_has_the_name_and_the_settings_and_nothing_else(
     while removal.free_step(connection, log.generations):
         pass
     state = checkpoint.load_state(connection)
-    assert (state.subscriptions, state.chunks, state.retries) == ([new], {}, {})
+    assert (state.subscriptions, state.chunks, state.attempts) == ([new], {}, {})
     connection.begin()
     with pytest.raises(NotFound):
         catalog.replace_subscription(
@@ -219,7 +225,7 @@ def test_a_deleted_topic_leaves_nothing_behind(engine: Engine, connection: Conne
         engine,
         connection,
         held,
-        Checkpoint(chunks=chunks, retries={s.id: b"tries" for s in subscriptions}),
+        Checkpoint(chunks=chunks, attempts=[part(s.id) for s in subscriptions]),
     )
     assert not removal.free_step(connection, log.generations)
     connection.begin()
@@ -233,7 +239,7 @@ def test_a_deleted_topic_leaves_nothing_behind(engine: Engine, connection: Conne
     state = checkpoint.load_state(connection)
     assert state.topics == topics[1:]
     assert state.subscriptions == subscriptions[2:]
-    assert list(state.chunks) == list(state.retries) == [s.id for s in subscriptions[2:]]
+    assert list(state.chunks) == list(state.attempts) == [s.id for s in subscriptions[2:]]
     assert {p.topic_id for p in state.producers} == {t.id for t in topics[1:]}
     rows = [row.key.topic_id for step in log.scan(connection, 10_000) for row in step]
     assert sorted(rows) == sorted([t.id for t in topics[1:]] * 200)

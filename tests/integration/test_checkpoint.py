@@ -5,19 +5,36 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
+import numpy as np
 import pytest
 
 from committing import AtStep, Crash, FaultyEngine, HandClock, no_fault
 from escapement.errors import LeaseLost
 from escapement.storage import catalog, checkpoint, journal, lease, producers, schema
-from escapement.storage.checkpoint import Checkpoint, ChunkRow, ProducerRow, SubscriptionRow
+from escapement.storage.attempts import AttemptTable, encode_attempts
+from escapement.storage.checkpoint import (
+    AttemptPart,
+    Checkpoint,
+    ChunkRow,
+    ProducerRow,
+    SubscriptionRow,
+)
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import JournalPosition
 from escapement.storage.journalentry import JournalEntry, encode_entry
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.log import Log
 from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
+
+ONE: Final = np.ones(1, np.int64)
+TABLE: Final = AttemptTable(ONE, ONE, ONE, ONE)
+TRIES: Final = encode_attempts(TABLE)
+
+
+def part(subscription_id: int, number: int) -> AttemptPart:
+    return AttemptPart(subscription_id, number, TABLE)
 
 
 @pytest.fixture
@@ -53,7 +70,7 @@ def test_what_a_checkpoint_wrote_is_loaded(
         held,
         Checkpoint(
             chunks=[ChunkRow(subscription.id, n, b"chunk%d" % n) for n in range(600)],
-            retries={subscription.id: b"tries"},
+            attempts=[part(subscription.id, 0), part(subscription.id, 1)],
             next_offsets={topic.id: 500},
             producers=[ProducerRow(producer.id, 6, 66, 666)],
             subscriptions=[SubscriptionRow(subscription.id, 1, 2, 3)],
@@ -63,7 +80,7 @@ def test_what_a_checkpoint_wrote_is_loaded(
     )
     state = checkpoint.load_state(connection)
     assert state.chunks == {subscription.id: [(n, b"chunk%d" % n) for n in range(600)]}
-    assert state.retries == {subscription.id: b"tries"}
+    assert state.attempts == {subscription.id: [(0, TRIES), (1, TRIES)]}
     assert state.topics == [replace(topic, next_offset=500)]
     assert state.subscriptions == [replace(subscription, fill_from=1, fill_until=2, log_position=3)]
     assert state.producers == [
@@ -80,14 +97,21 @@ def test_empty_data_deletes_and_the_rest_stays(
 ) -> None:
     chunks = [ChunkRow(s, n, b"old") for s in (1, 2) for n in (0, 1)]
     checkpoint.write(
-        engine, connection, held, Checkpoint(chunks=chunks, retries={1: b"x", 2: b"y"})
+        engine,
+        connection,
+        held,
+        Checkpoint(chunks=chunks, attempts=[part(1, 0), part(2, 0), part(2, 7)]),
     )
-    second = Checkpoint(chunks=[ChunkRow(1, 0, b""), ChunkRow(1, 1, b"new")], retries={2: b""})
+    second = Checkpoint(
+        chunks=[ChunkRow(1, 0, b""), ChunkRow(1, 1, b"new")],
+        attempts=[part(2, 8)],
+        attempts_from={2: 8},
+    )
     for _ in range(2):  # written again when its COMMIT lost the reply
         checkpoint.write(engine, connection, held, second)
     state = checkpoint.load_state(connection)
     assert state.chunks == {1: [(1, b"new")], 2: [(0, b"old"), (1, b"old")]}
-    assert state.retries == {1: b"x"}
+    assert state.attempts == {1: [(0, TRIES)], 2: [(8, TRIES)]}
 
 
 def test_what_was_deleted_meanwhile_is_not_brought_back(
@@ -128,7 +152,7 @@ def test_a_large_checkpoint_is_written_in_short_transactions(
     )
     large = Checkpoint(
         chunks=[ChunkRow(1, n, b"x" * 100_000) for n in range(100)],
-        retries=dict.fromkeys(range(2500), b"tries"),
+        attempts=[part(id, 0) for id in range(2500)],
         trims={0: JournalPosition(1, b"group--1")},
     )
     commits: list[str] = []
@@ -147,7 +171,8 @@ def test_a_checkpoint_that_ended_half_way_left_the_journal(
         connection, 0, 0, JournalPosition(1, b"group--1"), 1, 0, encode_entry(JournalEntry())
     )
     whole = Checkpoint(
-        retries=dict.fromkeys(range(1, 2501), b"tries"), trims={0: JournalPosition(1, b"group--1")}
+        attempts=[part(id, 0) for id in range(1, 2501)],
+        trims={0: JournalPosition(1, b"group--1")},
     )
     for number in range(1, 100):
         crash = AtStep(number, Crash())
@@ -159,7 +184,7 @@ def test_a_checkpoint_that_ended_half_way_left_the_journal(
         through.close()
         state = checkpoint.load_state(connection)
         if state.trims:
-            assert len(state.retries) == 2500
+            assert len(state.attempts) == 2500
         if crash.count < number:
             break
         assert len(list(journal.read(connection, 0))) == (not state.trims)

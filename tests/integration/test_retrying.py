@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 
 import pytest
@@ -99,3 +100,41 @@ async def test_what_nobody_took_out_of_an_inbox_was_not_tried(
             assert [(m.offset, m.attempt, m.redelivered) for m in messages] == [
                 (0, 2, True), (1, 2, True), (2, 1, True), (3, 1, True), (4, 1, True),
             ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_attempts_are_the_same_after_any_checkpoint_and_crash(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V4, Q6: checkpoints write what changed, and now and then all of it anew."""
+    rng = random.Random(7)
+    counted = dict.fromkeys(range(60), 0)
+    rewritten = False
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", topic="x", subscription="s", kind=kind)
+            await (await broker.producer("x")).send_many([b"%d" % n for n in counted])
+        for _ in range(2):
+            for _ in range(35):
+                async with world.connect() as broker:
+                    wait = timedelta(days=1)
+                    async with broker.consumer("x", "s", kind=kind, ack_wait=wait) as inbox:
+                        await world.clock.advance(seconds=3)
+                        messages = await arrived(inbox)
+                        for message in messages:
+                            assert message.attempt == counted[message.offset] + 1
+                            counted[message.offset] += 1
+                        for message in messages:
+                            if rng.random() < 0.01:
+                                del counted[message.offset]
+                                await message.ack(durable=True)
+                            elif rng.random() < 0.7:
+                                await message.nack(timedelta(seconds=rng.randrange(1, 9)))
+                await world.clock.settle()
+                await world.checkpoint()
+                (kept,) = world.server.works.checkpointer.parts.values()
+                rewritten = rewritten or kept.parts < kept.next_part
+            await world.crash()
+            await world.restart()
+        assert rewritten
+        assert 0 < len(counted) < 60

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escapement.errors import LogDamaged
-from escapement.storage.attempts import AttemptTable, decode_attempts, encode_attempts
+from escapement.storage.attempts import AttemptTable, Parts, decode_attempts, encode_attempts
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -32,3 +32,31 @@ def test_damage_is_noticed(garbage: bytes, at: int, flip: int) -> None:
     data[at] ^= flip
     with pytest.raises(LogDamaged):
         decode_attempts(data)
+
+
+@given(st.lists(st.integers(1, 50_000), max_size=300), st.integers(1, 100_000))
+def test_what_is_stored_follows_what_lives(stated: list[int], live: int) -> None:
+    """Q6: bounded parts and rows; what is stated anew is paid for by what was stated before."""
+    parts = Parts()
+    numbers: list[int] = []
+    restated = 0
+    for rows in stated:
+        if parts.wants_rewrite(live):
+            assert parts.rewrite() == len(numbers)
+            numbers.append(parts.add(live))
+            restated += live
+        else:
+            numbers.append(parts.add(rows))
+        assert numbers == list(range(len(numbers)))
+        assert parts.parts <= 64 + 2 + 1
+        assert parts.rows <= 65_536 + 2 * live + rows
+    assert restated <= max(1, len(stated) // 64) * live + sum(stated)
+    assert not Parts().wants_rewrite(0)
+    assert parts.wants_rewrite(0) is bool(stated)
+
+
+def test_what_is_stored_is_counted_by_its_size() -> None:
+    table = AttemptTable(*(np.arange(3) for _ in range(4)))
+    stored = [(4, encode_attempts(table)), (9, encode_attempts(table))]
+    assert Parts.of(stored) == Parts(10, 2, 6)
+    assert Parts.of([]) == Parts()

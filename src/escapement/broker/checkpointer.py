@@ -17,7 +17,8 @@ What could not be written (MySQL was away) is kept and goes with the next checkp
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +26,20 @@ import trio
 
 from escapement.broker.amendments import cancellations_id
 from escapement.broker.registry import Registry
+from escapement.broker.subscription import Subscription
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
 from escapement.storage import checkpoint as state
-from escapement.storage.attempts import AttemptTable, encode_attempts
+from escapement.storage.attempts import PART_ROWS, AttemptTable, Parts
 from escapement.storage.blocking import Run
-from escapement.storage.checkpoint import Checkpoint, ChunkRow, ProducerRow, SubscriptionRow
+from escapement.storage.checkpoint import (
+    AttemptPart,
+    Checkpoint,
+    ChunkRow,
+    ProducerRow,
+    SubscriptionRow,
+)
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.index import DelayedIndex
 from escapement.storage.index.checkpoint import Part
@@ -67,7 +75,14 @@ class Checkpointer:
         clock: Clock,
         run: Run,
         interval_s: float,
+        parts: dict[int, Parts],
     ) -> None:
+        """As the parts of a broker, and:
+
+        Args:
+          interval_s: seconds between checkpoints that nobody asks for.
+          parts: what is stored of attempts, by subscription id.
+        """
         self._engine = engine
         self._lease = lease
         self._journal_log = log
@@ -78,6 +93,7 @@ class Checkpointer:
         self._clock = clock
         self._run = run
         self._interval_s = interval_s
+        self.parts = parts
         self._spacious = trio.lowlevel.ParkingLot()
         self._wanted = trio.Event()
         self._lock = trio.Lock()
@@ -124,7 +140,8 @@ class Checkpointer:
                 raise
             self._index.install(index_checkpoint)
             self._spacious.unpark_all()
-            await self._write_state(self._state(positions, fills))
+            checkpoint, restated = self._state(positions, fills)
+            await self._write_state(await self._with_attempts(checkpoint, restated))
 
     def _live(self, part: Part) -> npt.NDArray[np.bool_] | None:
         topic = self._registry.active.get(part.topic_id)
@@ -144,15 +161,19 @@ class Checkpointer:
 
     def _state(
         self, positions: dict[int, JournalPosition], fills: list[SubscriptionRow]
-    ) -> Checkpoint:
-        """Everything that changed since the last one; one synchronous step."""
+    ) -> tuple[Checkpoint, list[_Restated]]:
+        """Everything that changed since the last one; one synchronous step.
+
+        Returns:
+          The checkpoint, and attempts that are to be stated anew with it.
+        """
         touched, self._progress.touched = self._progress.touched, set()
         marks, self._progress.producers = self._progress.producers, {}
-        now_ms = self._clock.now_ms()
+        restated: list[_Restated] = []
         chunks: dict[tuple[int, int], ChunkRow] = {
             (row.subscription_id, row.chunk): row for row in self._unwritten.chunks
         }
-        retries = dict(self._unwritten.retries)
+        attempts = list(self._unwritten.attempts)
         next_offsets = dict(self._unwritten.next_offsets)
         producers = {row.producer_id: row for row in self._unwritten.producers} | marks
         for topic_id in touched:
@@ -160,21 +181,61 @@ class Checkpointer:
             if topic is None:
                 continue  # it was deleted
             next_offsets[topic_id] = topic.next_offset
-            _take_cursors(topic, chunks, retries, now_ms)
+            _take_cursors(topic, chunks)
+            for subscription in topic.subscriptions():
+                attempts += self._take_attempts(subscription, restated)
         subscriptions = {row.subscription_id: row for row in self._unwritten.subscriptions}
         subscriptions |= {row.subscription_id: row for row in fills}
         # What was deleted meanwhile must not come back.
         alive = {record.id for record in self._registry.all_subscriptions()}
         alive.update(cancellations_id(record.id) for record in self._registry.topics.values())
-        return Checkpoint(
+        self.parts = {id: parts for id, parts in self.parts.items() if id in alive}
+        checkpoint = Checkpoint(
             [row for row in chunks.values() if row.subscription_id in alive],
-            {id: data for id, data in retries.items() if id in alive},
+            [part for part in attempts if part.subscription_id in alive],
+            {id: part for id, part in self._unwritten.attempts_from.items() if id in alive},
             next_offsets,
             list(producers.values()),
             list(subscriptions.values()),
             self._journal_log.current,
             positions,
         )
+        return checkpoint, restated
+
+    def _take_attempts(
+        self, subscription: Subscription, restated: list[_Restated]
+    ) -> list[AttemptPart]:
+        """What was counted since the last checkpoint, or all of it into ``restated``."""
+        id = subscription.record.id
+        parts = self.parts.get(id)
+        if parts is None:
+            if not subscription.has_stated:
+                return []
+            parts = self.parts[id] = Parts()
+        if parts.wants_rewrite(len(subscription.held)):
+            table = subscription.all_attempts(self._clock.now_ms())
+            restated.append(_Restated(subscription, parts, table))
+            return []
+        if not subscription.has_stated:
+            return []
+        return [
+            AttemptPart(id, parts.add(len(piece.offsets)), piece)
+            for piece in _pieces(subscription.take_stated())
+        ]
+
+    async def _with_attempts(self, checkpoint: Checkpoint, restated: list[_Restated]) -> Checkpoint:
+        """The checkpoint with all attempts of some subscriptions, less what is done."""
+        attempts = list(checkpoint.attempts)
+        attempts_from = dict(checkpoint.attempts_from)
+        for subscription, parts, table in restated:
+            id = subscription.record.id
+            attempts_from[id] = parts.rewrite()
+            for piece in _pieces(table):
+                open_rows = ~subscription.acked.contains(piece.offsets)
+                live = AttemptTable(*(column[open_rows] for column in piece))
+                attempts.append(AttemptPart(id, parts.add(len(live.offsets)), live))
+                await trio.lowlevel.checkpoint()
+        return replace(checkpoint, attempts=attempts, attempts_from=attempts_from)
 
     async def _write_state(self, checkpoint: Checkpoint) -> None:
         self._unwritten = checkpoint
@@ -202,23 +263,30 @@ class Checkpointer:
             self._connection = None
 
 
+class _Restated(NamedTuple):
+    """All attempts of a subscription, some of them of messages that are done."""
+
+    subscription: Subscription
+    parts: Parts
+    table: AttemptTable
+
+
+def _pieces(table: AttemptTable) -> list[AttemptTable]:
+    """The table in parts of bounded size."""
+    return [
+        AttemptTable(*(column[low : low + PART_ROWS] for column in table))
+        for low in range(0, len(table.offsets), PART_ROWS)
+    ]
+
+
 def _take_cursors(
     topic: Topic,
     chunks: dict[tuple[int, int], ChunkRow],
-    retries: dict[int, bytes],
-    now_ms: int,
 ) -> None:
     _take_set(cancellations_id(topic.id), topic.amendments.cancelled, chunks)
     for subscription in topic.subscriptions():
         subscription_id = subscription.record.id
         _take_set(subscription_id, subscription.acked, chunks)
-        if subscription.attempts_changed:
-            rows, next_ms = subscription.attempts_snapshot(now_ms)
-            retries[subscription_id] = encode_attempts(
-                AttemptTable(rows.offsets, rows.attempts, next_ms, rows.due_ms)
-            )
-            # While something is in retry, what is acknowledged of it changes the rest.
-            subscription.attempts_changed = bool(rows.height)
 
 
 def _take_set(id: int, offsets: OffsetSet, chunks: dict[tuple[int, int], ChunkRow]) -> None:

@@ -118,6 +118,7 @@ class Replay:
                     subscription.recover_attempts(
                         Rows(attempts.due_ms[at], attempts.offset[at], attempts.attempt[at]),
                         attempts.next_ms[at],
+                        stored=False,
                     )
 
     def _subscription(self, subscription_id: int) -> Subscription | None:
@@ -160,7 +161,7 @@ class Replay:
             topic.recovered(now_ms)
             for subscription in topic.subscriptions():
                 subscription.begin(now_ms)
-                if subscription.attempts_changed:
+                if subscription.has_stated:
                     # A checkpoint on the way has not written them, and the next one trims
                     # the journal that says them.
                     self._progress.touched.add(topic.id)

@@ -35,7 +35,7 @@ class Revival:
     Args:
       chunks: bitmap chunks by subscription id, or that of a topic's cancellations; taken out
         as they are used.
-      retries: attempts by subscription id, likewise.
+      attempts: their parts by subscription id, likewise.
       end_offsets: where the log goes on, of topics that have grown since the checkpoint.
       doubtful_until_ms: of what was accepted by then, a broker before us may have delivered
         more than is recorded.
@@ -51,7 +51,7 @@ class Revival:
         rng: np.random.Generator,
         *,
         chunks: dict[int, list[tuple[int, bytes]]],
-        retries: dict[int, bytes],
+        attempts: dict[int, list[tuple[int, bytes]]],
         end_offsets: Mapping[int, int],
         doubtful_until_ms: int,
         on_change: Callable[[Topic], None],
@@ -65,7 +65,7 @@ class Revival:
         self._budget = WindowBudget(limits.window_messages)
         self._rng = rng
         self._chunks = chunks
-        self._retries = retries
+        self._attempts = attempts
         self._end_offsets = end_offsets
         self.doubtful_until_ms = doubtful_until_ms
         self._on_change = on_change
@@ -76,7 +76,7 @@ class Revival:
 
     def has_attempts(self, subscription_id: int) -> bool:
         """Whether attempts of this one wait to be brought to life."""
-        return subscription_id in self._retries
+        return subscription_id in self._attempts
 
     def topic(
         self,
@@ -152,11 +152,10 @@ class Revival:
         subscription_id = subscription.record.id
         for chunk, data in self._chunks.pop(subscription_id, []):
             subscription.acked.load_chunk(chunk, data)
-        table = decode_attempts(self._retries.pop(subscription_id, b""))
-        if len(table.offsets):
-            subscription.recover_attempts(
-                Rows(table.due_ms, table.offsets, table.attempts), table.next_ms
-            )
+        for _, data in self._attempts.pop(subscription_id, []):
+            table = decode_attempts(data)
+            rows = Rows(table.due_ms, table.offsets, table.attempts)
+            subscription.recover_attempts(rows, table.next_ms, stored=True)
         if not self.replaying:
             subscription.begin(now_ms)
 

@@ -40,6 +40,7 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.ready import MOST_ATTEMPTS, RELEASED, Rows
 from escapement.broker.throttle import Throttle
 from escapement.message import Int64s, MessageBatch
+from escapement.storage.attempts import AttemptTable
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.group import Acks, Attempts
 from escapement.storage.letter import Letter
@@ -109,7 +110,7 @@ class Subscription(ABC):
         self.counts = Counts()
         self.throttle = Throttle(record.policy)
         self.dead: deque[Dead] = deque()  # held until they are buried
-        self.attempts_changed = False  # since the last checkpoint
+        self._stated: list[tuple[Rows, Int64s]] = []  # attempts that no checkpoint has written
         self._recovered: list[tuple[Rows, Int64s]] = []
         self._submit = submit
         self._on_dead = on_dead
@@ -301,7 +302,7 @@ class Subscription(ABC):
 
     def _record(self, rows: Rows, next_ms: Int64s) -> None:
         """Have attempts made durable."""
-        self.attempts_changed = True
+        self._stated.append((rows, next_ms))
         self._submit(
             Attempts(
                 self.record.topic_id,
@@ -456,9 +457,15 @@ class Subscription(ABC):
         """At recovery, before ``begin``: these were acknowledged, durably."""
         self.acked.add(offsets)
 
-    def recover_attempts(self, rows: Rows, next_ms: Int64s) -> None:
-        """At recovery, before ``begin``: these were tried; later statements win."""
+    def recover_attempts(self, rows: Rows, next_ms: Int64s, *, stored: bool) -> None:
+        """At recovery, before ``begin``: these were tried; later statements win.
+
+        Args:
+          stored: whether a checkpoint has written them, or only the journal says so.
+        """
         self._recovered.append((rows, next_ms))
+        if not stored:
+            self._stated.append((rows, next_ms))
 
     def begin(self, now_ms: int) -> None:
         """Everything that was stored is known: lay out what waits for another attempt."""
@@ -471,21 +478,34 @@ class Subscription(ABC):
         at = rows.height - 1 - last
         at = at[~self.acked.contains(rows.offsets[at])]
         rows, next_ms = rows.pick(at), next_ms[at]
-        # The next checkpoint must write what only the journal said so far.
-        self.attempts_changed = True
         if rows.height:
             self.held.add(rows.offsets)
             self._retry(rows, next_ms, now_ms)
 
-    def attempts_snapshot(self, now_ms: int) -> tuple[Rows, Int64s]:
-        """Every message that was tried before and is not done: rows, and when next."""
+    @property
+    def has_stated(self) -> bool:
+        """Whether attempts were counted that no checkpoint has written yet."""
+        return bool(self._stated)
+
+    def take_stated(self) -> AttemptTable:
+        """What was counted since this was last asked, in the order in which it was."""
+        stated, self._stated = self._stated, []
+        rows = Rows.concat([rows for rows, _ in stated])
+        next_ms = np.concatenate([np.zeros(0, np.int64), *(next_ms for _, next_ms in stated)])
+        return AttemptTable(rows.offsets, rows.attempts, next_ms, rows.due_ms)
+
+    def all_attempts(self, now_ms: int) -> AttemptTable:
+        """Every message that was tried before and is not done, and when next.
+
+        Among them may be some that were acknowledged while they waited.
+        """
+        self._stated = []
         waiting = self._timers.entries()
         retry = np.flatnonzero(waiting.ids >= 0)
         parts = [Rows.none()]
         next_parts = [np.zeros(0, np.int64)]
         if len(retry):
             assert waiting.tags is not None
-            retry = retry[self.held.contains(waiting.ids[retry])]
             parts.append(_tagged(waiting.ids[retry], waiting.tags[retry]))
             next_parts.append(waiting.when_ms[retry])
         flying = self.in_flight.rows()
@@ -497,7 +517,9 @@ class Subscription(ABC):
             rows = rows.pick(rows.attempts > 0)
             parts.append(rows)
             next_parts.append(np.full(rows.height, now_ms))
-        return Rows.concat(parts), np.concatenate(next_parts)
+        all_rows = Rows.concat(parts)
+        next_ms = np.concatenate(next_parts)
+        return AttemptTable(all_rows.offsets, all_rows.attempts, next_ms, all_rows.due_ms)
 
     @abstractmethod
     def _ready_again(self) -> Rows:

@@ -47,6 +47,7 @@ from escapement.broker.timekeeper import Timekeeper
 from escapement.broker.topic import Topic
 from escapement.broker.undertaker import Undertaker
 from escapement.clock import Clock
+from escapement.storage.attempts import Parts
 from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.engine.base import Engine
@@ -170,6 +171,7 @@ class Works:
             clock,
             run,
             limits.checkpoint_interval_s,
+            {id: Parts.of(stored) for id, stored in ground.state.attempts.items()},
         )
         self._compactor = Compactor(ground.index, self.registry, clock, run)
         self._housekeeper = Housekeeper(
@@ -202,7 +204,7 @@ class Works:
             limits,
             np.random.default_rng(config.seed),
             chunks=ground.state.chunks,
-            retries=ground.state.retries,
+            attempts=ground.state.attempts,
             end_offsets=ground.next_offsets(),
             # What of it an earlier owner delivered, nobody knows for sure.
             doubtful_until_ms=lease.doubtful_until_ms if lease.was_clean else clock.now_ms(),

@@ -1,6 +1,6 @@
 """A checkpoint: the state the journal adds up to, written so that the journal can go.
 
-Owns the tables ``cursor_chunks`` and ``retries``, and the order of what a checkpoint
+Owns the tables ``cursor_chunks`` and ``attempts``, and the order of what a checkpoint
 changes in the others. It is written in short transactions, each with the lease check,
 because a long one would make a renewal of the lease wait, and every commit behind it.
 The journal is trimmed last. All values are absolute and replaying the journal over a
@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
 from escapement.storage import catalog, journal
+from escapement.storage.attempts import AttemptTable, encode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import JournalPosition
@@ -33,6 +34,8 @@ from escapement.storage.schema import log_identity
 _LEAST: Final = -(1 << 63)
 # Chunks fetched at once: each has up to 128 KiB, most have a few hundred bytes.
 _CHUNKS_AT_ONCE: Final = 256
+# Parts of attempts fetched at once: each has up to 2 MiB.
+_PARTS_AT_ONCE: Final = 16
 # Rows written in one transaction: some tens of milliseconds. One of this many bytes
 # counts as two, and so on.
 _STEP_ROWS: Final = 1_000
@@ -40,8 +43,8 @@ _ROW_BYTES: Final = 4096
 
 _SET_CHUNK: Final = "REPLACE INTO cursor_chunks (subscription_id, chunk, data) VALUES (?, ?, ?)"
 _DROP_CHUNK: Final = "DELETE FROM cursor_chunks WHERE subscription_id = ? AND chunk = ?"
-_SET_RETRIES: Final = "REPLACE INTO retries (subscription_id, data) VALUES (?, ?)"
-_DROP_RETRIES: Final = "DELETE FROM retries WHERE subscription_id = ?"
+_ADD_ATTEMPTS: Final = "REPLACE INTO attempts (subscription_id, part, data) VALUES (?, ?, ?)"
+_DROP_ATTEMPTS: Final = "DELETE FROM attempts WHERE subscription_id = ? AND part < ?"
 _SET_NEXT_OFFSET: Final = "UPDATE topics SET next_offset = ? WHERE id = ?"
 _SET_PRODUCER: Final = (
     "UPDATE producers SET last_sequence = ?, last_offset = ?, updated_at_ms = ? WHERE id = ?"
@@ -63,6 +66,14 @@ class ChunkRow(NamedTuple):
     subscription_id: int
     chunk: int
     data: bytes
+
+
+class AttemptPart(NamedTuple):
+    """One part of what is known of a subscription's attempts."""
+
+    subscription_id: int
+    part: int
+    table: AttemptTable
 
 
 class ProducerRow(NamedTuple):
@@ -88,7 +99,8 @@ class Checkpoint:
     """What changed since the last one. Everything may be empty."""
 
     chunks: Sequence[ChunkRow] = ()
-    retries: Mapping[int, bytes] = field(default_factory=dict)  # empty: the row is deleted
+    attempts: Sequence[AttemptPart] = ()
+    attempts_from: Mapping[int, int] = field(default_factory=dict)  # lower parts are deleted
     next_offsets: Mapping[int, int] = field(default_factory=dict)  # by topic id
     producers: Sequence[ProducerRow] = ()
     subscriptions: Sequence[SubscriptionRow] = ()
@@ -107,7 +119,7 @@ class State:
     producers: list[ProducerRecord]
     schedules: list[Schedule]
     chunks: dict[int, list[tuple[int, bytes]]]  # subscription: (chunk, data)
-    retries: dict[int, bytes]  # by subscription
+    attempts: dict[int, list[tuple[int, bytes]]]  # subscription: (part, data), ascending
     trims: dict[int, JournalPosition]  # by lane: what the checkpoint covers
     journal_ends: dict[int, JournalPosition]  # by lane: where the pipeline goes on
 
@@ -148,7 +160,7 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         producers=list(read_producers(connection)),
         schedules=list(read_schedules(connection, bundle_id)),
         chunks=_read_chunks(connection),
-        retries=_read_retries(connection),
+        attempts=_read_attempts(connection),
         trims=journal.trims(connection, bundle_id),
         journal_ends=journal.ends(connection, bundle_id),
     )
@@ -165,8 +177,11 @@ def _changes(checkpoint: Checkpoint) -> Iterator[Change]:
     for chunk in checkpoint.chunks:
         if not chunk.data:
             yield _DROP_CHUNK, chunk[:2]
-    for id, data in checkpoint.retries.items():
-        yield (_SET_RETRIES, (id, data)) if data else (_DROP_RETRIES, (id,))
+    for part in checkpoint.attempts:
+        yield _ADD_ATTEMPTS, (part.subscription_id, part.part, encode_attempts(part.table))
+    # After what replaces them.
+    for id, part_number in checkpoint.attempts_from.items():
+        yield _DROP_ATTEMPTS, (id, part_number)
     for id, next_offset in checkpoint.next_offsets.items():
         yield _SET_NEXT_OFFSET, (next_offset, id)
     for producer in checkpoint.producers:
@@ -213,16 +228,17 @@ def _read_chunks(connection: Connection) -> dict[int, list[tuple[int, bytes]]]:
             return found
 
 
-def _read_retries(connection: Connection) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    after = 0
+def _read_attempts(connection: Connection) -> dict[int, list[tuple[int, bytes]]]:
+    found: dict[int, list[tuple[int, bytes]]] = {}
+    subscription_id = part = -1
     while True:
         rows = connection.execute(
-            "SELECT subscription_id, data FROM retries WHERE subscription_id > ?"
-            f" ORDER BY subscription_id LIMIT {_CHUNKS_AT_ONCE}",
-            (after,),
+            "SELECT subscription_id, part, data FROM attempts"
+            " WHERE subscription_id >= ? AND NOT (subscription_id = ? AND part <= ?)"
+            f" ORDER BY subscription_id, part LIMIT {_PARTS_AT_ONCE}",
+            (subscription_id, subscription_id, part),
         ).rows
-        found.update(rows)
-        if len(rows) < _CHUNKS_AT_ONCE:
+        for subscription_id, part, data in rows:
+            found.setdefault(subscription_id, []).append((part, data))
+        if len(rows) < _PARTS_AT_ONCE:
             return found
-        after = rows[-1][0]

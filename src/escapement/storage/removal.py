@@ -40,7 +40,7 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = _free(connection, "inbox", "mailbox_id", "id", id)
     else:
         more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
-        more = more or _free(connection, "retries", "subscription_id", "subscription_id", id)
+        more = more or _free(connection, "attempts", "subscription_id", "part", id)
     if not more:
         connection.execute("DELETE FROM removals WHERE kind = ? AND id = ?", (kind, id))
     return True
