@@ -35,9 +35,10 @@ from escapement.client import broker as brokers
 from escapement.client import inbox as inboxes
 from escapement.client import producer as producers
 from escapement.client.builder import MessageBuilder
-from escapement.client.delivery import Columns, Row
+from escapement.client.delivery import DeliveredRow, Delivery
 from escapement.client.link import StreamFactory
 from escapement.client.outcome import Outcomes
+from escapement.client.reading import Page
 from escapement.client.receipt import Receipt, Receipts
 from escapement.client.schedule import Delay, Where
 from escapement.client.schedules import Schedule
@@ -112,6 +113,17 @@ class Broker:
     def cancel(self, what: amending.What, *, topic: str | None = None) -> Outcomes:
         """Cancel messages not handed out yet; see ``escapement.Broker.cancel``."""
         return self._portal.call(partial(self._broker.cancel, what, topic=topic))
+
+    def read(
+        self, topic: str, start: int = 0, stop: int | None = None, **options: Any
+    ) -> Iterator[Page]:
+        """A topic's messages by offset, page by page; see ``escapement.Broker.read``."""
+        reading = self._broker.read(topic, start, stop, **options)
+
+        async def next_page() -> Page | None:
+            return await anext(reading, None)
+
+        return iter(lambda: self._portal.call(next_page), None)
 
     def pause(self, topic: str, subscription: str | None = None, **options: Any) -> None:
         """Have nothing more handed out; see ``escapement.Broker.pause``."""
@@ -330,8 +342,8 @@ class Inbox:
         return self._portal.call(called)
 
 
-class Batch(Columns):
-    """Messages as they were delivered, in columns of equal height; see ``Columns``."""
+class Batch(Delivery):
+    """Messages as they were delivered, in columns of equal height; see ``Delivery``."""
 
     __slots__ = ("_batch", "_inbox", "rewinds")
 
@@ -377,7 +389,7 @@ class Batch(Columns):
         return Batch(self._inbox, self._batch.rest(row))
 
 
-class Message(Row):
+class Message(DeliveredRow):
     """One message, delivered.
 
     ``with message:`` acknowledges it when the block ends well; when it ends with an

@@ -491,6 +491,23 @@ def test_a_seek_of_the_blocking_client_drops_what_it_has_begun(broker: BrokerPro
             assert next(inbox.batches()).offsets.tolist() == [0, 1, 2, 3]
 
 
+def test_a_topic_is_read_by_offset(say: Say, broker: BrokerProcess) -> None:
+    """N1: in order, as often as one likes; also by the blocking client."""
+    say("produce", "pages", "a", "b", "c", "--delay", "1h", "--key", "k")
+    for _ in range(2):
+        assert say("read", "pages") == "a\nb\nc\n"
+    assert say("read", "pages", "--from", "1", "--count", "1") == "b\n"
+    (line,) = say("read", "pages", "--from", "2", "-o", "json").splitlines()
+    shown = json.loads(line)
+    assert (shown["id"], shown["payload"], shown["key"]) == ("public/default/pages@2", "c", "k")
+    assert shown["due_ms"] - shown["published_ms"] == 3_600_000
+    assert say("read", "pages", "--from", "3") == ""
+    assert "there is no topic" in say("read", "no-such-pages", fails=1)
+    with escapement.sync.connect(broker.url) as client:
+        pages = client.read("pages", 1, serializer=str, page_messages=1)
+        assert [page.values() for page in pages] == [["b"], ["c"]]
+
+
 def test_an_exclusive_subscription_ignores_delays(say: Say) -> None:
     """P7."""
     say("produce", "order", "late", "--delay", "1h")

@@ -31,6 +31,7 @@ from escapement.broker.leasekeeper import LeaseKeeper
 from escapement.broker.peek import Peeked, peek
 from escapement.broker.postman import Postman
 from escapement.broker.publishing import Publishing
+from escapement.broker.reading import Page, read_page
 from escapement.broker.recovery import survey
 from escapement.broker.registry import Registry
 from escapement.broker.scheduler import Scheduler
@@ -260,6 +261,10 @@ class Broker:
             works.consuming.dismiss(topic, subscription, gone)
         works.timekeeper.schedule(topic_id, None)
         works.index.drop_topic(topic_id)
+
+    async def read(self, topic: Topic, start: int, stop: int | None, max_messages: int) -> Page:
+        """Messages of a topic by offset; see ``read_page``."""
+        return await read_page(topic, self.works.reader, start, stop, max_messages)
 
     async def peek(self, topic: Topic, count: int) -> Peeked:
         """What is pending on a topic, next due first."""

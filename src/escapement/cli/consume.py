@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import sys
-from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import click
 import trio
 
+from escapement.cli.line import plain, print_json, print_payload
 from escapement.cli.parameters import place
 from escapement.cli.remote import broker_option, with_broker
 from escapement.client.batch import Message
@@ -116,30 +114,9 @@ async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> No
 
 
 def _show_text(message: Message) -> None:
-    payload = message.payload
-    if sys.stdout.isatty():
-        # A payload must not be able to command the terminal.
-        text = payload.decode(errors="backslashreplace")
-        click.echo("".join(c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text))
-    else:
-        click.echo(payload)
+    print_payload(message.payload)
 
 
 def _show_json(message: Message) -> None:
-    shown: dict[str, Any] = {"id": str(message.id)}
-    try:
-        shown["payload"] = message.payload.decode()
-    except UnicodeDecodeError:
-        shown["payload_base64"] = _base64(message.payload)
-    shown |= {
-        "key": message.key,
-        "properties": message.properties,
-        "due_ms": message.due_ms,
-        "attempt": message.attempt,
-        "redelivered": message.redelivered,
-    }
-    click.echo(json.dumps(shown, default=_base64))
-
-
-def _base64(value: bytes) -> str:
-    return b64encode(value).decode("ascii")
+    delivered = {"attempt": message.attempt, "redelivered": message.redelivered}
+    print_json(plain(message) | delivered)

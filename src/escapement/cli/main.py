@@ -34,6 +34,7 @@ _COMMANDS: Final = {
     "pause": ("escapement.cli.pause", "Hand nothing out of a topic, or to a subscription."),
     "peek": ("escapement.cli.peek", "Show what is pending on a topic, next due first."),
     "produce": ("escapement.cli.produce", "Send messages, now or for later."),
+    "read": ("escapement.cli.read", "Print a topic's messages by offset, without consuming."),
     "resume": ("escapement.cli.pause", "Hand out again what was paused."),
     "schedule": ("escapement.cli.schedule", "Publish again and again, by cron or every so often."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),

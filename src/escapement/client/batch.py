@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.client.ackbox import Slip
-from escapement.client.delivery import Columns, Origin, Row
+from escapement.client.delivery import DeliveredRow, Delivery, Origin
 from escapement.client.schedule import Delay
 from escapement.message import Int64s, MessageBatch
 
@@ -35,8 +35,8 @@ class Holder(Origin, Protocol):
     async def have_room(self) -> None: ...
 
 
-class Batch(Columns):
-    """Messages as they were delivered, in columns of equal height; see ``Columns``."""
+class Batch(Delivery):
+    """Messages as they were delivered, in columns of equal height; see ``Delivery``."""
 
     __slots__ = ("_holder",)
 
@@ -90,7 +90,7 @@ class Batch(Columns):
         )
 
 
-class Message(Row):
+class Message(DeliveredRow):
     """One message, delivered.
 
     ``async with message:`` acknowledges it when the block ends well; when it ends with an

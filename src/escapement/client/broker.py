@@ -18,6 +18,7 @@ from escapement.client.link import Stream, StreamFactory
 from escapement.client.outbox import Bounds
 from escapement.client.outcome import Outcomes
 from escapement.client.producer import Producer
+from escapement.client.reading import Reading
 from escapement.client.schedule import Delay, Where
 from escapement.client.schedules import Schedules
 from escapement.client.serializers import SerializerLike
@@ -185,6 +186,32 @@ class Broker:
             32,768 messages some may then be cancelled.
         """
         return await amending.cancel(self._line, what, topic)
+
+    def read(
+        self,
+        topic: str,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        serializer: SerializerLike = bytes,
+        page_messages: int = 10_000,
+    ) -> Reading:
+        """A topic's messages by offset, without a subscription: ``async for page in ...``.
+
+        In order and repeatable: each as it was published, whatever has become of it since. A
+        page is columns (``offsets``, ``due_ms``, ``published_ms``, ``values()``), and gives
+        single messages when iterated.
+
+        Args:
+          start, stop: which offsets, ``stop`` not included; None is the end as it is when
+            the first page is asked for.
+          page_messages: at most so many in a page.
+
+        Raises, also while reading:
+          InvalidRequest: if an argument cannot be meant.
+          EscapementError: if the broker refuses, or there is none in time.
+        """
+        return Reading(self._line, topic, start, stop, serializer, page_messages)
 
     async def pause(
         self,

@@ -1,4 +1,4 @@
-"""What was delivered: columns, and rows, which are views of one message.
+"""Messages as they came: columns, and rows, which are views of one message.
 
 A row is made when someone iterates, and reads its columns only when asked: what is not
 looked at costs nothing. How a message is acknowledged is not known here, because that
@@ -28,19 +28,13 @@ class Origin(Protocol):
 
 
 class Columns:
-    """Messages as they were delivered, in columns of equal height.
-
-    ``offsets`` and ``due_ms`` are int64, ``attempts`` counts from 1 (uint16), and
-    ``redelivered`` says which may have been delivered before (bool).
-    """
+    """Messages in columns of equal height; ``offsets`` and ``due_ms`` are int64."""
 
     __slots__ = (
-        "_attempts",
         "_keys",
         "_origin",
         "_payloads",
         "_properties",
-        "_redelivered",
         "due_ms",
         "messages",
         "offsets",
@@ -51,16 +45,12 @@ class Columns:
         origin: Origin,
         offsets: Int64s,
         due_ms: Int64s,
-        attempts: npt.NDArray[np.uint16] | None,
-        redelivered: npt.NDArray[np.uint8] | None,
         messages: MessageBatch,
     ) -> None:
         self.offsets = offsets
         self.due_ms = due_ms
         self.messages = messages
         self._origin = origin
-        self._attempts = attempts
-        self._redelivered = redelivered
         self._payloads: list[bytes] | None = None
         self._keys: list[bytes] | None = None
         self._properties: list[bytes] | None = None
@@ -77,20 +67,6 @@ class Columns:
     def payloads(self) -> Blobs:
         """The payloads as one column."""
         return self.messages.payloads
-
-    @property
-    def attempts(self) -> npt.NDArray[np.uint16]:
-        """How often each has been delivered, this time included."""
-        if self._attempts is None:
-            self._attempts = np.ones(len(self), np.uint16)
-        return self._attempts
-
-    @property
-    def redelivered(self) -> npt.NDArray[np.bool_]:
-        """Whether each may have been delivered before."""
-        if self._redelivered is None:
-            return np.zeros(len(self), np.bool_)
-        return self._redelivered.astype(np.bool_)
 
     def values(self) -> list[Any]:
         """The values of all messages, deserialized."""
@@ -113,6 +89,43 @@ class Columns:
             found = self.messages.properties
             self._properties = [b""] * len(self) if found is None else found.to_list()
         return self._properties
+
+
+class Delivery(Columns):
+    """Messages as they were delivered.
+
+    Beside the columns of all messages ``attempts`` counts from 1 (uint16), and
+    ``redelivered`` says which may have been delivered before (bool).
+    """
+
+    __slots__ = ("_attempts", "_redelivered")
+
+    def __init__(
+        self,
+        origin: Origin,
+        offsets: Int64s,
+        due_ms: Int64s,
+        attempts: npt.NDArray[np.uint16] | None,
+        redelivered: npt.NDArray[np.uint8] | None,
+        messages: MessageBatch,
+    ) -> None:
+        super().__init__(origin, offsets, due_ms, messages)
+        self._attempts = attempts
+        self._redelivered = redelivered
+
+    @property
+    def attempts(self) -> npt.NDArray[np.uint16]:
+        """How often each has been delivered, this time included."""
+        if self._attempts is None:
+            self._attempts = np.ones(len(self), np.uint16)
+        return self._attempts
+
+    @property
+    def redelivered(self) -> npt.NDArray[np.bool_]:
+        """Whether each may have been delivered before."""
+        if self._redelivered is None:
+            return np.zeros(len(self), np.bool_)
+        return self._redelivered.astype(np.bool_)
 
 
 class Row:
@@ -171,6 +184,17 @@ class Row:
     def deliver_at(self) -> datetime:
         """When it was due, in UTC."""
         return moment(self.due_ms)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+
+class DeliveredRow(Row):
+    """One message among those of a delivery."""
+
+    __slots__ = ()
+
+    _columns: Delivery
 
     @property
     def attempt(self) -> int:

@@ -243,6 +243,7 @@ class Line:
                 | wire.Amended(request_id=number)
                 | wire.Done(request_id=number)
                 | wire.AdminReply(request_id=number)
+                | wire.Page(request_id=number)
             ):
                 self._answer(number, command)
             case (

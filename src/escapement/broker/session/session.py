@@ -23,6 +23,7 @@ from escapement.broker.session.consumers import Consumers
 from escapement.broker.session.desk import AtOnce, Desk, Waiting
 from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.producers import Producers
+from escapement.broker.session.reading import Reading
 from escapement.errors import EscapementError, ProtocolError, RemoteProtocolError
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
@@ -70,6 +71,7 @@ class Session:
             self._producers,
             self._consumers,
             AmendmentsDesk(broker, self._outbound),
+            Reading(broker, self._outbound),
             _BrokerDesk(broker, self._outbound),
         )
         self._at_once: dict[type[wire.Command], AtOnce] = {}

@@ -38,6 +38,7 @@ from escapement.protocol.commands.producing import (
     Publish,
     Receipt,
 )
+from escapement.protocol.commands.reading import Page, Read
 from escapement.protocol.commands.refusal import Refused, carried
 
 __all__ = [
@@ -63,11 +64,13 @@ __all__ = [
     "Hello",
     "Nack",
     "OpenProducer",
+    "Page",
     "Ping",
     "Pong",
     "ProducerClosed",
     "ProducerReady",
     "Publish",
+    "Read",
     "Receipt",
     "Refused",
     "Release",

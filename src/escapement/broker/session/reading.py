@@ -1,0 +1,35 @@
+"""Reading topics by offset, over one connection."""
+
+from __future__ import annotations
+
+from escapement.broker.broker import Broker
+from escapement.broker.session.desk import Desk
+from escapement.broker.session.outbound import Outbound
+from escapement.names import TopicName
+from escapement.protocol import commands as wire
+
+
+class Reading(Desk):
+    """See the module's docstring; it has nothing open."""
+
+    def __init__(self, broker: Broker, outbound: Outbound) -> None:
+        self._broker = broker
+        self._outbound = outbound
+        self.aside = {wire.Read: self._read}
+
+    async def _read(self, command: wire.Read) -> None:
+        topic = self._broker.registry.topic(TopicName.parse(command.topic))
+        stop = None if command.stop < 0 else command.stop
+        page = await self._broker.read(topic, command.start, stop, command.max_messages)
+        self._outbound.send(
+            wire.Page(
+                command.request_id,
+                topic.name.full,
+                page.next_offset,
+                page.end_offset,
+                page.offsets,
+                page.due_ms,
+                page.published_ms,
+                page.batch.encode() if len(page.batch) else b"",
+            )
+        )

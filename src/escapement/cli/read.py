@@ -1,0 +1,63 @@
+"""`escapement read`: a topic's messages by offset, without a subscription."""
+
+from __future__ import annotations
+
+import click
+
+from escapement.cli.line import plain, print_json, print_payload
+from escapement.cli.remote import broker_option, with_broker
+from escapement.client.broker import Broker
+
+_PAGE_MESSAGES = 1000
+
+
+@click.command(
+    epilog="""\b
+    Examples:
+      escapement read orders
+      escapement read shop/eu/orders --from 4711 --count 10 -o json
+
+    In the order in which they were published, each as it was then: reading the same range
+    again gives the same. It ends with what was there when it began. JSON is one object a
+    line.
+    """
+)
+@click.argument("topic")
+@click.option(
+    "--from",
+    "start",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="The offset to begin with.",
+)
+@click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Payloads alone, or all there is to a message.",
+)
+@broker_option
+def read(
+    topic: str, start: int, count: int | None, output: str, at_broker: tuple[str, int]
+) -> None:
+    """Print the messages of TOPIC by offset; nothing is consumed."""
+
+    async def work(broker: Broker) -> None:
+        left = count
+        most = _PAGE_MESSAGES if count is None else min(count, _PAGE_MESSAGES)
+        async for page in broker.read(topic, start, page_messages=most):
+            for message in page:
+                if output == "json":
+                    print_json(plain(message) | {"published_ms": message.published_ms})
+                else:
+                    print_payload(message.payload)
+                if left is not None:
+                    left -= 1
+                    if not left:
+                        return
+
+    with_broker(at_broker, work)
