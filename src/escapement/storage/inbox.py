@@ -111,8 +111,10 @@ def _mailbox(engine: Engine, connection: Connection, target: str) -> int:
 def occupied(connection: Connection, after_id: int, limit: int) -> list[Mailbox]:
     """Mailboxes with letters to be moved, in the order of their ids."""
     rows = connection.execute(
-        "SELECT m.id, m.target FROM mailboxes m WHERE m.id > ? AND (SELECT MIN(i.id) FROM inbox i"
-        " WHERE i.mailbox_id = m.id AND i.held = 0) IS NOT NULL ORDER BY m.id LIMIT ?",
+        # Of each mailbox the first letter alone is looked for, however many there are.
+        "SELECT m.id, m.target FROM mailboxes m WHERE m.id > ? AND (SELECT i.id FROM inbox i"
+        " WHERE i.mailbox_id = m.id AND i.held = 0 ORDER BY i.id LIMIT 1) IS NOT NULL"
+        " ORDER BY m.id LIMIT ?",
         (after_id, limit),
     ).rows
     return [Mailbox(id, _text(target)) for id, target in rows]
