@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import trio
@@ -39,6 +39,7 @@ from escapement.errors import (
     LetterDamaged,
     NotFound,
     ShuttingDown,
+    StorageError,
     StorageUnavailable,
 )
 from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
@@ -73,6 +74,13 @@ class Carriage:
         """They are durable, beginning at ``base_offset``."""
         del base_offset
         self.done()
+
+
+class _Opened(NamedTuple):
+    """One letter and what is in it, or why that cannot be known."""
+
+    id: int
+    content: tuple[MessageBatch, Times] | LetterDamaged
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +189,7 @@ class Postman:
             while left and not self._stopping:
                 async with self._moving:
                     steps = await self._read(
-                        inbox.read_steps,
+                        _open,
                         [id for id, _ in left],
                         self._limits.inbox_step_bytes,
                         self._limits.inbox_round_bytes,
@@ -196,16 +204,18 @@ class Postman:
         """The topic of a mailbox, created if need be; None if it takes nothing now."""
         try:
             return await self._registry.ensure_topic(TopicName.parse(mailbox.target))
-        except (NotFound, InvalidRequest) as error:
+        except (StorageError, Busy, ShuttingDown):
+            raise
+        except EscapementError as error:
             _block(blocked, mailbox.target, error)
             return None
 
     async def _move(
-        self, found: Sequence[tuple[Topic, list[Stored]]], blocked: dict[str, str]
+        self, found: Sequence[tuple[Topic, list[_Opened]]], blocked: dict[str, str]
     ) -> bool:
         """Append letters to their topics' logs, and wait until they are durable there."""
         held: list[tuple[int, EscapementError]] = []
-        steps = [self._decode(topic, letters, held, blocked) for topic, letters in found]
+        steps = [self._admit(topic, letters, held, blocked) for topic, letters in found]
         for id, error in held:
             _logger.error("letter %d of the inbox is held: %s", id, error)
             await self._pipeline.transact(
@@ -226,22 +236,26 @@ class Postman:
         self.moved += submitted.moved
         return bool(submitted.moved or held)
 
-    def _decode(
+    def _admit(
         self,
         topic: Topic,
-        letters: list[Stored],
+        letters: list[_Opened],
         held: list[tuple[int, EscapementError]],
         blocked: dict[str, str],
     ) -> _Step:
+        """What of these letters the topic takes; the others are held, or wait."""
         step = _Step(topic)
         for letter in letters:
+            if isinstance(letter.content, LetterDamaged):
+                held.append((letter.id, letter.content))
+                continue
+            batch, times = letter.content
             try:
-                batch, times = decode_letter(letter.data)
                 self._publishing.check_times(topic, times)
             except DelaysDisabled as error:
                 _block(blocked, topic.name.full, error)
                 break
-            except (LetterDamaged, InvalidRequest) as error:
+            except InvalidRequest as error:
                 held.append((letter.id, error))
                 continue
             step.ids.append(letter.id)
@@ -260,6 +274,21 @@ class Postman:
         except BaseException:
             self.close()
             raise
+
+
+def _open(
+    connection: Connection, mailbox_ids: list[int], step_bytes: int, max_bytes: int
+) -> list[list[_Opened]]:
+    """A step of each of the first mailboxes, opened; for a thread."""
+    steps = inbox.read_steps(connection, mailbox_ids, step_bytes, max_bytes)
+    return [[_opened(letter) for letter in step] for step in steps]
+
+
+def _opened(letter: Stored) -> _Opened:
+    try:
+        return _Opened(letter.id, decode_letter(letter.data))
+    except LetterDamaged as error:
+        return _Opened(letter.id, error)
 
 
 class _Submitted:
