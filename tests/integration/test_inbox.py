@@ -138,6 +138,15 @@ def test_a_closed_mailbox_is_freed_and_the_next_letter_opens_another(
     assert connection.execute("SELECT COUNT(*) FROM removals").rows == [(0,)]
 
 
+def test_a_namespace_takes_its_mailboxes_along_and_no_others(
+    engine: Engine, connection: Connection
+) -> None:
+    targets = ["t/n/a", "t/n/b", "t/n-1/a", "t/n.1/a", "t/n0/a", "t/m/a", "T/n/a"]
+    put(engine, connection, *(letter(target, "s") for target in targets))
+    inbox.close_namespace(connection, "t/n")
+    assert sorted(contents(connection)) == sorted(targets[2:])
+
+
 def test_what_is_removed_must_be_there(engine: Engine, connection: Connection) -> None:
     put(engine, connection, *(letter("t/n/a", f"{n}") for n in range(1200)))
     (box,) = inbox.occupied(connection, 0, 9)

@@ -17,6 +17,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import (
     AlreadyExists,
+    Conflict,
     InvalidRequest,
     LimitExceeded,
     NotFound,
@@ -267,6 +268,22 @@ async def test_a_deleted_topic_is_created_again_by_the_next_occurrence(
             await broker.admin("topics.delete", topic="beats")
         await world.clock.advance(hours=1)
         assert await watch.look() == [START_MS + 3 * HOUR_MS]
+
+
+async def test_a_namespace_is_not_deleted_while_schedules_would_bring_it_back(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    async with watched() as (world, _), world.connect() as broker:
+        await broker.schedules.create("t/here/beat", "t/there/beats", every="1h")
+        await broker.schedules.create("t/here2/beat", "t/here2/beats", every="1h")
+        await broker.admin("topics.delete", topic="t/there/beats")
+        await broker.admin("namespaces.create", namespace="t/here")
+        for namespace in ("t/here", "t/there"):
+            with pytest.raises(Conflict, match="schedules"):
+                await broker.admin("namespaces.delete", namespace=namespace)
+        await broker.schedules.delete("t/here/beat")
+        for namespace in ("t/here", "t/there"):
+            await broker.admin("namespaces.delete", namespace=namespace)
 
 
 # -- restarts, outages, clocks ----------------------------------------------------------------

@@ -11,8 +11,10 @@ from escapement.clock import Clock
 from escapement.durations import format as duration_text
 from escapement.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
 from escapement.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, NamespaceName
-from escapement.storage import catalog
+from escapement.storage import catalog, inbox
 from escapement.storage.catalog import Namespace
+from escapement.storage.engine.base import Connection
+from escapement.storage.schedule import has_schedules
 
 MIN_TICK_MS: Final = 1
 MAX_TICK_MS: Final = 3_600_000
@@ -151,13 +153,21 @@ class Namespaces:
         self._on_change(new)
 
     async def delete(self, name: NamespaceName) -> None:
-        """Raises ``NotFound``, or ``Conflict`` while it has topics."""
+        """Raises ``NotFound``, or ``Conflict`` while it has topics or schedules."""
         async with self._changes.alone(name.full):
             namespace = self.find(name)
             if self._in_use(namespace):
                 raise Conflict(f"the namespace {name.full} still has topics: delete them first")
-            await self._changes.durably(
-                lambda connection: catalog.delete_namespace(connection, namespace)
-            )
+
+            def delete(connection: Connection) -> None:
+                if has_schedules(connection, name.full):
+                    raise Conflict(
+                        f"there are schedules in the namespace {name.full}, or for topics in it: "
+                        "delete them first"
+                    )
+                catalog.delete_namespace(connection, namespace)
+                inbox.close_namespace(connection, name.full)
+
+            await self._changes.durably(delete)
             del self._by_name[name.full]
             del self._names[namespace.id]

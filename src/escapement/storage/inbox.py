@@ -7,7 +7,7 @@ or not, and ends with the topic. Everything here runs inside a transaction of th
 - :func:`insert` in the group commit of what caused the letters, so both happen or neither;
 - :func:`remove` in the group commit that appends them to the target's log, which the
   lease guards: a letter is moved exactly once, whoever dies when;
-- :func:`close` in the transaction that deletes the target.
+- :func:`close` in the transaction that deletes the target, or its namespace.
 
 A source id is remembered as long as its letter is here: written again meanwhile, a letter
 changes nothing; after it was moved it would be a new one. Whoever may repeat himself later
@@ -190,6 +190,17 @@ def close(connection: Connection, target: str) -> int:
     if letters:
         removal.mark(connection, "mailbox", id)
     return int(letters)
+
+
+def close_namespace(connection: Connection, namespace: str) -> None:
+    """End all mailboxes of a namespace that has no topics; few, those that are blocked."""
+    # Names are ASCII, and "0" follows "/".
+    rows = connection.execute(
+        "SELECT target FROM mailboxes WHERE target > ? AND target < ?",
+        (f"{namespace}/".encode(), f"{namespace}0".encode()),
+    ).rows
+    for (target,) in rows:
+        close(connection, _text(target))
 
 
 def _portions(ids: Sequence[int]) -> list[str]:

@@ -126,6 +126,19 @@ def advance_schedule(
     return Content(bytes(payload), bytes(key))
 
 
+def has_schedules(connection: Connection, namespace: str) -> bool:
+    """Whether a schedule is in a namespace, or publishes into it. O(schedules)."""
+    # Names are ASCII, and "0" follows "/".
+    first, end = f"{namespace}/".encode(), f"{namespace}0".encode()
+    return bool(
+        connection.execute(
+            "SELECT 1 FROM schedules WHERE (name > ? AND name < ?) OR (topic > ? AND topic < ?)"
+            " LIMIT 1",
+            (first, end, first, end),
+        ).rows
+    )
+
+
 def read_schedules(connection: Connection, bundle_id: int) -> Iterator[Schedule]:
     """All of a bundle, in the order of their ids."""
     after_id = 0
