@@ -169,3 +169,15 @@ async def until(condition: Callable[[], bool], patience_s: float = 60) -> None:
     with trio.fail_after(patience_s):
         while not condition():  # noqa: ASYNC110 (nobody here could set an event)
             await trio.sleep(0.02)
+
+
+async def until_it_starts(broker: BrokerProcess) -> None:
+    """Start it as often as it is refused."""
+    with trio.fail_after(START_TIMEOUT_S):
+        while True:
+            broker.launch()
+            await until(lambda: broker.ready() or not broker.running)
+            if broker.ready():
+                return
+            assert "lease_held" in broker.complaints()
+            await trio.sleep(0.1)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process, until
+from brokers import PATIENT, BrokerProcess, broker_process, until, until_it_starts
 from escapement.errors import LeaseLost, StorageUnavailable
 from escapement.storage.engine.address import MysqlAddress
 
@@ -43,18 +43,6 @@ def second(tmp_path: Path, mysql_url: str) -> Iterator[BrokerProcess]:
     broker = BrokerProcess(tmp_path / "second", mysql_url, limits=SHORT_LEASE)
     yield broker
     broker.remove()
-
-
-async def until_it_starts(broker: BrokerProcess) -> None:
-    """Start it as often as it is refused."""
-    with trio.fail_after(PATIENCE_S):
-        while True:
-            broker.launch()
-            await until(lambda: broker.ready() or not broker.running)
-            if broker.ready():
-                return
-            assert "lease_held" in broker.complaints()
-            await trio.sleep(0.1)
 
 
 def test_a_killed_broker_takes_its_own_lease_back_at_once(tmp_path: Path, mysql_url: str) -> None:

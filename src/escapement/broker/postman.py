@@ -165,13 +165,20 @@ class Postman:
 
     async def run(self) -> None:
         """Carry letters for ever."""
+        failing = False
         while True:
             self._wake = trio.Event()  # before looking: what comes later wakes us
             try:
                 while await self._round():
                     pass
             except (StorageUnavailable, TransactionAborted, Busy, ShuttingDown) as error:
-                _logger.warning("letters wait: %s", error)
+                # Said once: an outage may be long.
+                _logger.log(
+                    logging.DEBUG if failing else logging.WARNING, "letters wait: %s", error
+                )
+                failing = True
+            else:
+                failing = False
             with trio.move_on_after(self._limits.inbox_poll_s):
                 await self._wake.wait()
 

@@ -231,6 +231,7 @@ class Scheduler:
     async def run(self) -> None:
         """Publish what is due, for ever."""
         self._tell()
+        failing = False
         while True:
             await self._due.wait()
             self._due = trio.Event()
@@ -238,9 +239,13 @@ class Scheduler:
                 while await self._publish():
                     pass
             except (StorageUnavailable, Busy, ShuttingDown) as error:
-                _logger.warning("schedules wait: %s", error)
+                # Said once: an outage may be long.
+                level = logging.DEBUG if failing else logging.WARNING
+                _logger.log(level, "schedules wait: %s", error)
+                failing = True
                 self._on_next(self._clock.now_ms() + _RETRY_MS)
             else:
+                failing = False
                 self._tell()
 
     def _tell(self) -> None:
