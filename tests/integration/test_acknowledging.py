@@ -268,7 +268,8 @@ async def test_dispatch_pauses_at_the_bound_of_unacknowledged_messages(
                 if not messages:
                     break
                 assert len(messages) <= 20
-                assert (await stats(broker))["ready"] <= 30
+                # What was tried takes no room from the others, and is bounded as before.
+                assert (await stats(broker))["ready"] <= 30 + 20
                 done.update(numbers(messages))
                 await inbox.ack(numbers(messages), durable=True)
             assert done == set(range(300))

@@ -21,6 +21,7 @@ COMMANDS = [
     f"burst --messages 500 --window-ms 100 --one-by-one --pending 300 {SENDING}",
     "burst --messages 500 --window-ms 100 --restart",
     f"lateness --rate 500 --seconds 1 --window-ms 100 --pending 300 {SENDING}",
+    "lateness --rate 500 --seconds 2 --window-ms 100 --failing 300 --back-off-ms 400",
     f"restart --pending 1000 --messages 300 --window-ms 60000 --at-once {SENDING}",
     f"pending --pending 1000 --messages 1000 --window-ms 60000 {SENDING}",
 ]
@@ -77,6 +78,14 @@ def test_a_steady_rate_is_that_of_the_sending_not_of_the_wait_for_the_last() -> 
     assert found["messages_per_second"] <= 1000
     # The sending was over before deliveries were steady.
     assert "delivered_per_second" not in found
+
+
+def test_fresh_messages_beside_failures_are_compared_with_those_on_an_empty_topic() -> None:
+    """Q6."""
+    found = bench("lateness --rate 500 --messages 500 --failing 300 --back-off-ms 200 --runs 1")
+    assert found["messages"] == 500
+    assert found["failed_per_second"] > 0
+    assert 0 <= found["empty_late_p50_ms"] <= found["empty_late_max_ms"]
 
 
 def test_each_restart_finds_what_was_pending_and_nothing_that_was_acknowledged(

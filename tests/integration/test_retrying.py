@@ -138,3 +138,36 @@ async def test_attempts_are_the_same_after_any_checkpoint_and_crash(
             await world.restart()
         assert rewritten
         assert 0 < len(counted) < 60
+
+
+async def test_failures_that_come_back_together_do_not_hold_up_fresh_messages(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q6: also after a restart, when all of them are overdue; and they come to an end."""
+    chronic, fresh = range(1000), range(1000, 1060)
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", topic="x", subscription="s")
+            producer = await broker.producer("x")
+            await producer.send_many([b""] * len(chronic))
+            async with broker.consumer("x", "s", permits=len(chronic)) as inbox:
+                messages = await arrived(inbox)
+                await inbox.nack([m.id for m in messages], timedelta(hours=1))
+        for restart in (False, True):
+            if restart:
+                await world.crash()
+                await world.clock.advance(hours=1)
+                await world.restart()
+            async with world.connect() as broker:
+                await world.clock.advance(hours=1)
+                await (await broker.producer("x")).send_many([b""] * (len(fresh) // 2))
+                seen: list[int] = []
+                async with broker.consumer("x", "s", permits=8) as inbox:
+                    while messages := await arrived(inbox):
+                        seen += [message.offset for message in messages]
+                        old = [message.id for message in messages if message.offset in chronic]
+                        await inbox.nack(old, timedelta(hours=1))
+                        await inbox.ack([m.id for m in messages if m.id not in old], durable=True)
+                last = max(at for at, offset in enumerate(seen) if offset in fresh)
+                assert last < len(fresh) // 2 * 4 / 3 + 8
+                assert sorted(o for o in seen if o in chronic) == list(chronic)

@@ -12,6 +12,7 @@ from typing import Final
 import click
 
 from escapement.bench import burst as bursts
+from escapement.bench import failing as failures
 from escapement.bench import pending as pendings
 from escapement.bench import publish as publishing
 from escapement.bench import restart as restarts
@@ -24,6 +25,7 @@ _PERMITS: Final = 100_000
 _HOUR_MS: Final = 3_600_000
 _MONTH_MS: Final = 30 * 24 * _HOUR_MS
 _SECONDS: Final = 10.0
+_BACK_OFF_MS: Final = 300_000
 
 
 @click.group(
@@ -86,6 +88,22 @@ def burst(
 
 
 @bench.command(short_help="How late messages are under a steady load.")
+@click.option(
+    "--failing",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Messages of the same subscription that fail again and again meanwhile; runs come in "
+    "pairs then, the other on an empty topic.",
+)
+@click.option(
+    "--back-off-ms",
+    type=click.IntRange(1),
+    default=_BACK_OFF_MS,
+    show_default=True,
+    metavar="MS",
+    help="How long each of them waits before it is tried again, and up to a third more.",
+)
 @_permits
 @measured(
     messages=Use(None, "How many in each run, instead of --seconds."),
@@ -103,12 +121,17 @@ def lateness(
     rate: int,
     seconds: float | None,
     permits: int,
+    failing: int,
+    back_off_ms: int,
 ) -> Measure:
     """How late messages are under a steady load, and that none is early."""
     if messages is not None and seconds is not None:
         raise click.UsageError("--messages and --seconds: with a --rate, one follows of the other.")
     count = messages or max(1, round(rate * (seconds or _SECONDS)))
     load = steady.Steady(count, rate, window_ms, permits)
+    if failing:
+        beside = failures.Failing(failing, back_off_ms)
+        return functools.partial(failures.measure, setting, load, beside)
     return functools.partial(steady.measure, setting, load)
 
 

@@ -20,7 +20,7 @@ import trio
 from escapement.bench.filling import fill_beside
 from escapement.bench.outcome import Figure, Outcome, Run
 from escapement.bench.stage import Setting, Stage, now_ms, stage
-from escapement.bench.take import PATIENCE_S, take_all, take_batches
+from escapement.bench.take import PATIENCE_S, Take, take_all, take_batches
 from escapement.bench.tally import Tally
 from escapement.client.broker import connect
 from escapement.client.producer import Producer
@@ -41,6 +41,10 @@ class Steady:
     window_ms: int
     permits: int
 
+    def described(self) -> dict[str, int]:
+        """What says how it was measured, by the names of the options."""
+        return {"rate": self.rate, "window-ms": self.window_ms, "permits": self.permits}
+
 
 class _Sending(NamedTuple):
     """When it was."""
@@ -56,17 +60,17 @@ async def measure(setting: Setting, steady: Steady) -> Outcome:
     async with stage(setting) as on:
         await fill_beside(on)
         for number in range(setting.runs):
-            runs.append(await _once(on, steady, f"spell {number + 1}"))
-    described = setting.described() | {
-        "rate": steady.rate,
-        "window-ms": steady.window_ms,
-        "permits": steady.permits,
-    }
-    return Outcome("lateness", on.engine, described, runs)
+            topic, subscription = await on.new_subscription()
+            what = f"spell {number + 1}"
+            runs.append(await spell(on, steady, topic, subscription, take_batches, what))
+            await on.admin("topics.delete", topic=topic)
+    return Outcome("lateness", on.engine, setting.described() | steady.described(), runs)
 
 
-async def _once(on: Stage, steady: Steady, what: str) -> Run:
-    topic, subscription = await on.new_subscription()
+async def spell(
+    on: Stage, steady: Steady, topic: str, subscription: str, take: Take, what: str
+) -> Run:
+    """One run, on a topic and a subscription that are there."""
     tally = Tally()
     bound = on.setting.in_flight
     # Until the first can be there, and between two of them.
@@ -78,10 +82,9 @@ async def _once(on: Stage, steady: Steady, what: str) -> Run:
                 trio.open_nursery() as nursery,
             ):
                 patience_s = PATIENCE_S + quiet_ms / 1000
-                nursery.start_soon(take_batches, inbox, tally, steady.messages, patience_s)
+                nursery.start_soon(take, inbox, tally, steady.messages, patience_s)
                 sending = await _send(on, producer, steady, tally, what)
-            await take_all(take_batches, inbox, tally, steady.messages, quiet_ms)
-    await on.admin("topics.delete", topic=topic)
+            await take_all(take, inbox, tally, steady.messages, quiet_ms)
     return Run.of(tally, sending.seconds, _delivered(tally, steady, sending))
 
 

@@ -79,9 +79,9 @@ class InFlight:
             return np.zeros(height, bool)
         return delivery.alive & self.offsets.contains(delivery.rows.offsets)
 
-    def has_delivery(self, delivery_id: int) -> bool:
-        """Whether something of this delivery may still be in a consumer's hands."""
-        return delivery_id in self._deliveries
+    def delivery_ids(self) -> Int64s:
+        """Of which deliveries something may still be in a consumer's hands."""
+        return np.fromiter(self._deliveries, np.int64, len(self._deliveries))
 
     def hand_over(self, consumer_id: int, rows: Rows, deadline_ms: Int64s) -> int:
         """Record a frame; returns the delivery's id.

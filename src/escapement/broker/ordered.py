@@ -178,7 +178,7 @@ class OrderedSubscription(Subscription):
         before = (rows.attempts > 1) | (rows.offsets < self._doubtful_below)
         return before if before.any() else None
 
-    def _again(self, rows: Rows) -> None:
+    def _again(self, rows: Rows, *, waited: bool) -> None:
         self.held.discard(rows.offsets)
         self._remember(rows)
         self._rewind_to(int(rows.offsets.min()))

@@ -3,8 +3,7 @@
 Rows are ``(due_ms, offset, attempts)`` in columns; ``attempts`` counts earlier
 deliveries, 0 for a message that was never sent. Rows mostly arrive sorted and later
 than what is here, so they are kept as a queue of sorted runs; what arrives out of
-order (given back, retried) waits in a small side heap of its own and is merged when
-rows are taken.
+order (given back) waits in a pile of its own and is merged when rows are taken.
 
 Pure: no clock, no I/O. It does not know what is acknowledged; the subscription
 *withdraws* what must not be handed out any more.
@@ -25,6 +24,11 @@ from escapement.message import Int64s
 # The count ends where waits stopped growing long before; one more still fits.
 RELEASED: Final = 0x8000
 MOST_ATTEMPTS: Final = 0x7FFE
+
+
+# See ``Ready``: of what is handed out, one in so many has waited out a
+# back-off: few enough not to be felt, and enough to come to an end.
+TRIED_SHARE: Final = 4
 
 
 class Rows(NamedTuple):
@@ -75,24 +79,30 @@ class Rows(NamedTuple):
 
 
 class Ready:
-    """A bounded, ordered store of rows; O(log n) per row at worst, mostly O(1)."""
+    """A bounded, ordered store of rows; O(log n) per row at worst, mostly O(1).
 
-    __slots__ = ("_count", "_runs", "_side", "_side_count", "limit")
+    Rows that waited out a back-off lie apart. While others are ready too, of what is taken
+    one in ``TRIED_SHARE`` is such a row, so however many of them come back at once, they
+    do not hold up what is fresh, nor does it hold up them. Q6.
+    """
+
+    __slots__ = ("_credit", "_runs", "_runs_count", "_side", "_tried", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._runs: deque[Rows] = deque()
-        self._side: list[Rows] = []
-        self._count = 0
-        self._side_count = 0
+        self._runs_count = 0
+        self._side = _Pile()
+        self._tried = _Pile()
+        self._credit = 0  # rows taken that are not yet counted towards the share
 
     def __len__(self) -> int:
-        return self._count
+        return self._runs_count + self._side.count + self._tried.count
 
     @property
     def room(self) -> int:
         """How many fresh rows fit. Rows given back are always taken (see ``push``)."""
-        return max(0, self.limit - self._count)
+        return max(0, self.limit - self._runs_count - self._side.count)
 
     def push(self, rows: Rows) -> None:
         """Add rows that are sorted by key.
@@ -102,32 +112,39 @@ class Ready:
         """
         if not rows.height:
             return
-        self._count += rows.height
         if self._runs and _first(rows) < _last(self._runs[-1]):
-            self._side.append(rows)
-            self._side_count += rows.height
+            self._side.push(rows)
         else:
             self._runs.append(rows)
+            self._runs_count += rows.height
+
+    def push_tried(self, rows: Rows) -> None:
+        """Add rows, sorted by key, that have waited out a back-off; they take no room."""
+        self._tried.push(rows)
 
     def take(self, most: int) -> Rows:
         """Remove and return up to ``most`` rows, the earliest first."""
+        if not self._tried.count:
+            return self._take_untried(most)
+        others = self._runs_count + self._side.count
+        share, self._credit = divmod(self._credit + min(most, others), TRIED_SHARE)
+        tried = self._tried.take(max(share, most - others))
+        taken = Rows.concat([self._take_untried(most - tried.height), tried])
+        return taken.in_order()
+
+    def _take_untried(self, most: int) -> Rows:
         taken = self._take_runs(most)
-        if self._side:
-            side = Rows.concat(self._side).in_order()
+        if self._side.count:
+            side = self._side.take(most)
             both = Rows.concat([taken, side])
-            order = np.lexsort((both.offsets, both.due_ms))[:most]
-            keep_run = np.ones(taken.height, bool)
-            keep_run[order[order < taken.height]] = False
-            keep_side = np.ones(side.height, bool)
-            keep_side[order[order >= taken.height] - taken.height] = False
-            back = taken.pick(keep_run)
+            order = np.lexsort((both.offsets, both.due_ms))
+            left = np.sort(order[most:])
+            back = taken.pick(left[left < taken.height])
             if back.height:
                 self._runs.appendleft(back)
-            rest = side.pick(keep_side)
-            self._side = [rest] if rest.height else []
-            self._side_count = rest.height
-            taken = both.pick(order)
-        self._count -= taken.height
+                self._runs_count += back.height
+            self._side.push(side.pick(left[left >= taken.height] - taken.height))
+            taken = both.pick(order[:most])
         return taken
 
     def _take_runs(self, most: int) -> Rows:
@@ -140,51 +157,103 @@ class Ready:
                 run = run.pick(slice(0, want))
             parts.append(run)
             want -= run.height
+        self._runs_count -= most - want
         return Rows.concat(parts)
 
     def put_back(self, rows: Rows) -> None:
-        """Return rows just taken, unused, to the front."""
-        if rows.height:
-            self._runs.appendleft(rows)
-            self._count += rows.height
+        """Return rows just taken, unused."""
+        self._side.push(rows)
 
     def withdraw(self, offsets: Int64s) -> int:
         """Remove the rows of these messages; O(rows). Returns how many there were."""
-        before = self._count
+        before = len(self)
         kept = [run.pick(~np.isin(run.offsets, offsets)) for run in self._runs]
         self._runs = deque(run for run in kept if run.height)
-        side = [run.pick(~np.isin(run.offsets, offsets)) for run in self._side]
-        self._side = [run for run in side if run.height]
-        self._side_count = sum(run.height for run in self._side)
-        self._count = sum(run.height for run in self._runs) + self._side_count
-        return before - self._count
+        self._runs_count = sum(run.height for run in self._runs)
+        self._side.withdraw(offsets)
+        self._tried.withdraw(offsets)
+        return before - len(self)
 
     def never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         """Which of these messages are here and were never sent; bool[n]. O(rows)."""
         found = np.zeros(len(offsets), bool)
-        for rows in (*self._runs, *self._side):
+        for rows in (*self._runs, *self._side.runs):
             found |= np.isin(offsets, rows.offsets[rows.attempts == 0])
         return found
 
     def drain(self) -> Rows:
         """Remove and return everything, in order."""
-        return self.take(self._count)
+        return self.take(len(self))
 
     def rows(self) -> Rows:
         """A copy of everything, in no order, for a snapshot."""
-        return Rows.concat([*self._runs, *self._side])
+        return Rows.concat([*self._runs, *self._side.runs, *self._tried.runs])
 
     def _check(self) -> None:
         """Assert every invariant."""
         previous = None
         for run in self._runs:
             assert run.height, "an empty run is kept"
-            keys = list(zip(run.due_ms.tolist(), run.offsets.tolist(), strict=True))
+            keys = _keys(run)
             assert keys == sorted(keys), "a run is out of order"
             assert previous is None or previous <= keys[0], "runs overlap"
             previous = keys[-1]
-        assert self._side_count == sum(run.height for run in self._side)
-        assert self._count == sum(run.height for run in self._runs) + self._side_count
+        assert self._runs_count == sum(run.height for run in self._runs)
+        self._side._check()
+        self._tried._check()
+
+
+class _Pile:
+    """Rows that come in any order, as a few sorted runs of falling size; O(log n) a row."""
+
+    __slots__ = ("count", "runs")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.runs: list[Rows] = []
+
+    def push(self, rows: Rows) -> None:
+        """Add rows that are sorted by key."""
+        if not rows.height:
+            return
+        self.count += rows.height
+        self.runs.append(rows)
+        while len(self.runs) > 1 and self.runs[-2].height < 2 * self.runs[-1].height:
+            last = self.runs.pop()
+            self.runs[-1] = Rows.concat([self.runs[-1], last]).in_order()
+
+    def take(self, most: int) -> Rows:
+        """Remove and return the first ``most`` rows; O(runs * most)."""
+        heads = [run.pick(slice(0, most)) for run in self.runs]
+        rows = Rows.concat(heads)
+        if len(heads) > 1:
+            order = np.lexsort((rows.offsets, rows.due_ms))[:most]
+            whose = np.repeat(np.arange(len(heads)), [head.height for head in heads])
+            taken = np.bincount(whose[order], minlength=len(heads)).tolist()
+            rows = rows.pick(order)
+        else:
+            taken = [rows.height]
+        # Each run is sorted, so what was chosen of it is its beginning.
+        left = [run.pick(slice(n, None)) for run, n in zip(self.runs, taken, strict=False)]
+        self.runs = [run for run in left if run.height]
+        self.count -= rows.height
+        return rows
+
+    def withdraw(self, offsets: Int64s) -> None:
+        """Remove the rows of these messages; O(rows)."""
+        left = [run.pick(~np.isin(run.offsets, offsets)) for run in self.runs]
+        self.runs = [run for run in left if run.height]
+        self.count = sum(run.height for run in self.runs)
+
+    def _check(self) -> None:
+        for run in self.runs:
+            assert run.height, "an empty run is kept"
+            assert _keys(run) == sorted(_keys(run)), "a run is out of order"
+        assert self.count == sum(run.height for run in self.runs)
+
+
+def _keys(rows: Rows) -> list[tuple[int, int]]:
+    return list(zip(rows.due_ms.tolist(), rows.offsets.tolist(), strict=True))
 
 
 def _first(rows: Rows) -> tuple[int, int]:

@@ -227,8 +227,9 @@ class SharedSubscription(Subscription):
         before = (rows.attempts > 1) | (rows.due_ms <= self._doubtful_until_ms)
         return before if before.any() else None
 
-    def _again(self, rows: Rows) -> None:
-        self.ready.push(rows.in_order())
+    def _again(self, rows: Rows, *, waited: bool) -> None:
+        push = self.ready.push_tried if waited else self.ready.push
+        push(rows.in_order())
 
     def _forget_ready(self, offsets: Int64s) -> None:
         self.ready.withdraw(offsets)

@@ -129,8 +129,12 @@ class Subscription(ABC):
         """
 
     @abstractmethod
-    def _again(self, rows: Rows) -> None:
-        """These are wanted again now; they are held."""
+    def _again(self, rows: Rows, *, waited: bool) -> None:
+        """These are wanted again now; they are held.
+
+        Args:
+          waited: whether they have waited out a back-off, or were given back just now.
+        """
 
     @abstractmethod
     def _forget_ready(self, offsets: Int64s) -> None:
@@ -314,17 +318,17 @@ class Subscription(ABC):
             )
         )
 
-    def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int) -> None:
+    def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
         at_once = next_ms <= now_ms
         if at_once.any():
-            self._again(rows.pick(at_once))
+            self._again(rows.pick(at_once), waited=waited)
             rows, next_ms = rows.pick(~at_once), next_ms[~at_once]
         if rows.height:
             tags = (rows.due_ms << 16) | rows.attempts
             elapsed = self._timers.insert(next_ms, rows.offsets, tags)
             if elapsed is not None and len(elapsed):
                 # The wall clock went back a little, and the wheel has seen later.
-                self._again(_tagged(elapsed.ids, elapsed.tags))
+                self._again(_tagged(elapsed.ids, elapsed.tags), waited=True)
 
     # -- the dead ----------------------------------------------------------------
 
@@ -383,7 +387,7 @@ class Subscription(ABC):
             assert fired.tags is not None
             retry = retry[self.held.contains(fired.ids[retry])]
             if len(retry):
-                self._again(_tagged(fired.ids[retry], fired.tags[retry]))
+                self._again(_tagged(fired.ids[retry], fired.tags[retry]), waited=True)
                 moved = True
         return moved
 
@@ -442,11 +446,7 @@ class Subscription(ABC):
     def _tidy(self) -> None:
         """Drop timers of deliveries that are over: with a long wait they are most."""
         waiting = self._timers.drain()
-        live = np.fromiter(
-            (id >= 0 or self.in_flight.has_delivery(-id) for id in waiting.ids.tolist()),
-            bool,
-            len(waiting),
-        )
+        live = (waiting.ids >= 0) | np.isin(-waiting.ids, self.in_flight.delivery_ids())
         tags = None if waiting.tags is None else waiting.tags[live]
         elapsed = self._timers.insert(waiting.when_ms[live], waiting.ids[live], tags)
         assert elapsed is None or not len(elapsed)
@@ -480,7 +480,7 @@ class Subscription(ABC):
         rows, next_ms = rows.pick(at), next_ms[at]
         if rows.height:
             self.held.add(rows.offsets)
-            self._retry(rows, next_ms, now_ms)
+            self._retry(rows, next_ms, now_ms, waited=True)
 
     @property
     def has_stated(self) -> bool:

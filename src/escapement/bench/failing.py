@@ -1,0 +1,119 @@
+"""Whether messages that fail for ever make fresh ones late: Q6.
+
+So many messages of a subscription are taken and given back, again and again, each after its
+back-off. Meanwhile fresh ones are sent to the same subscription at a steady rate. Runs come
+in pairs, one there and one on an empty topic, in turns, so that the machine's mood is the
+same for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import trio
+
+from escapement.bench.filling import fill
+from escapement.bench.outcome import Figure, Outcome, Run
+from escapement.bench.stage import Setting, Stage, now_ms, stage
+from escapement.bench.steady import Steady, spell
+from escapement.bench.take import take_batches
+from escapement.bench.tally import Tally
+from escapement.client.broker import connect
+from escapement.client.inbox import Inbox
+
+# Without any of those that are to fail for so long, something is wrong.
+_PATIENCE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """How many fail for ever, and how long each waits before it is tried again."""
+
+    messages: int
+    back_off_ms: int
+
+
+async def measure(setting: Setting, steady: Steady, failing: Failing) -> Outcome:
+    """``setting.runs`` pairs."""
+    runs = []
+    async with stage(setting) as on:
+        topic, subscription = await on.new_subscription()
+        bounds = {"min_backoff_ms": failing.back_off_ms, "max_backoff_ms": failing.back_off_ms}
+        await on.admin(
+            "subscriptions.update", topic=topic, subscription=subscription, policy=bounds
+        )
+        await fill(on, topic, np.full(failing.messages, now_ms()), "filling")
+        await _fail_once(on, topic, subscription, failing)
+        for number in range(setting.runs):
+            taker = _Taker(failing.messages)
+            what = f"pair {number + 1}"
+            beside = await spell(on, steady, topic, subscription, taker.take, what)
+            empty, its = await on.new_subscription()
+            alone = await spell(on, steady, empty, its, take_batches, what)
+            await on.admin("topics.delete", topic=empty)
+            runs.append(_pair(beside, alone, taker.failed))
+    described: dict[str, Any] = {
+        "failing": failing.messages,
+        "back-off-ms": failing.back_off_ms,
+    }
+    described |= setting.described() | steady.described()
+    return Outcome("lateness", on.engine, described, runs)
+
+
+async def _fail_once(on: Stage, topic: str, subscription: str, failing: Failing) -> None:
+    """Give each back once, so that from now on they come evenly over the back-off."""
+    failed = 0
+    async with connect(on.host.url) as broker:
+        async with broker.consumer(topic, subscription, permits=100_000) as inbox:
+            while failed < failing.messages:
+                batch = await inbox.next_batch(_PATIENCE_S)
+                if batch is None:
+                    raise TimeoutError(f"only {failed} of {failing.messages} came to be failed")
+                fresh = batch.attempts == 1
+                failed += int(fresh.sum())
+                delay_ms = int(on.rng.integers(failing.back_off_ms))
+                await batch.nack((delay_ms, "ms"))
+                on.setting.progress("failing", failed, failing.messages)
+
+
+class _Taker:
+    """Acknowledges what is fresh, gives back what fails."""
+
+    def __init__(self, failing: int) -> None:
+        self.failed = 0
+        self._failing = failing  # the messages below this offset
+
+    async def take(self, inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
+        """Take until the tally has so many, or no fresh one has come for so long."""
+        deadline = trio.current_time() + patience_s
+        while tally.received < messages and trio.current_time() < deadline:
+            batch = await inbox.next_batch(deadline - trio.current_time())
+            if batch is None:
+                return
+            fresh = batch.offsets >= self._failing
+            if fresh.any():
+                tally.add(batch.offsets[fresh], batch.due_ms[fresh])
+                await inbox.ack(batch.offsets[fresh])
+                deadline = trio.current_time() + patience_s
+            if not fresh.all():
+                await inbox.nack(batch.offsets[~fresh])
+                self.failed += int((~fresh).sum())
+
+
+def _pair(beside: Run, alone: Run, failed: int) -> Run:
+    assert alone.lateness_ms is not None
+    more: dict[str, Figure] = dict(beside.more)
+    for part, value in alone.lateness_ms._asdict().items():
+        more[f"empty_late_{part}_ms"] = value
+    more["failed_per_second"] = round(failed / beside.seconds)
+    return Run(
+        beside.messages,
+        beside.seconds,
+        lateness_ms=beside.lateness_ms,
+        lost=beside.lost,
+        early=beside.early,
+        duplicates=beside.duplicates,
+        more=more,
+    )
