@@ -36,14 +36,17 @@ from escapement.client import inbox as inboxes
 from escapement.client import producer as producers
 from escapement.client.builder import MessageBuilder
 from escapement.client.delivery import DeliveredRow, Delivery
+from escapement.client.forecast import Forecast
+from escapement.client.life import Life
 from escapement.client.link import StreamFactory
 from escapement.client.outcome import Outcomes
+from escapement.client.peeking import Upcoming
 from escapement.client.reading import Page
 from escapement.client.receipt import Receipt, Receipts
 from escapement.client.schedule import Delay, Where
 from escapement.client.schedules import Schedule
 from escapement.client.settings import Settings
-from escapement.message import MessageBatch, Times
+from escapement.message import MessageBatch, MessageId, Times
 
 T = TypeVar("T")
 
@@ -124,6 +127,23 @@ class Broker:
             return await anext(reading, None)
 
         return iter(lambda: self._portal.call(next_page), None)
+
+    def peek(self, topic: str, **options: Any) -> Iterator[Upcoming]:
+        """What is pending, next due first; see ``escapement.Broker.peek``."""
+        peeking = self._broker.peek(topic, **options)
+
+        async def next_one() -> Upcoming | None:
+            return await anext(peeking, None)
+
+        return iter(lambda: self._portal.call(next_one), None)
+
+    def show(self, message: MessageId | int, topic: str | None = None) -> Life:
+        """One message's life; see ``escapement.Broker.show``."""
+        return self._portal.call(partial(self._broker.show, message, topic))
+
+    def forecast(self, topic: str, **options: Any) -> Forecast:
+        """How many messages fall due when; see ``escapement.Broker.forecast``."""
+        return self._portal.call(partial(self._broker.forecast, topic, **options))
 
     def pause(self, topic: str, subscription: str | None = None, **options: Any) -> None:
         """Have nothing more handed out; see ``escapement.Broker.pause``."""

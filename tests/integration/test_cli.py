@@ -405,17 +405,64 @@ def test_a_time_may_be_given_and_one_that_passed_is_now(say: Say) -> None:
     assert later["due_ms"] >= soon.timestamp() * 1000
 
 
-def test_what_is_pending_is_shown_next_due_first_and_stays(say: Say) -> None:
-    """B6: peek consumes nothing."""
+def test_what_is_pending_is_shown_next_due_first_and_stays(say: Say, broker: BrokerProcess) -> None:
+    """B6: peek consumes nothing; by time, key, id and property; also of the blocking client."""
     say("admin", "subscriptions", "create", "ahead", "s")
     say("produce", "ahead", "far", "--delay", "2h", "--key", "k")
-    say("produce", "ahead", "near", "--delay", "1h")
+    say("produce", "ahead", "near", "--delay", "1h", "--property", "source=till")
     for _ in range(2):
         rows = json.loads(say("peek", "ahead", "-o", "json"))
         assert [(row["payload"], row["key"]) for row in rows] == [("near", None), ("far", "k")]
         assert rows[0]["due_at_ms"] < rows[1]["due_at_ms"]
     assert "near" in say("peek", "ahead", "--count", "1")
+
+    def shown(*words: str) -> list[str]:
+        return [row["payload"] for row in json.loads(say("peek", "ahead", *words, "-o", "json"))]
+
+    middle = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
+    assert shown("--from", middle) == ["far"]
+    assert shown("--until", middle) == ["near"]
+    assert shown("--key", "k") == ["far"]
+    assert shown("--id", "1") == ["near"]
+    assert shown("--property", "source=till") == ["near"]
+    assert shown("--property", "source=till", "--key", "k") == []
+    assert "nothing of that is pending" in say("peek", "ahead", "--key", "none")
+    say("peek", "ahead", "--property", "source", fails=2)
     assert "there is no topic" in say("peek", "nowhere-at-all", fails=1)
+    with escapement.sync.connect(broker.url) as client:
+        assert [one.payload for one in client.peek("ahead", key="k")] == [b"far"]
+        assert client.forecast("ahead", within="1d").total == 2
+        assert client.show(0, "ahead").state == "to_be_fired"
+
+
+def test_a_forecast_is_drawn_or_given_as_json(say: Say) -> None:
+    """B6."""
+    say("produce", "weather", *["x"] * 3, "--delay", "30m")
+    say("produce", "weather", "y", "--delay", "20h")
+    drawn = say("forecast", "weather")
+    assert "4 messages fall due in this time" in drawn
+    lines = drawn.splitlines()
+    assert [line.split()[4] for line in lines if "█" in line] == ["3", "1"]
+    assert any(line.strip() == "..." for line in lines)
+    found = json.loads(say("forecast", "weather", "--by", "minute", "--for", "2h", "-o", "json"))
+    assert (found["total"], max(found["counts"]), found["by_ms"]) == (3, 3, 60_000)
+    days = json.loads(say("forecast", "weather", "--by", "day", "-o", "json"))
+    assert days["total"] == 4
+    assert "nothing falls due" in say("forecast", "weather", "--for", "1m")
+
+
+def test_a_message_shows_its_life(say: Say) -> None:
+    """Q2, B6: by topic and offset, or by its id."""
+    say("admin", "subscriptions", "create", "lives", "s")
+    id = say("produce", "lives", "x", "--delay", "1h", "--key", "k").strip()
+    shown = say("message", "show", id)
+    assert "to_be_fired" in shown
+    assert "pending" in shown
+    found = json.loads(say("message", "show", "lives", "0", "-o", "json"))
+    assert (found["state"], found["key"], found["payload"]) == ("to_be_fired", "k", "x")
+    assert [one["state"] for one in found["subscriptions"]] == ["pending"]
+    assert "no message 1" in say("message", "show", "lives", "1", fails=1)
+    say("message", "show", "lives", fails=2)
 
 
 def test_messages_are_cancelled_by_id_and_each_is_answered_for(

@@ -520,7 +520,7 @@ async def test_peek_shows_what_is_pending_next_due_first_and_consumes_nothing(
             for hours in (5, 1, 3):
                 await producer.send(b"%d" % hours, delay=timedelta(hours=hours), key=f"k{hours}")
             for _ in range(2):
-                rows = await broker.admin("topics.peek", topic="x")
+                rows = (await broker.admin("topics.peek", topic="x"))["messages"]
                 assert [(row["payload"], row["key"]) for row in rows] == [
                     (b"1", "k1"),
                     (b"3", "k3"),
@@ -528,17 +528,17 @@ async def test_peek_shows_what_is_pending_next_due_first_and_consumes_nothing(
                 ]
                 assert [row["due_in_ms"] for row in rows] == [HOUR_MS, 3 * HOUR_MS, 5 * HOUR_MS]
                 await world.checkpoint()
-            assert len(await broker.admin("topics.peek", topic="x", count=2)) == 2
+            assert len((await broker.admin("topics.peek", topic="x", count=2))["messages"]) == 2
             await world.clock.advance(hours=1)
             (message,) = await arrived(inbox)
-            rows = await broker.admin("topics.peek", topic="x")
+            rows = (await broker.admin("topics.peek", topic="x"))["messages"]
             assert [row["due_in_ms"] for row in rows] == [0, 2 * HOUR_MS, 4 * HOUR_MS]
             await message.ack(durable=True)
-            rows = await broker.admin("topics.peek", topic="x")
+            rows = (await broker.admin("topics.peek", topic="x"))["messages"]
             assert [row["payload"] for row in rows] == [b"3", b"5"]
             await world.clock.advance(hours=4)
             assert await values(inbox) == [b"3", b"5"]
-            assert await broker.admin("topics.peek", topic="x") == []
+            assert (await broker.admin("topics.peek", topic="x"))["messages"] == []
 
 
 async def test_a_checkpoint_that_ended_before_its_state_does_not_give_offsets_out_again(

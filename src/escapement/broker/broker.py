@@ -26,9 +26,11 @@ from escapement.broker.config import BrokerConfig
 from escapement.broker.consuming import Consuming
 from escapement.broker.crash import one_error
 from escapement.broker.deadletters import DeadLetters
+from escapement.broker.forecast import Forecast, forecast
 from escapement.broker.handle import ProducerHandle
 from escapement.broker.leasekeeper import LeaseKeeper
-from escapement.broker.peek import Peeked, peek
+from escapement.broker.life import Life, life, row_of
+from escapement.broker.peek import Peeked, Sought, peek
 from escapement.broker.postman import Postman
 from escapement.broker.publishing import Publishing
 from escapement.broker.reading import Page, read_page
@@ -43,7 +45,7 @@ from escapement.names import TopicName
 from escapement.storage import lease as leases
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Engine
-from escapement.storage.index import DelayedIndex, IndexLimits
+from escapement.storage.index import KEY_MIN, DelayedIndex, IndexLimits, Key
 from escapement.storage.lease import Identity
 from escapement.storage.schema import migrate
 
@@ -266,9 +268,32 @@ class Broker:
         """Messages of a topic by offset; see ``read_page``."""
         return await read_page(topic, self.works.reader, start, stop, max_messages)
 
-    async def peek(self, topic: Topic, count: int) -> Peeked:
-        """What is pending on a topic, next due first."""
-        return await peek(topic, self.index, self._run, self.clock.now_ms(), count)
+    async def forecast(
+        self, topic: Topic, *, by_ms: int, within_ms: int, origin_ms: int
+    ) -> Forecast:
+        """How much of a topic falls due when; see ``forecast``."""
+        return await forecast(
+            topic,
+            self.index,
+            self._run,
+            self.clock.now_ms(),
+            by_ms=by_ms,
+            within_ms=within_ms,
+            origin_ms=origin_ms,
+        )
+
+    async def peek(self, topic: Topic, sought: Sought, count: int, after: Key = KEY_MIN) -> Peeked:
+        """What is pending on a topic, next due first; see ``peek``."""
+        return await peek(topic, self.index, self._run, self.clock.now_ms(), sought, count, after)
+
+    async def due_of(self, topic: Topic, offset: int) -> int:
+        """When a message is due. Raises ``NotFound``."""
+        part = await row_of(topic, self.works.reader, offset)
+        return int(part.due_ms[offset - part.base_offset])
+
+    async def life(self, topic: Topic, offset: int) -> Life:
+        """What became of one message. Raises ``NotFound``."""
+        return await life(topic, self.works.reader, self.clock.now_ms(), offset)
 
     def stats(self) -> dict[str, Any]:
         """Figures about the whole broker; plain values."""

@@ -13,7 +13,7 @@ wheel, which calls ``expire`` with the delivery's id.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +26,35 @@ from escapement.storage.offsets import OffsetSet
 _SWEEP_ROWS: Final = 8192
 
 
+# A deadline of who may keep a message for as long as he likes.
+NEVER_MS: Final = 1 << 62
+
+
+class Hand(NamedTuple):
+    """In whose hands a message is; ``deadline_ms`` None: for as long as he likes."""
+
+    consumer_id: int
+    attempts: int
+    since_ms: int
+    deadline_ms: int | None
+
+
 class _Delivery:
     """One frame in one consumer's hands."""
 
-    __slots__ = ("_by_offset", "_order", "alive", "consumer_id", "deadline_ms", "rows")
+    __slots__ = (
+        "_by_offset",
+        "_order",
+        "alive",
+        "consumer_id",
+        "deadline_ms",
+        "rows",
+        "since_ms",
+    )
 
-    def __init__(self, consumer_id: int, rows: Rows, deadline_ms: Int64s) -> None:
+    def __init__(self, consumer_id: int, rows: Rows, deadline_ms: Int64s, since_ms: int) -> None:
         self.consumer_id = consumer_id
+        self.since_ms = since_ms
         self.rows = rows
         self.deadline_ms = deadline_ms
         self.alive = np.ones(rows.height, bool)
@@ -83,18 +105,19 @@ class InFlight:
         """Of which deliveries something may still be in a consumer's hands."""
         return np.fromiter(self._deliveries, np.int64, len(self._deliveries))
 
-    def hand_over(self, consumer_id: int, rows: Rows, deadline_ms: Int64s) -> int:
+    def hand_over(self, consumer_id: int, rows: Rows, deadline_ms: Int64s, now_ms: int) -> int:
         """Record a frame; returns the delivery's id.
 
         Args:
           rows: what is handed over; ``attempts`` already counts this delivery.
-          deadline_ms: when each row is taken back if nothing is heard; int64[n].
+          deadline_ms: when each row is taken back if nothing is heard, ``NEVER_MS`` for
+            never; int64[n].
         """
         added = self.offsets.add(rows.offsets)
         assert added == rows.height, "a message was handed out twice at once"
         delivery_id = self._next_id
         self._next_id += 1
-        self._deliveries[delivery_id] = _Delivery(consumer_id, rows, deadline_ms)
+        self._deliveries[delivery_id] = _Delivery(consumer_id, rows, deadline_ms, now_ms)
         self._rows += rows.height
         return delivery_id
 
@@ -103,6 +126,22 @@ class InFlight:
         settled = self.offsets.discard(offsets)
         self._sweep()
         return settled
+
+    def hand_of(self, offset: int) -> Hand | None:
+        """In whose hands a message is; O(deliveries)."""
+        if offset not in self.offsets:
+            return None
+        wanted = np.array([offset])
+        for delivery in reversed(self._deliveries.values()):
+            for row in delivery.find(wanted).tolist():
+                deadline_ms = int(delivery.deadline_ms[row])
+                return Hand(
+                    delivery.consumer_id,
+                    int(delivery.rows.counts[row]),
+                    delivery.since_ms,
+                    None if deadline_ms >= NEVER_MS else deadline_ms,
+                )
+        return None
 
     def find(self, offsets: Int64s) -> Rows:
         """A copy of the rows of those of these that are in flight, in no order."""

@@ -35,7 +35,7 @@ from escapement.broker.amendments import Amendments
 from escapement.broker.backoff import CEILING_MS
 from escapement.broker.consumer import Consumer
 from escapement.broker.deadletter import Dead, Reason
-from escapement.broker.inflight import InFlight
+from escapement.broker.inflight import NEVER_MS, InFlight
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.ready import MOST_ATTEMPTS, RELEASED, Rows
 from escapement.broker.throttle import Throttle
@@ -53,7 +53,6 @@ from escapement.timewheel import TimingWheel
 TIMER_TICK_MS: Final = 10
 # Beside the due time, a timer's tag has the attempts in this many bits.
 _ATTEMPTS: Final = 0xFFFF
-_NEVER_MS: Final = 1 << 62
 # Timers of deliveries that are over are dropped once they outnumber the others, and this.
 _TIDY_TIMERS: Final = 16_384
 
@@ -419,8 +418,8 @@ class Subscription(ABC):
         if policy.ack_wait_ms:
             deadline_ms = now_ms + policy.wait_ms(rows.counts, self._chance(rows))
         else:
-            deadline_ms = np.full(rows.height, _NEVER_MS)
-        delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms)
+            deadline_ms = np.full(rows.height, NEVER_MS)
+        delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms, now_ms)
         if policy.ack_wait_ms:
             self._watch(int(deadline_ms.min()), -delivery_id)
         self.counts.delivered += rows.height
@@ -520,6 +519,18 @@ class Subscription(ABC):
         all_rows = Rows.concat(parts)
         next_ms = np.concatenate(next_parts)
         return AttemptTable(all_rows.offsets, all_rows.attempts, next_ms, all_rows.due_ms)
+
+    def tries_of(self, offset: int) -> tuple[int, int | None]:
+        """How often a held message was delivered, and when it is tried again if it waits."""
+        waiting = self._timers.entries()
+        at = np.flatnonzero(waiting.ids == offset)
+        if len(at):
+            assert waiting.tags is not None
+            rows, next_ms = _tagged(waiting.ids[at], waiting.tags[at]), int(waiting.when_ms[at[-1]])
+        else:
+            rows, next_ms = self._ready_again(), None
+        found = rows.counts[rows.offsets == offset]
+        return (int(found[0]) if len(found) else 0), next_ms
 
     @abstractmethod
     def _ready_again(self) -> Rows:

@@ -356,6 +356,28 @@ class Topic:
             live |= wanted
         return live
 
+    def pending(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
+        """Which messages are still to be done, for somebody who looks; bool[n].
+
+        What is not yet due and not cancelled; and what is due and a shared subscription is to
+        get, or holds, and has not acknowledged.
+        """
+        standing = self.amendments.standing(offsets)
+        pending = due_ms > now_ms
+        if standing is not None:
+            pending &= standing
+        rest = np.flatnonzero(~pending)
+        if not len(rest):
+            return pending
+        due_ms, offsets = due_ms[rest], offsets[rest]
+        for subscription in self.shared.values():
+            wanted = subscription.covers(due_ms, offsets)
+            if standing is not None:
+                wanted &= standing[rest] | subscription.holds(offsets)
+            wanted &= ~subscription.acked.contains(offsets)
+            pending[rest] |= wanted
+        return pending
+
     def dead(self, low: int, high: int) -> Int64s:
         """The offsets of ``[low, high)`` that nobody wants any more; sorted.
 

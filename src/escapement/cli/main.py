@@ -31,6 +31,8 @@ _COMMANDS: Final = {
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
     "demo": ("escapement.cli.demo", "See messages arrive on time though the broker is killed."),
     "dlq": ("escapement.cli.dlq", "Look after messages that were tried too often."),
+    "forecast": ("escapement.cli.forecast", "Show how many messages fall due when."),
+    "message": ("escapement.cli.message", "Look at a message, and at what became of it."),
     "pause": ("escapement.cli.pause", "Hand nothing out of a topic, or to a subscription."),
     "peek": ("escapement.cli.peek", "Show what is pending on a topic, next due first."),
     "produce": ("escapement.cli.produce", "Send messages, now or for later."),

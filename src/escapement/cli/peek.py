@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import datetime
 from typing import Any
 
 import click
 
+from escapement.cli.parameters import moment
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import print_rows
 from escapement.client.broker import Broker
+from escapement.client.peeking import Upcoming
+from escapement.client.schedule import at_ms
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
+    return name, value
 
 
 @click.command(
     epilog="""\b
     Examples:
       escapement peek orders
-      escapement peek shop/eu/orders --count 100 -o json
+      escapement peek shop/eu/orders --key order-7 -o json
+      escapement peek orders --from 2026-12-24T00:00+01:00 --until 2026-12-25T00:00+01:00
+      escapement peek orders --property source=till --count 100
 
     Shown is what is not yet due, and what is due and not yet acknowledged by every shared
     subscription. Of each payload the first 512 bytes.
@@ -25,10 +39,26 @@ from escapement.client.broker import Broker
 @click.argument("topic")
 @click.option(
     "--count",
-    type=click.IntRange(1, 1000),
+    type=click.IntRange(min=1),
     default=10,
     show_default=True,
     help="How many messages.",
+)
+@click.option(
+    "--from", "due_from", type=moment, metavar="TIME", help="Only what is due from then on."
+)
+@click.option(
+    "--until", "due_until", type=moment, metavar="TIME", help="Only what is due before then."
+)
+@click.option("--key", help="Only messages with this key.")
+@click.option("--id", "offset", type=click.IntRange(min=0), help="Only the message of this offset.")
+@click.option(
+    "--property",
+    "properties",
+    type=_property,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Only messages with this property; more than once for all of several.",
 )
 @click.option(
     "-o",
@@ -39,20 +69,51 @@ from escapement.client.broker import Broker
     help="How to print them.",
 )
 @broker_option
-def peek(topic: str, count: int, output: str, at_broker: tuple[str, int]) -> None:
+def peek(
+    topic: str,
+    count: int,
+    due_from: datetime | None,
+    due_until: datetime | None,
+    key: str | None,
+    offset: int | None,
+    properties: tuple[tuple[str, str], ...],
+    output: str,
+    at_broker: tuple[str, int],
+) -> None:
     """Show what is pending on TOPIC, next due first, without consuming it."""
 
-    async def ask(broker: Broker) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await broker.admin("topics.peek", topic=topic, count=count)
+    async def look(broker: Broker) -> list[Upcoming]:
+        found = []
+        peeking = broker.peek(
+            topic,
+            count=count,
+            due_from=due_from,
+            due_until=due_until,
+            key=key,
+            offset=offset,
+            properties=dict(properties),
+        )
+        async for one in peeking:
+            found.append(one)
         return found
 
-    rows = [{**row, "payload": _text(row["payload"])} for row in with_broker(at_broker, ask)]
+    rows = [_row(one) for one in with_broker(at_broker, look)]
     if output == "json":
-        click.echo(json.dumps(rows))
+        click.echo(json.dumps(rows, default=repr))
     else:
         columns = ("due_at_ms", "due_in_ms", "offset", "key", "size_bytes", "payload")
-        print_rows(rows, columns, f"nothing is pending on {topic}")
+        print_rows(rows, columns, f"nothing of that is pending on {topic}")
 
 
-def _text(payload: bytes) -> str:
-    return payload.decode("utf-8", "backslashreplace")
+def _row(one: Upcoming) -> dict[str, Any]:
+    due_ms = at_ms(one.due_at)
+    now_ms = int(time.time() * 1000)
+    return {
+        "offset": one.id.offset,
+        "due_at_ms": due_ms,
+        "due_in_ms": max(due_ms - now_ms, 0),
+        "key": one.key,
+        "properties": one.properties,
+        "size_bytes": one.size_bytes,
+        "payload": one.payload.decode("utf-8", "backslashreplace"),
+    }

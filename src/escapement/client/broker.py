@@ -12,11 +12,14 @@ import anyio
 from escapement.client import amending, schedule
 from escapement.client.address import Address
 from escapement.client.amending import What
+from escapement.client.forecast import Forecast
 from escapement.client.inbox import Inbox
+from escapement.client.life import Life
 from escapement.client.line import Line
 from escapement.client.link import Stream, StreamFactory
 from escapement.client.outbox import Bounds
 from escapement.client.outcome import Outcomes
+from escapement.client.peeking import Peeking
 from escapement.client.producer import Producer
 from escapement.client.reading import Reading
 from escapement.client.schedule import Delay, Where
@@ -24,6 +27,7 @@ from escapement.client.schedules import Schedules
 from escapement.client.serializers import SerializerLike
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected, InvalidRequest
+from escapement.message import MessageId
 from escapement.protocol import commands as wire
 from escapement.protocol import limits
 
@@ -212,6 +216,89 @@ class Broker:
           EscapementError: if the broker refuses, or there is none in time.
         """
         return Reading(self._line, topic, start, stop, serializer, page_messages)
+
+    def peek(
+        self,
+        topic: str,
+        *,
+        count: int | None = None,
+        due_from: datetime | None = None,
+        due_until: datetime | None = None,
+        key: str | None = None,
+        offset: int | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Peeking:
+        """What is pending on a topic, next due first: ``async for message in ...``.
+
+        Nothing is consumed. Shown is what is not yet due, and what is due and not yet
+        acknowledged by every shared subscription. It is looked for page by page, so
+        something rare among very many takes a while and holds nobody up.
+
+        Args:
+          count: stop after so many.
+          due_from, due_until: only what is due from then on, and before then.
+          key: only messages with this key.
+          offset: only the message of this offset.
+          properties: only messages with all of these; a text stands for any value that is
+            written so.
+
+        Raises, also while iterating:
+          InvalidRequest: if an argument cannot be meant.
+          EscapementError: if the broker refuses, or there is none in time.
+        """
+        return Peeking(
+            self.admin,
+            topic,
+            count=count,
+            due_from=due_from,
+            due_until=due_until,
+            key=key,
+            offset=offset,
+            properties=properties,
+        )
+
+    async def show(self, message: MessageId | int, topic: str | None = None) -> Life:
+        """One message's life: what it is, and how each subscription stands to it.
+
+        Args:
+          message: its id, or its offset in ``topic``.
+
+        Raises:
+          NotFound: if there is no such message.
+        """
+        if isinstance(message, MessageId):
+            topic, message = message.topic, message.offset
+        if topic is None:
+            raise InvalidRequest(f"of which topic is message {message}?")
+        return Life.of(await self.admin("messages.show", topic=topic, offset=message))
+
+    async def forecast(
+        self,
+        topic: str,
+        *,
+        by: Delay = (1, "hour"),
+        within: Delay = (1, "day"),
+        origin: datetime | None = None,
+    ) -> Forecast:
+        """How many of a topic's messages fall due when.
+
+        Args:
+          by: how long each span of time is; the spans are at most 20,000.
+          within: how far to look ahead.
+          origin: a time at which a span begins; None is midnight in UTC.
+
+        Raises:
+          InvalidRequest: if an argument cannot be meant.
+          EscapementError: if the broker refuses, or there is none in time.
+        """
+        answer = await self.admin(
+            "topics.forecast",
+            topic=topic,
+            by_ms=schedule.delay_ms(by),
+            within_ms=schedule.delay_ms(within),
+            origin_ms=None if origin is None else schedule.at_ms(origin),
+        )
+        return Forecast.of(answer)
 
     async def pause(
         self,

@@ -13,6 +13,7 @@ from typing import Any, Final
 from escapement.broker.admin import (
     dlq,
     inbox,
+    messages,
     namespaces,
     pauses,
     schedules,
@@ -51,6 +52,7 @@ async def _stats(broker: Broker, given: Arguments) -> Plain:
 _VERBS: Final[dict[str, Verb]] = {
     **namespaces.VERBS,
     **topics.VERBS,
+    **messages.VERBS,
     **subscriptions.VERBS,
     **dlq.VERBS,
     **pauses.VERBS,

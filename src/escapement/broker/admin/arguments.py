@@ -41,6 +41,9 @@ class Arguments:
             raise InvalidRequest(f"{self._verb} needs {name!r} as a whole number from 0 on")
         return value
 
+    def optional_offset(self, name: str) -> int | None:
+        return self.number(name) if self._left.get(name) is not None else self._left.pop(name, None)
+
     def optional_numbers(self, name: str) -> list[int] | None:
         value = self._left.pop(name, None)
         if value is None:

@@ -16,9 +16,6 @@ from escapement.storage.catalog import TopicRecord
 
 # Rows of one listing: it must fit a frame.
 MAX_ROWS: Final = 10_000
-# Messages shown by one peek, and how much of each payload.
-MAX_PEEKED: Final = 1_000
-PREVIEW_BYTES: Final = 512
 
 
 async def _list_topics(broker: Broker, given: Arguments) -> Plain:
@@ -77,32 +74,6 @@ def _worth_showing(topic: Topic) -> list[Producer]:
     ]
 
 
-async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
-    count = given.optional_number("count") or 10
-    given.end()
-    peeked = await broker.peek(topic, min(count, MAX_PEEKED))
-    now_ms = broker.clock.now_ms()
-    rows = zip(
-        peeked.due_ms.tolist(),
-        peeked.offsets.tolist(),
-        peeked.keys(),
-        peeked.batch.payloads.to_list(),
-        strict=True,
-    )
-    return [
-        {
-            "offset": offset,
-            "due_at_ms": due_ms,
-            "due_in_ms": max(due_ms - now_ms, 0),
-            "key": key.decode("utf-8", "replace") or None,
-            "size_bytes": len(payload),
-            "payload": payload[:PREVIEW_BYTES],
-        }
-        for due_ms, offset, key, payload in rows
-    ]
-
-
 async def _create_topic(broker: Broker, given: Arguments) -> Plain:
     name = TopicName.parse(given.text("topic"))
     given.end()
@@ -134,7 +105,6 @@ VERBS: Final[dict[str, Verb]] = {
     "topics.get": _get_topic,
     "topics.update": _update_topic,
     "topics.stats": _topic_stats,
-    "topics.peek": _peek_topic,
     "topics.create": _create_topic,
     "topics.delete": _delete_topic,
 }

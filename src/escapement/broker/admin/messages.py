@@ -1,0 +1,136 @@
+"""What can be asked about a topic's messages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgpack
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.verb import Verb
+from escapement.broker.beginning import NEVER_MS
+from escapement.broker.broker import Broker
+from escapement.broker.peek import Sought
+from escapement.errors import InvalidRequest
+from escapement.message import Blobs
+from escapement.names import TopicName
+from escapement.protocol.fields import check_plain
+from escapement.storage.index import Key
+
+# Messages shown by one peek, and how much of each payload.
+MAX_PEEKED: Final = 1_000
+PREVIEW_BYTES: Final = 512
+_HOUR_MS: Final = 3_600_000
+# Where properties stand in an answer: in a map, in a list, in a map.
+_REPLY_DEPTH: Final = 3
+
+
+async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    count = given.optional_number("count") or 10
+    key = given.optional_text("key")
+    start = Key(given.optional_number("from_ms") or 0, 0)
+    stop = Key(given.optional_number("until_ms") or NEVER_MS, 0)
+    offset = given.optional_offset("offset")
+    properties = given.map("properties")
+    after = given.optional_numbers("after") or [0, 0]
+    given.end()
+    if len(after) != 2:
+        raise InvalidRequest("topics.peek goes on after a due time and an offset")
+    if offset is not None:
+        there = Key(await broker.due_of(topic, offset), offset)
+        start, stop = max(start, there), min(stop, there.successor())
+    sought = Sought(start, stop, None if key is None else key.encode(), properties)
+    found = await broker.peek(topic, sought, min(count, MAX_PEEKED), Key(*after))
+    now_ms = broker.clock.now_ms()
+    columns = (
+        found.due_ms.tolist(),
+        found.offsets.tolist(),
+        (found.batch.keys or Blobs.empty(len(found.offsets))).to_list(),
+        (found.batch.properties or Blobs.empty(len(found.offsets))).to_list(),
+        found.batch.payloads.to_list(),
+    )
+    return {
+        "messages": [
+            {
+                "offset": offset,
+                "due_at_ms": due_ms,
+                "due_in_ms": max(due_ms - now_ms, 0),
+                **_content(key, properties, payload),
+            }
+            for due_ms, offset, key, properties, payload in zip(*columns, strict=True)
+        ],
+        "next": None if found.next is None else list(found.next),
+        "looked": found.looked,
+    }
+
+
+def _content(key: bytes, properties: bytes, payload: bytes) -> dict[str, Plain]:
+    return {
+        "key": key.decode("utf-8", "replace") or None,
+        "properties": _readable(msgpack.unpackb(properties)) if properties else {},
+        "size_bytes": len(payload),
+        "payload": payload[:PREVIEW_BYTES],
+    }
+
+
+def _readable(properties: dict[str, Plain]) -> Plain:
+    """Properties as far as a reply may hold them: a client may nest them deeper."""
+    try:
+        check_plain(properties, depth=_REPLY_DEPTH)
+    except ValueError:
+        return {name: repr(value) for name, value in properties.items()}
+    return properties
+
+
+async def _show_message(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    offset = given.number("offset")
+    given.end()
+    found = await broker.life(topic, offset)
+    return {
+        "topic": topic.name.full,
+        "offset": offset,
+        "state": found.state,
+        "published_at_ms": found.published_ms,
+        "due_at_ms": found.due_ms,
+        **_content(found.key, found.properties, found.payload),
+        "priority": found.priority,
+        "subscriptions": [
+            {
+                "subscription": one.subscription,
+                "kind": one.kind,
+                "state": one.state,
+                "attempts": one.attempts,
+                "consumer": one.consumer,
+                "since_at_ms": one.since_ms,
+                "until_at_ms": one.until_ms,
+            }
+            for one in found.subscriptions
+        ],
+    }
+
+
+async def _forecast_topic(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    by_ms = given.optional_number("by_ms") or _HOUR_MS
+    within_ms = given.optional_number("within_ms") or 24 * _HOUR_MS
+    origin_ms = given.optional_number("origin_ms") or 0
+    given.end()
+    found = await broker.forecast(topic, by_ms=by_ms, within_ms=within_ms, origin_ms=origin_ms)
+    return {
+        "topic": topic.name.full,
+        "from_ms": found.from_ms,
+        "until_ms": found.until_ms,
+        "by_ms": found.by_ms,
+        "first_ms": found.first_ms,
+        "total": int(found.counts.sum()),
+        "counts": found.counts.tolist(),
+    }
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "topics.peek": _peek_topic,
+    "topics.forecast": _forecast_topic,
+    "messages.show": _show_message,
+}

@@ -1,0 +1,72 @@
+"""`escapement message`: a look at single messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import click
+
+from escapement.cli.remote import broker_option, with_broker
+from escapement.cli.table import print_record, print_rows
+from escapement.client.broker import Broker
+
+_COLUMNS: Final = (
+    "subscription",
+    "kind",
+    "state",
+    "attempts",
+    "consumer",
+    "since_at_ms",
+    "until_at_ms",
+)
+
+
+@click.group()
+def message() -> None:
+    """Look at a message, and at what became of it."""
+
+
+@message.command(
+    epilog="""\b
+    Examples:
+      escapement message show orders 4711
+      escapement message show shop/eu/orders 4711 -o json
+      escapement message show shop/eu/orders@4711
+
+    ID is an offset, or an id as `escapement produce` prints it, which has the topic in it.
+    The state is to_be_fired (not yet due), fired, acked (by every subscription that is to get
+    it) or cancelled; below it, how each subscription stands to it.
+    """
+)
+@click.argument("topic")
+@click.argument("id", required=False, type=click.IntRange(min=0))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print it.",
+)
+@broker_option
+def show(topic: str, id: int | None, output: str, at_broker: tuple[str, int]) -> None:
+    """Show the life of a message: when it was published and is due, and who has it."""
+    if id is None:
+        topic, _, offset = topic.rpartition("@")
+        if not topic or not offset.isascii() or not offset.isdigit():
+            raise click.UsageError("Say which message: TOPIC and its offset, or TOPIC@OFFSET.")
+        id = int(offset)
+
+    async def ask(broker: Broker) -> dict[str, Any]:
+        found: dict[str, Any] = await broker.admin("messages.show", topic=topic, offset=id)
+        return found
+
+    answer = with_broker(at_broker, ask)
+    answer["payload"] = answer["payload"].decode("utf-8", "backslashreplace")
+    if output == "json":
+        click.echo(json.dumps(answer, default=repr))
+        return
+    print_record({name: value for name, value in answer.items() if name != "subscriptions"})
+    click.echo()
+    print_rows(answer["subscriptions"], _COLUMNS, "no subscriptions")

@@ -1,0 +1,271 @@
+"""Seeing what is there: peek with filters, forecasts, and a message's life."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+import trio
+
+import escapement
+from escapement import testing
+from escapement.broker import peek
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.testing import World, arrived
+
+HOUR_MS = 3_600_000
+CONFIG = BrokerConfig(ack_wait_ms=60_000, seed=0)
+
+
+def moment(world: World, **ahead: float) -> datetime:
+    return datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC) + timedelta(**ahead)
+
+
+async def seen(peeking: escapement.client.peeking.Peeking) -> list[int]:
+    """The offsets of all it shows."""
+    return [one.id.offset async for one in peeking]
+
+
+# -- peek ----------------------------------------------------------------------------
+
+
+async def test_peek_shows_what_is_asked_for_and_nothing_else(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B6: by due time, key, id and property, from memory and from disk, in delivery order."""
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        for n in range(40):
+            await producer.send(
+                b"%d" % n,
+                delay=timedelta(hours=1 + n // 2),
+                key=f"k{n % 3}",
+                properties={"source": "till" if n % 4 else "web", "n": n},
+            )
+            if n == 20:
+                await world.checkpoint()
+        begun, end = moment(world, hours=4), moment(world, hours=6)
+        for _ in range(2):
+            assert await seen(broker.peek("x")) == list(range(40))
+            assert await seen(broker.peek("x", count=7)) == list(range(7))
+            assert await seen(broker.peek("x", due_from=begun, due_until=end)) == [6, 7, 8, 9]
+            assert await seen(broker.peek("x", key="k1")) == list(range(1, 40, 3))
+            assert await seen(broker.peek("x", key="k1", count=3)) == [1, 4, 7]
+            assert await seen(broker.peek("x", key="k", count=3)) == []
+            assert await seen(broker.peek("x", properties={"source": "web"})) == list(
+                range(0, 40, 4)
+            )
+            assert await seen(broker.peek("x", properties={"n": 5})) == [5]
+            assert await seen(broker.peek("x", properties={"n": "5", "source": "till"})) == [5]
+            assert await seen(broker.peek("x", properties={"n": 5, "source": "web"})) == []
+            assert await seen(broker.peek("x", properties={"none": ""})) == []
+            assert await seen(broker.peek("x", offset=17)) == [17]
+            assert await seen(broker.peek("x", offset=17, key="k0")) == []
+            assert await seen(broker.peek("x", key="k0", due_from=begun, due_until=end)) == [6, 9]
+            await world.checkpoint()
+        (one,) = [one async for one in broker.peek("x", offset=5)]
+        assert (one.key, one.payload, one.size_bytes) == ("k2", b"5", 1)
+        assert one.properties == {"source": "till", "n": 5}
+        assert one.due_at == moment(world, hours=3)
+        with pytest.raises(escapement.NotFound, match="no message 40"):
+            await seen(broker.peek("x", offset=40))
+        with pytest.raises(escapement.NaiveDatetime):
+            broker.peek("x", due_from=datetime(2026, 12, 24))
+
+
+async def test_peek_goes_on_page_after_page_and_none_is_long(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6, invariant 9: something rare is found in requests that are each bounded."""
+    monkeypatch.setattr(peek, "_STEP_KEYS", 64)
+    monkeypatch.setattr(peek, "_PAGE_KEYS", 128)
+    monkeypatch.setattr(peek, "_PAGE_MESSAGES", 100)
+    monkeypatch.setattr(peek, "_READ_MESSAGES", 16)
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        rng = np.random.default_rng(1)
+        hours = rng.integers(1, 9, 1000).tolist()
+        await producer.send_many(
+            [b""] * 1000,
+            delay=[timedelta(hours=hour) for hour in hours],
+            keys=[f"k{n % 100}" for n in range(1000)],
+        )
+        order = sorted(range(1000), key=lambda n: (hours[n], n))
+        assert await seen(broker.peek("x")) == order
+        assert await seen(broker.peek("x", count=333)) == order[:333]
+        rare = broker.peek("x", key="k99")
+        assert await seen(rare) == [n for n in order if n % 100 == 99]
+        assert rare.looked >= 1000
+        after, requests = None, 0
+        while True:
+            answer = await broker.admin("topics.peek", topic="x", key="k99", after=after)
+            assert answer["looked"] <= 128 + 64
+            requests += 1
+            after = answer["next"]
+            if after is None:
+                break
+        assert requests > 8
+
+
+async def test_what_is_cancelled_or_done_is_not_shown_and_not_forecast(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B6, B1."""
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s") as inbox:
+            receipts = await producer.send_many([b""] * 4, delay=[(h, "h") for h in (0, 1, 2, 3)])
+            await broker.cancel(receipts[2])
+            assert await seen(broker.peek("x")) == [0, 1, 3]
+            (message,) = await arrived(inbox)
+            await message.ack(durable=True)
+            assert await seen(broker.peek("x")) == [1, 3]
+            assert (await broker.forecast("x")).total == 2
+
+
+# -- forecast ------------------------------------------------------------------------
+
+
+async def test_a_forecast_counts_what_falls_due_by_spans_of_time(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B6: per minute, hour and day, from memory and disk, each message once."""
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        rng = np.random.default_rng(7)
+        delays = rng.integers(1, 10 * 24 * 3600, 3000)
+        for part in np.array_split(delays, 3):
+            await producer.send_many(
+                [b""] * len(part), delay=[timedelta(seconds=int(s)) for s in part]
+            )
+            await world.checkpoint()
+        async with broker.consumer("x", "s", position="earliest"):
+            for span_s, within in [(60, (2, "h")), (3600, (3, "d")), (86_400, (2, "w"))]:
+                for _ in range(2):
+                    now_s = world.clock.now_ms() / 1000
+                    found = await broker.forecast("x", by=timedelta(seconds=span_s), within=within)
+                    due_s = delays + START_S
+                    until_s = found.until.timestamp()
+                    due_s = due_s[(due_s > now_s) & (due_s < until_s)]
+                    first_s = found.first.timestamp()
+                    assert first_s % span_s == 0
+                    assert first_s <= now_s + 0.001 < first_s + span_s
+                    expected = np.bincount(((due_s - first_s) // span_s).astype(int))
+                    assert np.trim_zeros(found.counts, "b") == np.trim_zeros(expected, "b").tolist()
+                    assert found.total == len(due_s)
+                    assert found.begins(2) == found.first + 2 * found.by
+                    await world.clock.advance(minutes=95)
+
+
+START_S = testing.START_MS / 1000
+
+
+async def test_a_span_begins_where_one_asks_and_there_are_not_too_many(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B6: a day begins at midnight where somebody lives."""
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        await producer.send(b"", delay=(30, "h"))
+        noon = datetime(2020, 1, 1, 12, tzinfo=UTC)
+        found = await broker.forecast("x", by=(1, "d"), within=(3, "d"), origin=noon)
+        assert (found.first - noon) % timedelta(days=1) == timedelta(0)
+        assert found.total == 1
+        with pytest.raises(escapement.InvalidRequest, match="at most 20000 spans"):
+            await broker.forecast("x", by=(1, "ms"), within=(1, "d"))
+        with pytest.raises(escapement.NotFound):
+            await broker.forecast("y")
+
+
+# -- a message's life ----------------------------------------------------------------
+
+
+async def test_a_message_shows_its_life_for_each_subscription(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q2, B6: to be fired, fired, acked; pending, in flight, in retry, acknowledged."""
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        published = moment(world)
+        receipt = await producer.send(
+            b"p" * 1000, delay=(1, "h"), key="k", properties={"a": 1}, priority=7
+        )
+        async with broker.consumer("x", "s", name="till") as inbox:
+            await broker.admin(
+                "subscriptions.create", topic="x", subscription="after", position="offset:1"
+            )
+
+            async def states() -> tuple[str, dict[str, str]]:
+                life = await broker.show(receipt.id)
+                return life.state, {one.subscription: one.state for one in life.subscriptions}
+
+            life = await broker.show(0, "x")
+            assert life == await broker.show(receipt.id)
+            assert (life.published_at, life.due_at) == (published, published + timedelta(hours=1))
+            assert (life.key, life.properties, life.priority) == ("k", {"a": 1}, 7)
+            assert (life.size_bytes, life.payload) == (1000, b"p" * 512)
+            assert await states() == ("to_be_fired", {"s": "pending", "after": "not covered"})
+            await world.clock.advance(hours=1)
+            (message,) = await arrived(inbox)
+            (one, _) = (await broker.show(receipt.id)).subscriptions
+            due = life.due_at
+            assert (one.state, one.attempts, one.consumer) == ("in flight", 1, "till")
+            assert (one.since, one.until) == (due, due + timedelta(minutes=1))
+            await message.nack((10, "m"))
+            assert await arrived(inbox) == []
+            (one, _) = (await broker.show(receipt.id)).subscriptions
+            assert (one.state, one.attempts) == ("in retry", 1)
+            assert (one.since, one.until) == (None, due + timedelta(minutes=10))
+            await world.clock.advance(minutes=10)
+            (message,) = await arrived(inbox)
+            assert (await states())[0] == "fired"
+            await message.ack(durable=True)
+            assert await states() == ("acked", {"s": "acknowledged", "after": "not covered"})
+            with pytest.raises(escapement.NotFound, match="no message 1: the next is 1"):
+                await broker.show(1, "x")
+
+
+async def test_what_is_due_and_nobody_takes_is_fired_across_a_restart(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q2: waiting, ready with its attempts, and what is in the hands of an ordered one."""
+    limits = BrokerLimits(ready_messages=4, deliver_messages=4)
+    async with testing.start(config=BrokerConfig(limits=limits, seed=0)) as world:
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            await producer.send_many([b""] * 20)
+            async with (
+                broker.consumer("x", "s", position="earliest", permits=1) as shared,
+                broker.consumer("x", "o", kind="failover", position="earliest", permits=2),
+            ):
+                await trio.testing.wait_all_tasks_blocked()
+                message = await shared.receive()
+                assert message is not None
+                states = [(await broker.show(n, "x")).subscriptions for n in range(20)]
+                by_name = [{one.subscription: one.state for one in many} for many in states]
+                assert [one["s"] for one in by_name][:2] == ["in flight", "in flight"]
+                assert [one["s"] for one in by_name][-1] == "waiting"
+                assert "ready" in [one["s"] for one in by_name]
+                assert [one["o"] for one in by_name][:2] == ["in flight", "in flight"]
+                (held,) = [one for one in states[0] if one.subscription == "o"]
+                assert (held.until, held.consumer is not None) == (None, True)
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            life = await broker.show(19, "x")
+            assert life.state == "fired"
+            assert {one.state for one in life.subscriptions} == {"waiting"}
+
+
+async def test_a_cancelled_message_says_so(mock_clock: trio.testing.MockClock) -> None:
+    """Q2, B1."""
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        receipt = await producer.send(b"", delay=(1, "h"))
+        await broker.cancel(receipt)
+        assert (await broker.show(receipt.id)).state == "cancelled"
+        async with broker.consumer("x", "s"):
+            life = await broker.show(receipt.id)
+            assert (life.state, life.subscriptions[0].state) == ("cancelled", "cancelled")
