@@ -14,7 +14,9 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import InvalidRequest, NotFound
+from escapement.names import TopicName
 from escapement.testing import World, arrived
+from held import COMMIT, Held
 
 CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
 NAMES = {"topic": "x", "subscription": "s"}
@@ -179,6 +181,30 @@ async def test_a_subscription_has_its_own_letters_also_in_a_shared_topic(
             assert [row["payload"] for row in await letters(broker, subscription=name)] == [payload]
         assert await broker.admin("dlq.purge", **NAMES) == {"purged": 1}
         assert len(await letters(broker, subscription="t")) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_topic_that_is_deleted_while_its_dead_are_being_buried_harms_nobody(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """Q7: what is to be buried has left the index, which is no damage."""
+    held = Held()
+    async with testing.start(config=CALM, run=held) as world, world.connect() as broker:
+        policy = {"max_deliveries": 1}
+        await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
+        await (await broker.producer("x")).send(b"m")
+        async with trio.open_nursery() as nursery:
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                (message,) = await arrived(inbox)
+                with held.hold(COMMIT):
+                    await message.nack()
+                    await held.reached()  # the dead-letter topic is being made
+                    nursery.start_soon(world.server.delete_topic, TopicName.parse("x"))
+                    await trio.testing.wait_all_tasks_blocked()
+        server = world.server
+        await world.clock.advance(minutes=1)  # several rounds of the housekeeper
+        assert world.server is server
+        assert (await broker.admin("topics.list"))["topics"] == [DLQ]
 
 
 async def test_a_dead_letter_topic_that_cannot_be_is_refused(

@@ -28,7 +28,13 @@ from escapement.broker.shared import SharedSubscription
 from escapement.broker.subscription import Subscription
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import AlreadyExists, NotFound, ShuttingDown, StorageUnavailable
+from escapement.errors import (
+    AlreadyExists,
+    LogDamaged,
+    NotFound,
+    ShuttingDown,
+    StorageUnavailable,
+)
 from escapement.message import MessageBatch
 from escapement.names import TopicName
 from escapement.position import EARLIEST
@@ -103,8 +109,9 @@ class Undertaker:
         record = subscription.record
         to = deadletter.target(topic.name, record.name, record.policy)
         await self._keep(to)
+        # Meanwhile it may have been deleted, and what it held with it.
         dead = subscription.next_dead(most)
-        if not dead.rows.height:
+        if not dead.rows.height or self._gone(subscription):
             return
         if isinstance(subscription, SharedSubscription):
             batch = await self._from_index(topic, dead)
@@ -113,6 +120,8 @@ class Undertaker:
         published_ms = await self._log.accepted_ms(topic.id, dead.rows.offsets)
         if self._gone(subscription):
             return
+        if len(batch) < dead.rows.height:
+            raise LogDamaged(f"the log of {topic.name.full} lacks messages that were committed")
         if self._pipeline.state is not State.UP:
             raise StorageUnavailable("dead letters cannot be stored now")
         # From here to the hand-in nothing waits: what was acknowledged meanwhile is left out.
@@ -149,13 +158,19 @@ class Undertaker:
         return fetch.read() if fetch.in_memory else await self._run(fetch.read)
 
     async def _from_log(self, topic: Topic, dead: Dead) -> MessageBatch:
-        """For who reads the log: the index has only what shared subscriptions want."""
+        """For who reads the log: the index has only what shared subscriptions want.
+
+        Less than was asked for if the topic has been deleted and its rows are being freed.
+        """
         wanted = dead.rows.offsets
         parts: list[MessageBatch] = []
         found = 0
         while found < len(wanted):
             low, high = int(wanted[found]), int(wanted[-1]) + 1
-            for part in await self._log.read(topic.id, low, high, _STEP_BYTES):
+            rows = await self._log.read(topic.id, low, high, _STEP_BYTES)
+            if not rows or rows[0].base_offset > low:
+                break
+            for part in rows:
                 until = int(np.searchsorted(wanted, part.end_offset))
                 parts.append(part.batch.take(wanted[found:until] - part.base_offset))
                 found = until
