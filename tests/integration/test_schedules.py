@@ -37,6 +37,7 @@ from escapement.storage.schedule import (
     set_paused,
 )
 from escapement.testing import START_MS, World, arrived
+from held import COMMIT, Held
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -117,6 +118,28 @@ def test_a_schedule_is_kept_as_it_was_made_and_moves_only_from_where_it_is(engin
 
 
 # -- when all is well ---------------------------------------------------------------------
+
+
+async def test_a_stop_waits_quietly_though_a_schedule_is_due(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B2: the occurrence is left to the next start, and is not looked at again and again."""
+    held = Held()
+    async with testing.start(run=held) as world:
+        async with world.connect() as broker, trio.open_nursery() as nursery:
+            await broker.schedules.create("beat", "beats", b"tick", every=(2, "s"))
+            producer = await broker.producer("t")
+            with held.hold(COMMIT):
+                nursery.start_soon(producer.send, b"under way")
+                await held.reached()
+                nursery.start_soon(world.stop)
+                await world.clock.advance(seconds=3)
+        await world.restart()
+        async with (
+            world.connect() as broker,
+            broker.consumer("beats", "s", position="earliest") as inbox,
+        ):
+            assert len(await arrived(inbox)) == 1
 
 
 async def test_a_year_of_nine_o_clock_in_berlin(mock_clock: trio.testing.MockClock) -> None:

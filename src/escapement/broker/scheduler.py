@@ -227,6 +227,7 @@ class Scheduler:
     def stop(self) -> None:
         """Begin nothing new."""
         self._stopping = True
+        self._tell()
 
     async def run(self) -> None:
         """Publish what is due, for ever."""
@@ -249,7 +250,8 @@ class Scheduler:
                 self._tell()
 
     def _tell(self) -> None:
-        self._on_next(int(self._order[0][0]) if self._order else None)
+        next_ms = int(self._order[0][0]) if self._order and not self._stopping else None
+        self._on_next(next_ms)
 
     async def _publish(self) -> bool:
         """Publish some of what is due; whether there may be more."""
