@@ -103,6 +103,25 @@ async def test_an_exception_in_the_block_comes_out_as_it_is() -> None:
 
 
 @on_both
+async def test_an_exception_in_the_block_is_not_lost_when_other_tasks_fail_over_it() -> None:
+    async def consume(broker: escapement.Broker) -> None:
+        async with broker.consumer("t", "s") as inbox:
+            await anext(inbox)
+
+    async def fail(peer: Peer) -> None:
+        async with anyio.create_task_group() as tasks, connect(peer) as broker:
+            tasks.start_soon(consume, broker)
+            await anyio.sleep(1)
+            raise KeyError("mine")
+
+    async with Peer.running() as peer:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await fail(peer)
+        assert caught.group_contains(KeyError, match="mine")
+        assert caught.group_contains(Disconnected, match="closed by this side")
+
+
+@on_both
 async def test_a_connection_that_is_lost_while_we_say_goodbye_is_not_waited_for() -> None:
     async def never(item: bytes) -> None:
         await anyio.sleep_forever()

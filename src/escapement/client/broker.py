@@ -382,20 +382,23 @@ async def connect(
     line = Line(stream_factory or _tcp(address), name, settings or Settings())
     link = await line.connect()
     failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        line.up(link)
-        tasks.start_soon(line.keep, link)
-        tasks.start_soon(line.pump)
-        try:
-            yield Broker(line, link.welcome)
-            await _finish(line)
-        except Exception as error:
-            failure = error  # raised as it is, not in the group that the tasks make of it
-        finally:
-            line.close(Disconnected("the connection was closed by this side"))
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+    try:
+        async with anyio.create_task_group() as tasks:
+            line.up(link)
+            tasks.start_soon(line.keep, link)
+            tasks.start_soon(line.pump)
+            try:
+                yield Broker(line, link.welcome)
+                await _finish(line)
+            except Exception as error:
+                failure = error  # raised as it is, not in the group that the tasks make of it
+            finally:
+                line.close(Disconnected("the connection was closed by this side"))
+            tasks.cancel_scope.cancel()
+    finally:
+        # Also when we are cancelled meanwhile: nobody would ever hear of it.
+        if failure is not None:
+            raise failure
 
 
 async def _finish(line: Line) -> None:
