@@ -293,9 +293,9 @@ def test_a_server_that_comes_back_has_what_was_committed(
 
 
 def test_a_server_that_hangs_is_unavailable(mysql_to_break: MysqlServer) -> None:
-    options = "?connect_timeout=1&read_timeout=1"
-    engine = engine_at(mysql_to_break.url("frozen") + options)
-    one, two = engine.connect(), engine.connect()
+    url = mysql_to_break.url("frozen")
+    patient = engine_at(url + "?read_timeout=1")
+    one, two = patient.connect(), patient.connect()
     two.begin()
     mysql_to_break.pause()
     with pytest.raises(StorageUnavailable):
@@ -303,9 +303,9 @@ def test_a_server_that_hangs_is_unavailable(mysql_to_break: MysqlServer) -> None
     with pytest.raises(OutcomeUnknown):
         two.commit()
     with pytest.raises(StorageUnavailable):
-        engine.connect()
+        engine_at(url + "?connect_timeout=1").connect()
     mysql_to_break.resume()
-    engine.connect().close()
+    patient.connect().close()
     mysql_to_break.admin("DROP DATABASE frozen")
 
 
