@@ -11,6 +11,7 @@ import trio
 T = TypeVar("T")
 
 COMMIT: Final = "Writer.write"  # one group of the commit pipeline
+KEYS: Final = "Plan.read_traits"  # a window, or a piece of a backlog, out of segments on disk
 FETCH: Final = "Fetch.read_there"  # payloads of a frame, out of segments on disk
 
 

@@ -25,7 +25,7 @@ from escapement.errors import (
 )
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
-from held import COMMIT, FETCH, Held
+from held import COMMIT, FETCH, KEYS, Held
 from outages import Outage
 
 HOUR = timedelta(hours=1)
@@ -186,7 +186,7 @@ async def test_cancelled_while_its_window_is_being_read(mock_clock: MockClock) -
     async with testing.start(run=held) as world, world.connect() as broker:
         await publish(broker, 5, "s", delay=HOUR)
         await world.checkpoint()
-        with held.hold("Plan.read"):
+        with held.hold(KEYS):
             await world.clock.advance(minutes=59.99)
             await held.reached()
             assert (await broker.cancel([1, 3], topic="t")).done.all()
@@ -206,7 +206,7 @@ async def test_cancelled_while_a_backlog_is_being_scanned(mock_clock: MockClock)
             async def consume() -> None:
                 found.extend(await everything(broker, "s"))
 
-            with held.hold("Plan.read"):
+            with held.hold(KEYS):
                 nursery.start_soon(consume)
                 await held.reached()
                 outcomes = await broker.cancel(np.arange(10, 30), topic="t")
@@ -241,7 +241,7 @@ async def test_cancelled_while_it_is_ready(mock_clock: MockClock) -> None:
             await inbox.ack([0, 1], durable=True)
             assert await offsets(inbox) == [28, 29]
         (topic,) = world.server.registry.active.values()
-        topic.shared["s"].ready._check()
+        topic.shared["s"].normal.ready._check()
 
 
 async def test_a_checkpoint_keeps_what_one_subscription_holds(mock_clock: MockClock) -> None:

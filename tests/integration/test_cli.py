@@ -555,6 +555,17 @@ def test_a_topic_is_read_by_offset(say: Say, broker: BrokerProcess) -> None:
         assert [page.values() for page in pages] == [["b"], ["c"]]
 
 
+def test_the_lower_priority_goes_first(say: Say) -> None:
+    """V5: from the command line, and how much it is worth."""
+    say("admin", "subscriptions", "create", "graded", "s")
+    for priority in ("60", "0", "255", "50"):
+        say("produce", "graded", priority, "--priority", priority)
+    say("produce", "graded", "x", "--priority", "256", fails=2)
+    words = ["admin", "subscriptions", "update", "graded", "s", "--priority-ageing", "1h"]
+    assert "1h" in say(*words)
+    assert say("consume", "graded", "s", "--count", "4") == "0\n50\n60\n255\n"
+
+
 def test_an_exclusive_subscription_ignores_delays(say: Say) -> None:
     """P7."""
     say("produce", "order", "late", "--delay", "1h")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,16 @@ from index_samples import Row, batch_of, rows_of
 from escapement.errors import IndexDamaged, StorageError
 from escapement.message import Blobs, MessageBatch
 from escapement.storage.index import KEY_MAX, KEY_MIN, Compaction, DelayedIndex, IndexLimits
+from escapement.storage.index.block import FOOTER, BlockCache, encode
+from escapement.storage.index.segment import (
+    COUNTS,
+    RUN_COLUMNS,
+    TRAILER,
+    TRAILER_BYTES,
+    TRAILER_END,
+    Segment,
+)
+from escapement.traits import traits_of
 
 LIMITS = IndexLimits(block_rows=8)
 STEPS = ["segment written", "segment fsynced", "manifest tmp written", "manifest renamed"]
@@ -53,10 +65,12 @@ def content(index: DelayedIndex) -> Content:
         at = KEY_MIN
         while at < KEY_MAX:
             plan = index.plan(topic, at, KEY_MAX, 30)
-            due_ms, offsets = plan.read()
-            rows = rows_of(index.fetch(topic, due_ms, offsets).read())
+            due_ms, offsets, traits = plan.read_traits()
+            batch = index.fetch(topic, due_ms, offsets).read()
+            rows = rows_of(batch)
             keys = zip(due_ms.tolist(), offsets.tolist(), rows, strict=True)
             found.update({(topic, due, offset): row for due, offset, row in keys})
+            assert np.array_equal(traits, traits_of(batch))
             at = plan.stop
     return found
 
@@ -311,3 +325,36 @@ def test_the_child_ends_when_its_parent_does() -> None:
     )
     child.communicate(b"", timeout=30)  # closes its input without a job
     assert child.returncode != 0
+
+
+def as_version_1(path: Path) -> None:
+    """Make a segment what it was before there were traits: none in its directory."""
+    data = path.read_bytes()
+    at, size = TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
+    body = data[at + 24 : at + size]
+    topics, runs = COUNTS.unpack_from(body)
+    old = body[: COUNTS.size + 16 * topics + 8 * (len(RUN_COLUMNS) - 1) * runs]
+    footer = b"".join(encode(FOOTER, runs, [old]))
+    trailer = TRAILER.pack(at, len(footer))
+    end = trailer + struct.pack("<I", zlib.crc32(trailer)) + TRAILER_END
+    path.write_bytes(data[:12] + struct.pack("<I", 1) + data[16:at] + footer + end)
+
+
+def test_a_segment_from_before_there_were_traits_gives_them_all_the_same(tmp_path: Path) -> None:
+    """V5: after an upgrade, what was stored before it is ordered like the rest."""
+    index = DelayedIndex.open(tmp_path, LIMITS)
+    due_ms = np.sort(np.arange(40) % 7)
+    batch = batch_of(2, list(range(40)))
+    index.add(2, 0, due_ms, batch)
+    index.checkpoint("log", {})
+    (path,) = tmp_path.glob("*.segment")
+    for version in (2, 1):
+        if version == 1:
+            as_version_1(path)
+        part = Segment(path, BlockCache(1 << 20)).slice(2)
+        assert part is not None
+        traits = np.zeros(40, np.uint32)
+        for places, found in part.find_traits(due_ms, np.arange(40)):
+            traits[places] = found
+        assert np.array_equal(traits, traits_of(batch))
+        assert part.most_traits >= traits.max()

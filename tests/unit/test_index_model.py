@@ -24,6 +24,7 @@ from escapement.storage.index import (
     Key,
 )
 from escapement.storage.index.keys import Bools
+from escapement.traits import traits_of
 
 Entries = dict[tuple[int, int, int], Row]  # (topic, due, offset)
 
@@ -97,9 +98,13 @@ class IndexLife(RuleBasedStateMachine):
     ) -> None:
         plan = self.index.plan(topic, start, until, most)
         required, possible = self.expected(topic, start, plan.stop)
-        due_ms, offsets = plan.read()
+        due_ms, offsets, traits = plan.read_traits()
         keys = [Key(*key) for key in zip(due_ms.tolist(), offsets.tolist(), strict=True)]
         assert keys == sorted(set(keys))
+        known = traits_of(batch_of(topic, offsets.tolist())) if keys else None
+        assert (traits is None) == (known is None)
+        assert traits is None or traits.tolist() == known.tolist()
+        assert self.index.has_priorities(topic) or traits is None or not (traits >> 24).any()
         assert required <= set(keys) <= possible
         if self.expected(topic, start, until)[0]:
             assert keys, "a plan that leaves anything must contain something"

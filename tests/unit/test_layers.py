@@ -13,7 +13,7 @@ ROOT = Path(escapement.__file__).parent
 FLOORS: list[set[str]] = [
     {"errors", "clock"},
     {"message", "names", "durations", "position", "recurrence"},
-    {"timewheel"},
+    {"timewheel", "traits"},
     {"protocol", "storage"},
     {"client", "broker"},
     {"sync"},

@@ -64,26 +64,29 @@ def handed(made: SharedSubscription, now_ms: int) -> list[int]:
 
 def scan(made: SharedSubscription, index: dict[int, int], now_ms: int) -> None:
     """Read the backlog up to ``now_ms`` at once."""
-    assert made.mark is not None
+    mark = made.normal.mark
+    assert mark is not None
     found = sorted(
         (due_ms, offset)
         for offset, due_ms in index.items()
-        if made.mark <= Key(due_ms, offset) < Key(now_ms + 1, 0)
+        if mark <= Key(due_ms, offset) < Key(now_ms + 1, 0)
     )
-    made.begin_scan(Key(now_ms + 1, 0), True)
-    made.end_scan(column(*[due for due, _ in found]), column(*[offset for _, offset in found]))
+    made.normal.begin_scan(Key(now_ms + 1, 0), True)
+    made.end_scan(
+        made.normal, column(*[due for due, _ in found]), column(*[offset for _, offset in found])
+    )
 
 
 def test_what_finds_no_room_beside_a_scan_is_not_forgotten_for_something_due_later() -> None:
     """Invariant 4: what came due at once is offered before what the wheel passes later."""
     made = subscription(ready_messages=2)
     index = {0: 110, 1: 111, 2: 112, 3: 105}
-    made.begin_scan(Key(101, 0), True)
+    made.normal.begin_scan(Key(101, 0), True)
     made.offer(column(110, 111, 112), column(0, 1, 2))  # two find room
     made.offer(column(105), column(3))  # earlier, but the wheel's tick came only now
-    made.end_scan(column(), column())
+    made.end_scan(made.normal, column(), column())
     got = handed(made, 200)
-    while made.wants_scan:
+    while made.to_scan():
         scan(made, index, 200)
         got += handed(made, 200)
     assert sorted(got) == [0, 1, 2, 3]

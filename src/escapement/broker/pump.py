@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import trio
 
+from escapement.broker.band import Band
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.logreader import LogReader
 from escapement.broker.ordered import OrderedSubscription
@@ -28,9 +29,9 @@ from escapement.broker.subscription import HandOver, Subscription
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
-from escapement.message import MessageBatch
+from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.storage.blocking import Run
-from escapement.storage.index import DelayedIndex, Key
+from escapement.storage.index import DelayedIndex, Key, Plan
 
 # Enough to overlap one topic's disk reads with others' deliveries; more would only
 # compete for the interpreter.
@@ -120,8 +121,7 @@ class Pump:
         moved = False
         while topic.wants_window(self._clock.now_ms()):
             plan = topic.begin_window()
-            due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
-            topic.end_window(plan, due_ms, offsets)
+            topic.end_window(plan, *await self._keys(plan))
             moved = True
             await trio.lowlevel.checkpoint()
         if moved:
@@ -135,8 +135,8 @@ class Pump:
         while self._may_dispatch():
             progress = False
             if isinstance(subscription, SharedSubscription):
-                if subscription.wants_scan:
-                    await self._scan(topic, subscription)
+                for band in subscription.to_scan():
+                    await self._scan(topic, subscription, band)
                     progress = True
             elif isinstance(subscription, OrderedSubscription) and subscription.wants_read(
                 topic.next_offset
@@ -155,19 +155,25 @@ class Pump:
             await trio.lowlevel.checkpoint()
         self._reschedule(topic)
 
-    async def _scan(self, topic: Topic, subscription: SharedSubscription) -> None:
-        """Read the backlog from the read mark on, as far as there is room."""
-        mark = subscription.mark
+    async def _scan(self, topic: Topic, subscription: SharedSubscription, band: Band) -> None:
+        """Read the backlog from a band's mark on, as far as there is room."""
+        mark = band.mark
         assert mark is not None
         frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
-        plan = self._index.plan(topic.id, mark, max(frontier, mark), subscription.ready.room)
-        subscription.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
+        plan = self._index.plan(topic.id, mark, max(frontier, mark), band.ready.room)
+        band.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
         try:
-            due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
+            due_ms, offsets, traits = await self._keys(plan)
         except BaseException:
-            subscription.break_scan()
+            band.break_scan()
             raise
-        subscription.end_scan(due_ms, offsets)
+        subscription.end_scan(band, due_ms, offsets, traits)
+
+    async def _keys(self, plan: Plan) -> tuple[Int64s, Int64s, UInt32s | None]:
+        """The keys of a plan, with their traits if any has one."""
+        if plan.in_memory:
+            return plan.read_traits()
+        return await self._run(plan.read_traits)
 
     async def _read(self, topic: Topic, subscription: OrderedSubscription) -> bool:
         """Read the log from an ordered subscription's position on; False if it cannot be."""

@@ -1,6 +1,6 @@
-"""What a subscription may hand out now, in the order it is due.
+"""What a subscription may hand out now, in the order of ranks: when due, and how urgent.
 
-Rows are ``(due_ms, offset, attempts)`` in columns; ``attempts`` counts earlier
+Rows are ``(due_ms, offset, attempts, traits)`` in columns; ``attempts`` counts earlier
 deliveries, 0 for a message that was never sent. Rows mostly arrive sorted and later
 than what is here, so they are kept as a queue of sorted runs; what arrives out of
 order (given back) waits in a pile of its own and is merged when rows are taken.
@@ -12,19 +12,23 @@ Pure: no clock, no I/O. It does not know what is acknowledged; the subscription
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from escapement.message import Int64s
+from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
+from escapement.traits import concat_traits, priorities_of
 
 # ``Rows.attempts`` has 16 bits, the lower 15 of which count. The highest says that the
 # message was handed back untried, so that it counts as redelivered on its first attempt.
 # The count ends where waits stopped growing long before; one more still fits.
 RELEASED: Final = 0x8000
 MOST_ATTEMPTS: Final = 0x7FFE
-
+_ATTEMPT_BITS: Final = 16
+_ATTEMPTS: Final = (1 << _ATTEMPT_BITS) - 1
+_INT64_BITS: Final = 63  # without the sign
 
 # See ``Ready``: of what is handed out, one in so many has waited out a
 # back-off: few enough not to be felt, and enough to come to an end.
@@ -32,22 +36,38 @@ TRIED_SHARE: Final = 4
 
 
 class Rows(NamedTuple):
-    """Columns of equal height: when due, which message, how often sent before."""
+    """Columns of equal height: when due, which message, how often sent before, its traits.
+
+    Without traits (None) no row has a key or a priority of its own.
+    """
 
     due_ms: Int64s
     offsets: Int64s
     attempts: Int64s
+    traits: UInt32s | None = None
 
     @classmethod
-    def fresh(cls, due_ms: Int64s, offsets: Int64s) -> Rows:
+    def fresh(cls, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None) -> Rows:
         """Rows of messages that were never sent."""
-        return cls(due_ms, offsets, np.zeros(len(offsets), np.int64))
+        return cls(due_ms, offsets, np.zeros(len(offsets), np.int64), traits)
 
     @classmethod
     def none(cls) -> Rows:
         """No rows."""
         nothing = np.zeros(0, np.int64)
         return cls(nothing, nothing, nothing)
+
+    @classmethod
+    def recalled(cls, due_ms: Int64s, offsets: Int64s, stored: Int64s) -> Rows:
+        """Rows whose attempts and traits were stored as ``to_store`` gave them."""
+        traits = (stored >> _ATTEMPT_BITS).astype(np.uint32)
+        return cls(due_ms, offsets, stored & _ATTEMPTS, traits if traits.any() else None)
+
+    def to_store(self) -> Int64s:
+        """Attempts and traits in one column: the attempts in the lower 16 bits; int64[n]."""
+        if self.traits is None:
+            return self.attempts
+        return self.attempts | (self.traits.astype(np.int64) << _ATTEMPT_BITS)
 
     @property
     def height(self) -> int:
@@ -59,13 +79,32 @@ class Rows(NamedTuple):
         """The attempts as a number; int64[n]."""
         return self.attempts & (RELEASED - 1)
 
+    def ranks(self, ageing_ms: int) -> Int64s:
+        """Where each row stands in the order; the lower goes first. int64[n].
+
+        It is the due time, moved by ``ageing_ms`` for each step of priority away from the
+        default. It does not change while a message waits.
+        """
+        if self.traits is None:
+            return self.due_ms
+        return self.due_ms + (priorities_of(self.traits) - DEFAULT_PRIORITY) * ageing_ms
+
     def pick(self, which: slice | Int64s | npt.NDArray[np.bool_]) -> Rows:
         """The rows that a slice, mask or list of positions names."""
-        return Rows(self.due_ms[which], self.offsets[which], self.attempts[which])
+        traits = None if self.traits is None else self.traits[which]
+        return Rows(self.due_ms[which], self.offsets[which], self.attempts[which], traits)
 
-    def in_order(self) -> Rows:
-        """Sorted by due time, then offset."""
-        return self.pick(np.lexsort((self.offsets, self.due_ms)))
+    def in_order(self, ageing_ms: int = 0) -> Rows:
+        """Sorted by rank, then offset; linear where rows are a few sorted runs."""
+        ranks = self.ranks(ageing_ms)
+        if not self.height:
+            return self
+        low_rank, low_offset = int(ranks.min()), int(self.offsets.min())
+        bits = (int(self.offsets.max()) - low_offset).bit_length()
+        if (int(ranks.max()) - low_rank).bit_length() + bits > _INT64_BITS:
+            return self.pick(np.lexsort((self.offsets, ranks)))
+        packed = ((ranks - low_rank) << bits) | (self.offsets - low_offset)
+        return self.pick(np.argsort(packed, kind="stable"))
 
     @staticmethod
     def concat(parts: list[Rows]) -> Rows:
@@ -74,8 +113,12 @@ class Rows(NamedTuple):
             return Rows.none()
         if len(parts) == 1:
             return parts[0]
-        columns = zip(*parts, strict=True)
-        return Rows(*(np.concatenate(column) for column in columns))
+        return Rows(
+            np.concatenate([part.due_ms for part in parts]),
+            np.concatenate([part.offsets for part in parts]),
+            np.concatenate([part.attempts for part in parts]),
+            concat_traits([(part.height, part.traits) for part in parts]),
+        )
 
 
 class Ready:
@@ -84,68 +127,96 @@ class Ready:
     Rows that waited out a back-off lie apart. While others are ready too, of what is taken
     one in ``TRIED_SHARE`` is such a row, so however many of them come back at once, they
     do not hold up what is fresh, nor does it hold up them. Q6.
+
+    Args:
+      limit: how many fresh rows it takes.
+      ageing_ms: what a step of priority is worth; see ``Rows.ranks``.
     """
 
-    __slots__ = ("_credit", "_runs", "_runs_count", "_side", "_tried", "limit")
+    __slots__ = ("_credit", "_runs", "_runs_count", "_side", "_tried", "ageing_ms", "limit")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, ageing_ms: int = 0) -> None:
         self.limit = limit
+        self.ageing_ms = ageing_ms
         self._runs: deque[Rows] = deque()
         self._runs_count = 0
-        self._side = _Pile()
-        self._tried = _Pile()
+        self._side = _Pile(ageing_ms)
+        self._tried = _Pile(ageing_ms)
         self._credit = 0  # rows taken that are not yet counted towards the share
 
     def __len__(self) -> int:
-        return self._runs_count + self._side.count + self._tried.count
+        return self._untried + self._tried.count
+
+    @property
+    def _untried(self) -> int:
+        return self._runs_count + self._side.count
 
     @property
     def room(self) -> int:
         """How many fresh rows fit. Rows given back are always taken (see ``push``)."""
-        return max(0, self.limit - self._runs_count - self._side.count)
+        return max(0, self.limit - self._untried)
 
     def push(self, rows: Rows) -> None:
-        """Add rows that are sorted by key.
+        """Add rows that are in order.
 
         The caller keeps fresh rows within ``room``; rows given back come from what
         was handed out before, whose number has a bound of its own.
         """
         if not rows.height:
             return
-        if self._runs and _first(rows) < _last(self._runs[-1]):
+        if self._runs and self._key(rows, 0) < self._key(self._runs[-1], -1):
             self._side.push(rows)
         else:
             self._runs.append(rows)
             self._runs_count += rows.height
 
+    def _key(self, rows: Rows, at: int) -> tuple[int, int]:
+        row = rows.pick(slice(at, at + 1 or None))
+        return int(row.ranks(self.ageing_ms)[0]), int(row.offsets[0])
+
     def push_tried(self, rows: Rows) -> None:
-        """Add rows, sorted by key, that have waited out a back-off; they take no room."""
+        """Add rows, in order, that have waited out a back-off; they take no room."""
         self._tried.push(rows)
 
     def take(self, most: int) -> Rows:
-        """Remove and return up to ``most`` rows, the earliest first."""
-        if not self._tried.count:
-            return self._take_untried(most)
-        others = self._runs_count + self._side.count
-        share, self._credit = divmod(self._credit + min(most, others), TRIED_SHARE)
-        tried = self._tried.take(max(share, most - others))
-        taken = Rows.concat([self._take_untried(most - tried.height), tried])
-        return taken.in_order()
+        """Remove and return up to ``most`` rows, the first in order first."""
+        return self.take_together([self], most)
+
+    @staticmethod
+    def take_together(stores: Sequence[Ready], most: int) -> Rows:
+        """As ``take``, out of several stores in one order; the first keeps count of shares."""
+        ageing_ms = stores[0].ageing_ms
+        tried = Rows.none()
+        if any(store._tried.count for store in stores):
+            others = sum(store._untried for store in stores)
+            credit = stores[0]._credit + min(most, others)
+            share, stores[0]._credit = divmod(credit, TRIED_SHARE)
+            want = max(share, most - others)
+            parts = [store._tried.take(want) for store in stores]
+            tried, used = _first_of(parts, want, ageing_ms)
+            for store, part, count in zip(stores, parts, used, strict=True):
+                store._tried.push(part.pick(slice(count, None)))
+        want = most - tried.height
+        parts = [store._take_untried(want) for store in stores]
+        taken, used = _first_of(parts, want, ageing_ms)
+        for store, part, count in zip(stores, parts, used, strict=True):
+            store._to_front(part.pick(slice(count, None)))
+        return Rows.concat([taken, tried]).in_order(ageing_ms) if tried.height else taken
 
     def _take_untried(self, most: int) -> Rows:
         taken = self._take_runs(most)
         if self._side.count:
-            side = self._side.take(most)
-            both = Rows.concat([taken, side])
-            order = np.lexsort((both.offsets, both.due_ms))
-            left = np.sort(order[most:])
-            back = taken.pick(left[left < taken.height])
-            if back.height:
-                self._runs.appendleft(back)
-                self._runs_count += back.height
-            self._side.push(side.pick(left[left >= taken.height] - taken.height))
-            taken = both.pick(order[:most])
+            parts = [taken, self._side.take(most)]
+            taken, (runs_used, side_used) = _first_of(parts, most, self.ageing_ms)
+            self._to_front(parts[0].pick(slice(runs_used, None)))
+            self._side.push(parts[1].pick(slice(side_used, None)))
         return taken
+
+    def _to_front(self, rows: Rows) -> None:
+        """Put rows back that come before all runs."""
+        if rows.height:
+            self._runs.appendleft(rows)
+            self._runs_count += rows.height
 
     def _take_runs(self, most: int) -> Rows:
         parts: list[Rows] = []
@@ -185,6 +256,13 @@ class Ready:
         """Remove and return everything, in order."""
         return self.take(len(self))
 
+    def set_ageing(self, ageing_ms: int) -> None:
+        """Put everything into the order of another worth of a step of priority."""
+        others, tried = self._take_untried(len(self)), self._tried.take(len(self))
+        self.ageing_ms = self._side.ageing_ms = self._tried.ageing_ms = ageing_ms
+        self.push(others.in_order(ageing_ms))
+        self.push_tried(tried.in_order(ageing_ms))
+
     def rows(self) -> Rows:
         """A copy of everything, in no order, for a snapshot."""
         return Rows.concat([*self._runs, *self._side.runs, *self._tried.runs])
@@ -194,7 +272,7 @@ class Ready:
         previous = None
         for run in self._runs:
             assert run.height, "an empty run is kept"
-            keys = _keys(run)
+            keys = _keys(run, self.ageing_ms)
             assert keys == sorted(keys), "a run is out of order"
             assert previous is None or previous <= keys[0], "runs overlap"
             previous = keys[-1]
@@ -206,34 +284,27 @@ class Ready:
 class _Pile:
     """Rows that come in any order, as a few sorted runs of falling size; O(log n) a row."""
 
-    __slots__ = ("count", "runs")
+    __slots__ = ("ageing_ms", "count", "runs")
 
-    def __init__(self) -> None:
+    def __init__(self, ageing_ms: int) -> None:
+        self.ageing_ms = ageing_ms
         self.count = 0
         self.runs: list[Rows] = []
 
     def push(self, rows: Rows) -> None:
-        """Add rows that are sorted by key."""
+        """Add rows that are in order."""
         if not rows.height:
             return
         self.count += rows.height
         self.runs.append(rows)
         while len(self.runs) > 1 and self.runs[-2].height < 2 * self.runs[-1].height:
             last = self.runs.pop()
-            self.runs[-1] = Rows.concat([self.runs[-1], last]).in_order()
+            self.runs[-1] = Rows.concat([self.runs[-1], last]).in_order(self.ageing_ms)
 
     def take(self, most: int) -> Rows:
         """Remove and return the first ``most`` rows; O(runs * most)."""
         heads = [run.pick(slice(0, most)) for run in self.runs]
-        rows = Rows.concat(heads)
-        if len(heads) > 1:
-            order = np.lexsort((rows.offsets, rows.due_ms))[:most]
-            whose = np.repeat(np.arange(len(heads)), [head.height for head in heads])
-            taken = np.bincount(whose[order], minlength=len(heads)).tolist()
-            rows = rows.pick(order)
-        else:
-            taken = [rows.height]
-        # Each run is sorted, so what was chosen of it is its beginning.
+        rows, taken = _first_of(heads, most, self.ageing_ms)
         left = [run.pick(slice(n, None)) for run, n in zip(self.runs, taken, strict=False)]
         self.runs = [run for run in left if run.height]
         self.count -= rows.height
@@ -248,17 +319,23 @@ class _Pile:
     def _check(self) -> None:
         for run in self.runs:
             assert run.height, "an empty run is kept"
-            assert _keys(run) == sorted(_keys(run)), "a run is out of order"
+            keys = _keys(run, self.ageing_ms)
+            assert keys == sorted(keys), "a run is out of order"
         assert self.count == sum(run.height for run in self.runs)
 
 
-def _keys(rows: Rows) -> list[tuple[int, int]]:
-    return list(zip(rows.due_ms.tolist(), rows.offsets.tolist(), strict=True))
+def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, list[int]]:
+    """The first ``most`` rows of sorted parts, in order, and how many are of each."""
+    filled = [part for part in parts if part.height]
+    if len(filled) <= 1:
+        rows = filled[0].pick(slice(0, most)) if filled else Rows.none()
+        return rows, [rows.height if part.height else 0 for part in parts]
+    rows = Rows.concat(filled)
+    order = np.lexsort((rows.offsets, rows.ranks(ageing_ms)))[:most]
+    whose = np.repeat(np.arange(len(parts)), [part.height for part in parts])
+    # Each part is sorted, so what was chosen of it is its beginning.
+    return rows.pick(order), np.bincount(whose[order], minlength=len(parts)).tolist()
 
 
-def _first(rows: Rows) -> tuple[int, int]:
-    return int(rows.due_ms[0]), int(rows.offsets[0])
-
-
-def _last(rows: Rows) -> tuple[int, int]:
-    return int(rows.due_ms[-1]), int(rows.offsets[-1])
+def _keys(rows: Rows, ageing_ms: int) -> list[tuple[int, int]]:
+    return list(zip(rows.ranks(ageing_ms).tolist(), rows.offsets.tolist(), strict=True))

@@ -116,7 +116,9 @@ class Replay:
                 if subscription is not None:
                     at = attempts.subscription_id == subscription_id
                     subscription.recover_attempts(
-                        Rows(attempts.due_ms[at], attempts.offset[at], attempts.attempt[at]),
+                        Rows.recalled(
+                            attempts.due_ms[at], attempts.offset[at], attempts.attempt[at]
+                        ),
                         attempts.next_ms[at],
                         stored=False,
                     )

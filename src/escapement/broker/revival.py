@@ -154,7 +154,7 @@ class Revival:
             subscription.acked.load_chunk(chunk, data)
         for _, data in self._attempts.pop(subscription_id, []):
             table = decode_attempts(data)
-            rows = Rows(table.due_ms, table.offsets, table.attempts)
+            rows = Rows.recalled(table.due_ms, table.offsets, table.attempts)
             subscription.recover_attempts(rows, table.next_ms, stored=True)
         if not self.replaying:
             subscription.begin(now_ms)

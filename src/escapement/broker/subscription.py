@@ -46,7 +46,7 @@ from escapement.storage.group import Acks, Attempts
 from escapement.storage.letter import Letter
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.policy import SubscriptionPolicy
-from escapement.timewheel import TimingWheel
+from escapement.timewheel import Entries, TimingWheel
 
 # Retries and ack timeouts are watched at this resolution, whatever the topic's tick:
 # they are measured in seconds, and a coarse tick for delays must not stretch them.
@@ -311,7 +311,7 @@ class Subscription(ABC):
                 self.record.topic_id,
                 self.record.id,
                 rows.offsets,
-                rows.attempts,
+                rows.to_store(),
                 next_ms,
                 rows.due_ms,
             )
@@ -324,10 +324,11 @@ class Subscription(ABC):
             rows, next_ms = rows.pick(~at_once), next_ms[~at_once]
         if rows.height:
             tags = (rows.due_ms << 16) | rows.attempts
-            elapsed = self._timers.insert(next_ms, rows.offsets, tags)
+            labels = None if rows.traits is None else rows.traits.astype(np.int64)
+            elapsed = self._timers.insert(next_ms, rows.offsets, tags, labels)
             if elapsed is not None and len(elapsed):
                 # The wall clock went back a little, and the wheel has seen later.
-                self._again(_tagged(elapsed.ids, elapsed.tags), waited=True)
+                self._again(_timed(elapsed), waited=True)
 
     # -- the dead ----------------------------------------------------------------
 
@@ -383,10 +384,9 @@ class Subscription(ABC):
                 moved = True
         retry = np.flatnonzero(fired.ids >= 0)
         if len(retry):
-            assert fired.tags is not None
             retry = retry[self.held.contains(fired.ids[retry])]
             if len(retry):
-                self._again(_tagged(fired.ids[retry], fired.tags[retry]), waited=True)
+                self._again(_timed(fired.take(retry)), waited=True)
                 moved = True
         return moved
 
@@ -402,7 +402,7 @@ class Subscription(ABC):
         waiting = self._timers.drain()
         self._timers = TimingWheel(TIMER_TICK_MS, now_ms)
         elapsed = self._timers.insert(
-            np.maximum(waiting.when_ms, now_ms + 1), waiting.ids, waiting.tags
+            np.maximum(waiting.when_ms, now_ms + 1), waiting.ids, waiting.tags, waiting.labels
         )
         assert elapsed is None
 
@@ -445,9 +445,10 @@ class Subscription(ABC):
     def _tidy(self) -> None:
         """Drop timers of deliveries that are over: with a long wait they are most."""
         waiting = self._timers.drain()
-        live = (waiting.ids >= 0) | np.isin(-waiting.ids, self.in_flight.delivery_ids())
-        tags = None if waiting.tags is None else waiting.tags[live]
-        elapsed = self._timers.insert(waiting.when_ms[live], waiting.ids[live], tags)
+        waiting = waiting.take(
+            (waiting.ids >= 0) | np.isin(-waiting.ids, self.in_flight.delivery_ids())
+        )
+        elapsed = self._timers.insert(waiting.when_ms, waiting.ids, waiting.tags, waiting.labels)
         assert elapsed is None or not len(elapsed)
 
     # -- durable attempts ------------------------------------------------------------
@@ -491,7 +492,7 @@ class Subscription(ABC):
         stated, self._stated = self._stated, []
         rows = Rows.concat([rows for rows, _ in stated])
         next_ms = np.concatenate([np.zeros(0, np.int64), *(next_ms for _, next_ms in stated)])
-        return AttemptTable(rows.offsets, rows.attempts, next_ms, rows.due_ms)
+        return AttemptTable(rows.offsets, rows.to_store(), next_ms, rows.due_ms)
 
     def all_attempts(self, now_ms: int) -> AttemptTable:
         """Every message that was tried before and is not done, and when next.
@@ -504,9 +505,9 @@ class Subscription(ABC):
         parts = [Rows.none()]
         next_parts = [np.zeros(0, np.int64)]
         if len(retry):
-            assert waiting.tags is not None
-            parts.append(_tagged(waiting.ids[retry], waiting.tags[retry]))
-            next_parts.append(waiting.when_ms[retry])
+            waiting = waiting.take(retry)
+            parts.append(_timed(waiting))
+            next_parts.append(waiting.when_ms)
         flying = self.in_flight.rows()
         # Of what is cancelled for others the journal says that it was handed out (``keep``).
         recorded = self._amendments.cancelled.contains(flying.offsets)
@@ -518,15 +519,14 @@ class Subscription(ABC):
             next_parts.append(np.full(rows.height, now_ms))
         all_rows = Rows.concat(parts)
         next_ms = np.concatenate(next_parts)
-        return AttemptTable(all_rows.offsets, all_rows.attempts, next_ms, all_rows.due_ms)
+        return AttemptTable(all_rows.offsets, all_rows.to_store(), next_ms, all_rows.due_ms)
 
     def tries_of(self, offset: int) -> tuple[int, int | None]:
         """How often a held message was delivered, and when it is tried again if it waits."""
         waiting = self._timers.entries()
         at = np.flatnonzero(waiting.ids == offset)
         if len(at):
-            assert waiting.tags is not None
-            rows, next_ms = _tagged(waiting.ids[at], waiting.tags[at]), int(waiting.when_ms[at[-1]])
+            rows, next_ms = _timed(waiting.take(at)), int(waiting.when_ms[at[-1]])
         else:
             rows, next_ms = self._ready_again(), None
         found = rows.counts[rows.offsets == offset]
@@ -548,7 +548,9 @@ def _counted(rows: Rows) -> Rows:
     return rows._replace(attempts=rows.attempts - (rows.counts > MOST_ATTEMPTS))
 
 
-def _tagged(offsets: Int64s, tags: Int64s | None) -> Rows:
-    """The rows whose due time and attempts were packed into tags."""
+def _timed(timers: Entries) -> Rows:
+    """The rows of timers: due time and attempts were packed into tags, traits are labels."""
+    tags, labels = timers.tags, timers.labels
     assert tags is not None
-    return Rows(tags >> 16, offsets, tags & _ATTEMPTS)
+    traits = None if labels is None else labels.astype(np.uint32)
+    return Rows(tags >> 16, timers.ids, tags & _ATTEMPTS, traits)

@@ -33,12 +33,12 @@ from escapement.broker.producer import Producer
 from escapement.broker.shared import SharedSubscription
 from escapement.broker.sizes import Sizes
 from escapement.broker.subscription import Subscription
-from escapement.message import Int64s, MessageBatch
+from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.names import TopicName
 from escapement.storage.catalog import Namespace
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
 from escapement.storage.policy import TopicPolicy
-from escapement.timewheel import TimingWheel
+from escapement.timewheel import Entries, TimingWheel
 
 # The next window is read this long before its partition begins, or half a partition if
 # that is shorter: reading a window of 2 million keys takes less than a second.
@@ -122,7 +122,13 @@ class Topic:
             self._wheel = TimingWheel(self.namespace.tick_ms, now_ms)
             self._set_horizon(Key(now_ms + 1, 0))
         self.shared[subscription.record.name] = subscription
+        self._introduce(subscription)
         self._pause(subscription)
+
+    def _introduce(self, subscription: SharedSubscription) -> None:
+        """Tell it of what is in the index that it would otherwise come upon late."""
+        if self._index.has_priorities(self.id):
+            subscription.expect_priorities()
 
     def begin_subscribing(self) -> None:
         """A subscription is being made durable; ``subscribing`` is lowered when it is."""
@@ -154,33 +160,34 @@ class Topic:
         """Take committed messages: one call for each group."""
         assert base_offset == self.next_offset, "the log has a gap, or went back"
         count = len(due_ms)
-        self.recover(base_offset, due_ms, batch)
+        traits = self.recover(base_offset, due_ms, batch)
         self.published += count
         if self.subscribing:
             self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
         if self.shared:
-            self.place(due_ms, np.arange(base_offset, base_offset + count), now_ms)
+            self.place(due_ms, np.arange(base_offset, base_offset + count), now_ms, traits)
 
-    def place(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> None:
+    def place(
+        self, due_ms: Int64s, offsets: Int64s, now_ms: int, traits: UInt32s | None = None
+    ) -> None:
         """Offer what is due; put what is below the horizon into the wheel."""
         assert self._wheel is not None
+        tags = None if traits is None else traits.astype(np.int64)
+        arrived = Entries(due_ms, offsets, tags)
         due = due_ms <= now_ms
         if due.all():
-            self._offer(*_in_order(due_ms, offsets))
+            self._offer(_in_order(arrived))
             return
         if due.any():
-            self._offer(*_in_order(due_ms[due], offsets[due]))
-            due_ms, offsets = due_ms[~due], offsets[~due]
+            self._offer(_in_order(arrived.take(due)))
+            arrived = arrived.take(~due)
+            due_ms, offsets = arrived.when_ms, arrived.ids
         horizon = self._horizon
         below = (due_ms < horizon.due_ms) | (
             (due_ms == horizon.due_ms) & (offsets < horizon.offset)
         )
         if below.any():
-            elapsed = self._wheel.insert(due_ms[below], offsets[below])
-            if elapsed is not None and len(elapsed):
-                # The wall clock went back a little, and the wheel has seen later.
-                self._offer(elapsed.when_ms, elapsed.ids)
-            self._count()
+            self._turn_in(self._wheel, arrived.take(below))
             if self._budget.asks_to_shrink(len(self._wheel)):
                 self._shrink_window()
         if not below.all():
@@ -188,20 +195,37 @@ class Topic:
             if self._index_next_ms is None or next_ms < self._index_next_ms:
                 self._index_next_ms = next_ms
 
-    def _offer(self, due_ms: Int64s, offsets: Int64s) -> None:
-        for subscription in self.shared.values():
-            subscription.offer(due_ms, offsets)
+    def _turn_in(self, wheel: TimingWheel, waiting: Entries) -> None:
+        """Put keys into our wheel; their traits are its tags."""
+        elapsed = wheel.insert(waiting.when_ms, waiting.ids, waiting.tags)
+        self._count()
+        if elapsed is not None:
+            # The wall clock went back a little, and the wheel has seen later.
+            self._offer(elapsed)
 
-    def recover(self, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> None:
-        """Take messages of the log that the index lacks; subscriptions come to them later."""
-        self._index.add(self.id, base_offset, due_ms, batch)
+    def _offer(self, due: Entries) -> None:
+        if not len(due):
+            return
+        traits = None if due.tags is None else due.tags.astype(np.uint32)
+        for subscription in self.shared.values():
+            subscription.offer(due.when_ms, due.ids, traits)
+
+    def recover(self, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> UInt32s | None:
+        """Take messages of the log that the index lacks; subscriptions come to them later.
+
+        Returns their traits, if any has one.
+        """
+        traits = self._index.add(self.id, base_offset, due_ms, batch)
         self.sizes.saw(batch)
         self.next_offset = max(self.next_offset, base_offset + len(due_ms))
+        return traits
 
     def recovered(self, now_ms: int) -> None:
         """All of the past is in the index now: look for what comes next from here on."""
         if self._wheel is not None:
             self._set_horizon(Key(now_ms + 1, 0))
+        for subscription in self.shared.values():
+            self._introduce(subscription)
 
     # -- time passes ------------------------------------------------------------------
 
@@ -215,8 +239,7 @@ class Topic:
                 self._set_horizon(max(self._horizon, Key(now_ms + 1, 0)))
             expired = self._wheel.advance(max(now_ms, self._wheel.now_ms))
             self._count()
-            if len(expired):
-                self._offer(expired.when_ms, expired.ids)
+            self._offer(expired)
         for any_kind in self.subscriptions():
             any_kind.advance(now_ms)
 
@@ -261,10 +284,7 @@ class Topic:
             loading = self._loading is self._wheel
             self._wheel = TimingWheel(namespace.tick_ms, now_ms)
             self._loading = self._wheel if loading else None
-            elapsed = self._wheel.insert(waiting.when_ms, waiting.ids)
-            self._count()
-            if elapsed is not None and len(elapsed):
-                self._offer(elapsed.when_ms, elapsed.ids)
+            self._turn_in(self._wheel, waiting)
 
     # -- windows ----------------------------------------------------------------------
 
@@ -298,16 +318,16 @@ class Topic:
         self._set_horizon(plan.stop)
         return plan
 
-    def end_window(self, plan: Plan, due_ms: Int64s, offsets: Int64s) -> None:
+    def end_window(
+        self, plan: Plan, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None
+    ) -> None:
         """Put a window's keys into the wheel they were read for, if it is still turning."""
         del plan
         wheel, self._loading = self._loading, None
         if wheel is None or wheel is not self._wheel or not len(offsets):
             return
-        elapsed = wheel.insert(due_ms, offsets)
-        self._count()
-        if elapsed is not None and len(elapsed):
-            self._offer(elapsed.when_ms, elapsed.ids)
+        tags = None if traits is None else traits.astype(np.int64)
+        self._turn_in(wheel, Entries(due_ms, offsets, tags))
 
     def _count(self) -> None:
         """Tell the budget how many keys our wheel has now."""
@@ -417,9 +437,9 @@ class Topic:
         return 0 if self._wheel is None else len(self._wheel)
 
 
-def _in_order(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
+def _in_order(arrived: Entries) -> Entries:
     """Sorted by due time, then offset; offsets arrive ascending."""
+    due_ms = arrived.when_ms
     if (due_ms[1:] >= due_ms[:-1]).all():
-        return due_ms, offsets
-    order = np.argsort(due_ms, kind="stable")
-    return due_ms[order], offsets[order]
+        return arrived
+    return arrived.take(np.argsort(due_ms, kind="stable"))

@@ -14,9 +14,11 @@ import trio
 from escapement.cli.parameters import duration_ms, moment
 from escapement.cli.remote import broker_option, with_broker
 from escapement.client.broker import Broker
+from escapement.client.content import MAX_PRIORITY
 from escapement.client.producer import Producer
 from escapement.client.receipt import Receipts
 from escapement.errors import LimitExceeded
+from escapement.message import DEFAULT_PRIORITY
 from escapement.protocol.limits import MAX_FRAME_BYTES
 
 # What is read at once from a file or pipe: some thousand lines make a good batch.
@@ -58,6 +60,13 @@ def _property(text: str) -> tuple[str, str]:
 )
 @click.option("--key", help="Its key, for whoever receives it.")
 @click.option(
+    "--priority",
+    type=click.IntRange(0, MAX_PRIORITY),
+    default=DEFAULT_PRIORITY,
+    show_default=True,
+    help="Of what is due, shared subscriptions take the lower number first.",
+)
+@click.option(
     "--property",
     "properties",
     type=_property,
@@ -76,6 +85,7 @@ def produce(
     delay_ms: int | None,
     at: datetime | None,
     key: str | None,
+    priority: int,
     properties: tuple[tuple[str, str], ...],
     stdin: bool,
     file: BinaryIO | None,
@@ -84,7 +94,8 @@ def produce(
     """Send messages to TOPIC, now or for later.
 
     A topic is tenant/namespace/name, or a name alone in public/default, and is created on
-    first use. All messages of one command have the same time, key and properties.
+    first use. All messages of one command have the same time, key, priority and
+    properties.
     """
     if delay_ms is not None and at is not None:
         raise click.UsageError("--delay or --at, not both.")
@@ -100,6 +111,7 @@ def produce(
             at=at,
             keys=None if key is None else [key] * len(values),
             properties=[dict(properties)] * len(values) if properties else None,
+            priorities=None if priority == DEFAULT_PRIORITY else priority,
         )
         _print(receipts)
 

@@ -84,7 +84,7 @@ class Producer(Attached):
           at: or when to deliver it, an aware datetime; a time that has passed is now.
           key: for the application's own use.
           properties: a small map of plain values, for the application's own use.
-          priority: 0 to 255; of messages due together lower goes first.
+          priority: 0 to 255; of what is due, shared subscriptions take the lower first.
           sequence: the message's number, if the application counts by itself: of one
             that is stored already, the receipt says so.
 

@@ -263,6 +263,11 @@ class SubscriptionPolicy(Policy):
     jitter: float = _share(
         0.33, "Up to this share of a wait is added to it, so that not all come back at once."
     )
+    priority_ageing_ms: int = _duration(
+        1_000,
+        "What a step of priority is worth, if shared: a message goes before what is due up to "
+        "this much earlier for each step that its priority is the lower number. 0: nothing.",
+    )
 
     # Attempts are counted in 15 bits.
     max_deliveries: int = _number(

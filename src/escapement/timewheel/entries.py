@@ -26,14 +26,16 @@ _KEY_BITS: Final = 63
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Three columns of equal height: a time, an id and, where used, a tag.
+    """Columns of equal height: a time, an id and, where used, a tag and a label.
 
-    Whoever gets one owns its arrays; nobody else will change them.
+    Tags and labels are the caller's own. Whoever gets entries owns their arrays; nobody
+    else will change them.
     """
 
     when_ms: Int64s
     ids: Int64s
     tags: Int64s | None = None
+    labels: Int64s | None = None
 
     def __len__(self) -> int:
         return len(self.when_ms)
@@ -41,13 +43,16 @@ class Entries:
     @property
     def size_bytes(self) -> int:
         """What the columns take."""
-        tags_bytes = 0 if self.tags is None else self.tags.nbytes
-        return self.when_ms.nbytes + self.ids.nbytes + tags_bytes
+        used = [column for column in (self.tags, self.labels) if column is not None]
+        return self.when_ms.nbytes + self.ids.nbytes + sum(column.nbytes for column in used)
 
     def take(self, rows: Rows) -> Entries:
         """The rows named by index or mask, in that order."""
         return Entries(
-            self.when_ms[rows], self.ids[rows], None if self.tags is None else self.tags[rows]
+            self.when_ms[rows],
+            self.ids[rows],
+            None if self.tags is None else self.tags[rows],
+            None if self.labels is None else self.labels[rows],
         )
 
     def slice(self, low: int, high: int) -> Entries:
@@ -56,29 +61,27 @@ class Entries:
             self.when_ms[low:high],
             self.ids[low:high],
             None if self.tags is None else self.tags[low:high],
+            None if self.labels is None else self.labels[low:high],
         )
 
     def copy(self) -> Entries:
         """The same entries in arrays of their own."""
         tags = None if self.tags is None else self.tags.copy()
-        return Entries(self.when_ms.copy(), self.ids.copy(), tags)
+        labels = None if self.labels is None else self.labels.copy()
+        return Entries(self.when_ms.copy(), self.ids.copy(), tags, labels)
 
     @staticmethod
     def concat(parts: Sequence[Entries]) -> Entries:
-        """The parts one below the other; where only some have tags, the others' are 0."""
+        """The parts one below the other; where only some have tags or labels, others' are 0."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
             return NONE
-        tags = None
-        if any(part.tags is not None for part in parts):
-            tags = np.concatenate(
-                [np.zeros(len(p), np.int64) if p.tags is None else p.tags for p in parts]
-            )
         return Entries(
             np.concatenate([part.when_ms for part in parts]),
             np.concatenate([part.ids for part in parts]),
-            tags,
+            _concat_used([(len(part), part.tags) for part in parts]),
+            _concat_used([(len(part), part.labels) for part in parts]),
         )
 
     def sorted(self) -> Entries:
@@ -100,10 +103,12 @@ class Entries:
             digits = (self.when_ms - first_ms).astype(np.uint16)
             return self.take(np.argsort(digits, kind="stable"))
         id_bits = (int(self.ids.max()) - first_id).bit_length()
-        if self.tags is None and span_ms.bit_length() + id_bits <= _KEY_BITS:
+        if span_ms.bit_length() + id_bits <= _KEY_BITS:
             keys = self.when_ms - first_ms
             keys <<= id_bits
             keys |= self.ids - first_id
+            if self.tags is not None or self.labels is not None:
+                return self.take(np.argsort(keys, kind="stable"))
             keys.sort()
             ids = keys & ((1 << id_bits) - 1)
             ids += first_id
@@ -118,6 +123,12 @@ class Entries:
             return False
         ties = np.flatnonzero(steps == 0)
         return bool((self.ids[ties] <= self.ids[ties + 1]).all())
+
+
+def _concat_used(columns: list[tuple[int, Int64s | None]]) -> Int64s | None:
+    if all(column is None for _, column in columns):
+        return None
+    return np.concatenate([np.zeros(n, np.int64) if c is None else c for n, c in columns])
 
 
 NONE: Final = Entries(np.zeros(0, np.int64), np.zeros(0, np.int64))

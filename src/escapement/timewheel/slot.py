@@ -1,8 +1,8 @@
 """One slot of a wheel: a bag of entries that grows.
 
 The columns lie in one matrix, a row for each, with room at the end. What is put in is
-copied, so that a slot never keeps a caller's larger array alive. The row of tags
-exists only once an entry has brought one.
+copied, so that a slot never keeps a caller's larger array alive. The rows of tags and
+labels exist only once an entry has brought one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from escapement.timewheel.entries import Entries
 
-_WHEN, _ID, _TAG = 0, 1, 2
+_WHEN, _ID, _TAG, _LABEL = 0, 1, 2, 3
 # A full slot grows by half: entries are copied twice on average, and a third of the
 # room at most lies idle.
 _GROWTH: Final = 1.5
@@ -26,8 +26,7 @@ class Slot:
     __slots__ = ("_columns", "_end", "_first")
 
     def __init__(self, entries: Entries) -> None:
-        height = 2 if entries.tags is None else 3
-        self._columns = np.empty((height, len(entries)), np.int64)
+        self._columns = np.empty((_height(entries), len(entries)), np.int64)
         self._first = 0  # entries before it have been taken
         self._end = 0
         self.put(entries)
@@ -48,19 +47,22 @@ class Slot:
     def entries(self) -> Entries:
         """What is in it, as views: valid until the slot changes; O(1)."""
         columns = self._columns[:, self._first : self._end]
-        return Entries(columns[_WHEN], columns[_ID], columns[_TAG] if len(columns) == 3 else None)
+        return Entries(*columns)
 
     def put(self, entries: Entries) -> None:
         """Copy entries in; amortised O(n)."""
         end = self._end + len(entries)
-        tagged = entries.tags is not None or len(self._columns) == 3
-        if end > self._columns.shape[1] or (tagged and len(self._columns) == 2):
-            self._grow(len(self) + len(entries), 3 if tagged else 2)
+        height = max(_height(entries), len(self._columns))
+        if end > self._columns.shape[1] or height > len(self._columns):
+            self._grow(len(self) + len(entries), height)
             end = self._end + len(entries)
         self._columns[_WHEN, self._end : end] = entries.when_ms
         self._columns[_ID, self._end : end] = entries.ids
-        if tagged:
+        if height > _TAG:
             self._columns[_TAG, self._end : end] = 0 if entries.tags is None else entries.tags
+        if height > _LABEL:
+            labels = entries.labels
+            self._columns[_LABEL, self._end : end] = 0 if labels is None else labels
         self._end = end
 
     def take_first(self, count: int) -> Entries:
@@ -89,3 +91,8 @@ class Slot:
         columns[: len(self._columns), :count] = self._columns[:, self._first : self._end]
         columns[len(self._columns) :, :count] = 0
         self._columns, self._first, self._end = columns, 0, count
+
+
+def _height(entries: Entries) -> int:
+    """How many rows the entries need."""
+    return 4 if entries.labels is not None else 2 if entries.tags is None else 3

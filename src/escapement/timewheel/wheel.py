@@ -1,7 +1,7 @@
 """A hierarchical timing wheel over columns.
 
-It holds entries (a time, an id, perhaps a tag) and gives them back when their time has
-come, sorted by time, then id. Time is cut into *ticks* of a fixed length; the wheel
+It holds entries (a time, an id, perhaps a tag and a label) and gives them back when their
+time has come, sorted by time, then id. Time is cut into *ticks* of a fixed length; the wheel
 turns when it is told the time and reads no clock itself. It depends on numpy alone.
 
 Ticks are counted from the Unix epoch. A level is 64 slots; a slot of one level spans
@@ -119,15 +119,22 @@ class TimingWheel:
 
     # -- what comes in -----------------------------------------------------------
 
-    def insert(self, when_ms: Int64s, ids: Int64s, tags: Int64s | None = None) -> Entries | None:
+    def insert(
+        self,
+        when_ms: Int64s,
+        ids: Int64s,
+        tags: Int64s | None = None,
+        labels: Int64s | None = None,
+    ) -> Entries | None:
         """Take in entries; returns, sorted, those due already (``when_ms <= now_ms``), or None.
 
         What is returned is not kept. O(n) comparisons now, O(n) copies at the next turn.
         """
         assert len(when_ms) == len(ids) == (len(ids) if tags is None else len(tags))
+        assert labels is None or len(labels) == len(ids)
         if not len(ids):
             return None
-        entries, elapsed = Entries(when_ms, ids, tags), None
+        entries, elapsed = Entries(when_ms, ids, tags, labels), None
         earliest_ms = int(when_ms.min())
         if earliest_ms <= self._now_ms:
             due = when_ms <= self._now_ms

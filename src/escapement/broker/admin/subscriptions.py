@@ -92,13 +92,13 @@ def _subscription(topic: Topic, record: SubscriptionRecord) -> dict[str, Plain]:
 def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
     """What a subscription is and has done, as a row."""
     counts = subscription.counts
-    shared = isinstance(subscription, SharedSubscription)
+    shared = subscription if isinstance(subscription, SharedSubscription) else None
     return {
         "subscription": subscription.record.name,
         "kind": subscription.record.kind,
         "consumers": [consumer.name for consumer in subscription.consumers],
-        "ready": len(subscription.ready) if isinstance(subscription, SharedSubscription) else 0,
-        "behind": shared and subscription.mark is not None,  # type: ignore[attr-defined]
+        "ready": 0 if shared is None else shared.ready_count,
+        "behind": shared is not None and shared.behind,
         "in_flight": len(subscription.in_flight),
         "unacknowledged": topic.unacknowledged(subscription),
         "delivered": counts.delivered,

@@ -5,7 +5,7 @@ that were read. A block is 24 bytes of header and a body:
 
     ==========  ======  ===========================================================
     checksum    uint32  CRC-32 of everything behind it, header and body
-    kind        uint8   KEYS, MESSAGES or FOOTER
+    kind        uint8   KEYS, MESSAGES, FOOTER or TRAITS
     version     uint8   1
     reserved    uint16  0
     rows        uint32
@@ -14,7 +14,8 @@ that were read. A block is 24 bytes of header and a body:
     ==========  ======  ===========================================================
 
 The body of KEYS is ``due_ms`` int64[rows], then ``offsets`` int64[rows]; the body of
-MESSAGES is the body of a ``MessageBatch``. All integers are little-endian.
+MESSAGES is the body of a ``MessageBatch``, that of TRAITS uint32[rows]. All integers are
+little-endian.
 
 Knows nothing of topics or of where a block lies. Whatever does not decode raises
 ``IndexDamaged``: a block either is what was written, or is refused.
@@ -33,11 +34,12 @@ from typing import Final
 import numpy as np
 
 from escapement.errors import IndexDamaged, RemoteProtocolError
-from escapement.message import Buffer, MessageBatch, UInt8s
+from escapement.message import Blobs, Buffer, MessageBatch, UInt8s, UInt32s
 from escapement.storage.index.columns import FixedStrings
 from escapement.storage.index.keys import Keys
+from escapement.traits import traits_of
 
-KEYS, MESSAGES, FOOTER = 1, 2, 3
+KEYS, MESSAGES, FOOTER, TRAITS = 1, 2, 3, 4
 _VERSION: Final = 1
 _CHECKSUM: Final = struct.Struct("<I")
 _FIELDS: Final = struct.Struct("<BBHIIQ")
@@ -123,8 +125,36 @@ class MessageBlock:
             len(block) + 8 * rows,
         )
 
+    def traits(self) -> UInt32s | None:
+        """The messages' traits, from keys and priorities."""
+        keys = None if self.keys is None else Blobs(self.keys.lengths, self.keys.data)
+        return traits_of(MessageBatch(Blobs.empty(self.rows), keys, None, self.priorities))
 
-Block = KeyBlock | MessageBlock
+    @property
+    def rows(self) -> int:
+        return len(self.payloads.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class TraitBlock:
+    """The traits of a key block, row by row."""
+
+    traits: UInt32s
+    size_bytes: int
+
+    @classmethod
+    def encode(cls, traits: UInt32s) -> list[Buffer]:
+        return encode(TRAITS, len(traits), [traits.astype("<u4", copy=False).tobytes()])
+
+    @classmethod
+    def decode(cls, block: bytes, where: str) -> TraitBlock:
+        rows, body = decode(block, TRAITS, where)
+        if len(body) != 4 * rows:
+            raise IndexDamaged(f"{where}: {rows} traits in {len(body)} bytes")
+        return cls(np.frombuffer(body, "<u4"), len(block))
+
+
+Block = KeyBlock | MessageBlock | TraitBlock
 
 
 class BlockCache:

@@ -28,7 +28,7 @@ from typing import Final
 from sortedcontainers import SortedKeyList
 
 from escapement.errors import IndexDamaged
-from escapement.message import Int64s, MessageBatch
+from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.storage.index.block import BlockCache
 from escapement.storage.index.checkpoint import Checkpoint
 from escapement.storage.index.compaction import Compaction, LiveCount, size_of
@@ -43,9 +43,10 @@ from escapement.storage.index.manifest import (
     no_failpoint,
 )
 from escapement.storage.index.memory import Generation, MemoryTable
-from escapement.storage.index.plan import Fetch, Plan, Span
+from escapement.storage.index.plan import Fetch, Plan, Span, TraitStore
 from escapement.storage.index.segment import Segment, TopicSlice
 from escapement.storage.index.tiers import choose
+from escapement.traits import FIRST_PRIORITY, traits_of
 
 Mask = Callable[[int, Int64s, Int64s], Bools | None]
 
@@ -130,13 +131,20 @@ class DelayedIndex:
 
     # -- in ---------------------------------------------------------------------
 
-    def add(self, topic_id: int, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> None:
-        """Take a live group: offsets contiguous from ``base_offset``; O(bytes)."""
+    def add(
+        self, topic_id: int, base_offset: int, due_ms: Int64s, batch: MessageBatch
+    ) -> UInt32s | None:
+        """Take a live group: offsets contiguous from ``base_offset``; O(bytes).
+
+        Returns the messages' traits, None if none has any.
+        """
         assert len(due_ms) == len(batch)
+        traits = traits_of(batch)
         if len(due_ms) and topic_id not in self._dropped:
             assert due_ms.min() >= 0
             assert due_ms.max() <= MAX_DUE_MS
-            self._active.append(topic_id, base_offset, due_ms, batch)
+            self._active.append(topic_id, base_offset, due_ms, batch, traits)
+        return traits
 
     def add_again(
         self, topic_id: int, offsets: Int64s, due_ms: Int64s, batch: MessageBatch
@@ -150,7 +158,7 @@ class DelayedIndex:
             assert due_ms.min() >= 0
             assert due_ms.max() <= MAX_DUE_MS
             assert bool((offsets[1:] > offsets[:-1]).all()), "offsets must ascend"
-            self._active.append(topic_id, offsets, due_ms, batch)
+            self._active.append(topic_id, offsets, due_ms, batch, traits_of(batch))
 
     def drop_topic(self, topic_id: int) -> None:
         """Forget a topic for good: now in memory and for readers, on disk when merged.
@@ -182,7 +190,19 @@ class DelayedIndex:
             for part in self._slices_of(topic_id):
                 span = part.between(start, until)
                 spans += [span] if span else []
-        return Plan(spans, start, until, max_messages)
+        return Plan(spans, start, until, max_messages, self._traited(topic_id))
+
+    def has_priorities(self, topic_id: int) -> bool:
+        """Whether a topic has entries of other priorities than the default; or may have.
+
+        It is not known of segments of an earlier version.
+        """
+        return any(store.most_traits >= FIRST_PRIORITY for store in self._traited(topic_id))
+
+    def _traited(self, topic_id: int) -> list[TraitStore]:
+        stores: list[TraitStore] = [t for t in self._tables(topic_id) if t.most_traits]
+        stores += [part for part in self._slices_of(topic_id) if part.most_traits]
+        return stores
 
     def fetch(self, topic_id: int, due_ms: Int64s, offsets: Int64s) -> Fetch:
         """Pin the messages of keys that plans returned; rows come in the order asked."""

@@ -24,7 +24,14 @@ from typing import Final
 
 import numpy as np
 
-from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, UInt8s
+from escapement.message import (
+    DEFAULT_PRIORITY,
+    Blobs,
+    Int64s,
+    MessageBatch,
+    UInt8s,
+    UInt32s,
+)
 from escapement.storage.index.columns import Arena, Pick
 from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
 from escapement.storage.index.plan import Landmarks
@@ -118,9 +125,11 @@ class MemoryTable:
         "count",
         "keys",
         "last_offset",
+        "most_traits",
         "payloads",
         "priorities",
         "properties",
+        "traits",
     )
 
     def __init__(self, row_capacity: int, size_bytes: int) -> None:
@@ -130,6 +139,8 @@ class MemoryTable:
         self.keys: Arena | None = None
         self.properties: Arena | None = None
         self.priorities: UInt8s | None = None
+        self.traits: UInt32s | None = None
+        self.most_traits = 0
         self.count = 0
         self.last_offset = -1
         self._sorted: SortedRun | None = None
@@ -141,7 +152,8 @@ class MemoryTable:
         size = self._array.nbytes + self.payloads.memory_bytes
         for column in (self.keys, self.properties):
             size += 0 if column is None else column.memory_bytes
-        size += 0 if self.priorities is None else self.priorities.nbytes
+        for numbers in (self.priorities, self.traits):
+            size += 0 if numbers is None else numbers.nbytes
         # The sorted order, eight bytes a row, is counted whether it is there or not.
         return size + 8 * int(self._array.shape[1])
 
@@ -164,7 +176,13 @@ class MemoryTable:
     def has_room(self, rows: int, size_bytes: int, table_rows: int) -> bool:
         return self.count + rows <= table_rows and self.payloads.used + size_bytes <= TABLE_BYTES
 
-    def append(self, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch) -> None:
+    def append(
+        self,
+        offsets: Int64s | int,
+        due_ms: Int64s,
+        batch: MessageBatch,
+        traits: UInt32s | None,
+    ) -> None:
         """Take the batch; ``offsets`` is a column, or the first of contiguous ones."""
         row, rows = self.count, len(due_ms)
         end = row + rows
@@ -186,6 +204,11 @@ class MemoryTable:
             if self.priorities is None:
                 self.priorities = np.full(self._array.shape[1], DEFAULT_PRIORITY, np.uint8)
             self.priorities[row:end] = batch.priorities
+        if traits is not None:
+            if self.traits is None:
+                self.traits = np.zeros(self._array.shape[1], np.uint32)
+            self.traits[row:end] = traits
+            self.most_traits = max(self.most_traits, int(traits.max()))
         self.count = end  # last: what a reader counts, it may read
 
     def _append_optional(
@@ -210,6 +233,10 @@ class MemoryTable:
             priorities = np.full(capacity, DEFAULT_PRIORITY, np.uint8)
             priorities[: self.count] = self.priorities[: self.count]
             self.priorities = priorities
+        if self.traits is not None:
+            traits = np.zeros(capacity, np.uint32)
+            traits[: self.count] = self.traits[: self.count]
+            self.traits = traits
         self._array = larger
 
     def runs(self) -> list[SortedRun]:
@@ -250,6 +277,12 @@ class MemoryTable:
             places, rows = places[found], rows[found]
         return [Pick(places, self, rows)] if len(places) else []
 
+    def find_traits(self, due_ms: Int64s, offsets: Int64s) -> list[tuple[Int64s, UInt32s]]:
+        """Of the wanted keys that are here: their places, and their traits."""
+        traits = self.traits
+        assert traits is not None
+        return [(places, traits[rows]) for places, _, rows in self.find(due_ms, offsets)]
+
 
 class TopicMemory:
     """The tables of one topic, for each stream of ascending offsets its own."""
@@ -263,7 +296,12 @@ class TopicMemory:
         self.rows = 0
 
     def append(
-        self, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch, table_rows: int
+        self,
+        offsets: Int64s | int,
+        due_ms: Int64s,
+        batch: MessageBatch,
+        traits: UInt32s | None,
+        table_rows: int,
     ) -> None:
         """Append to the stream that ends nearest before the first offset, or begin one."""
         first = offsets if isinstance(offsets, int) else int(offsets[0])
@@ -287,7 +325,7 @@ class TopicMemory:
             before = 0
         else:
             before = table.memory_bytes
-        table.append(offsets, due_ms, batch)
+        table.append(offsets, due_ms, batch, traits)
         self.memory_bytes += table.memory_bytes - before
         self.rows += rows
 
@@ -303,7 +341,12 @@ class Generation:
         self.rows = 0
 
     def append(
-        self, topic_id: int, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch
+        self,
+        topic_id: int,
+        offsets: Int64s | int,
+        due_ms: Int64s,
+        batch: MessageBatch,
+        traits: UInt32s | None = None,
     ) -> None:
         topic = self.topics.get(topic_id)
         if topic is None:
@@ -312,12 +355,13 @@ class Generation:
         before = topic.memory_bytes
         step = self._table_rows
         if len(due_ms) <= step:
-            topic.append(offsets, due_ms, batch, step)
+            topic.append(offsets, due_ms, batch, traits, step)
         else:
             for low in range(0, len(due_ms), step):
                 rows = np.arange(low, min(low + step, len(due_ms)))
                 part = offsets + low if isinstance(offsets, int) else offsets[rows]
-                topic.append(part, due_ms[rows], batch.take(rows), step)
+                part_traits = None if traits is None else traits[rows]
+                topic.append(part, due_ms[rows], batch.take(rows), part_traits, step)
         self.memory_bytes += topic.memory_bytes - before
         self.rows += len(due_ms)
 

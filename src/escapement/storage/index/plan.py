@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.errors import IndexDamaged
-from escapement.message import Int64s, MessageBatch
+from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.storage.index.columns import Pick, assemble
 from escapement.storage.index.keys import Bools, Key, Keys, is_sorted, merge, sorted_order
 
@@ -69,15 +69,36 @@ class Store(Protocol):
         ...
 
 
+class TraitStore(Protocol):
+    """A source of messages of which some have traits."""
+
+    @property
+    def most_traits(self) -> int:
+        """The highest traits here, which are 0 for nothing; at least that, if not known."""
+        ...
+
+    def find_traits(self, due_ms: Int64s, offsets: Int64s) -> list[tuple[Int64s, UInt32s]]:
+        """Of the wanted keys (sorted) that are here: their places, and their traits."""
+        ...
+
+
 class Plan:
     """The keys in ``[start, stop)``; everything before ``stop`` that ``start`` bounds."""
 
-    __slots__ = ("_spans", "start", "stop")
+    __slots__ = ("_spans", "_traited", "start", "stop")
 
-    def __init__(self, spans: Sequence[Span], start: Key, until: Key, max_messages: int) -> None:
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        start: Key,
+        until: Key,
+        max_messages: int,
+        traited: Sequence[TraitStore] = (),
+    ) -> None:
         assert max_messages > 0
         self.start = start
         self._spans = spans
+        self._traited = traited
         self.stop = until
         if sum(span.count for span in spans) > max_messages:
             self.stop = _cut(spans, until, max_messages)
@@ -99,6 +120,18 @@ class Plan:
           IndexDamaged: a block on disk fails its checksum.
         """
         return merge([span.keys(self.stop) for span in self._spans])
+
+    def read_traits(self) -> tuple[Int64s, Int64s, UInt32s | None]:
+        """As ``read``, with the messages' traits; None if none has any. Blocking."""
+        due_ms, offsets = self.read()
+        traits: UInt32s | None = None
+        if len(offsets):
+            for store in self._traited:
+                for places, found in store.find_traits(due_ms, offsets):
+                    if traits is None:
+                        traits = np.zeros(len(offsets), np.uint32)
+                    traits[places] = found
+        return due_ms, offsets, traits if traits is not None and traits.any() else None
 
 
 def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:

@@ -4,16 +4,18 @@ Owns the file's format and its readers (``writer`` makes the file). A segment is
 
     ========  =====================================================================
     header    16 bytes: magic, version
-    blocks    for each topic by id, for each run of its messages by key:
-              a block of keys, then a block of the messages themselves
+    blocks    for each topic by id, for each run of its messages by key: a block
+              of keys, a block of the messages themselves and, if any is not 0,
+              a block of their traits
     footer    a block with the directory: int64 columns, one row for each topic
               (id, first run) and one for each run (``RUN_COLUMNS``)
     trailer   32 bytes: footer's position and size, checksum, magic
     ========  =====================================================================
 
 Keys and messages lie in separate blocks, so that a scan of keys reads no payload. The
-directory stays in memory (72 bytes for a run of up to 4096 messages), so that what to
-read is known without reading.
+directory stays in memory (80 bytes for a run of up to 4096 messages), so that what to
+read is known without reading. Segments of version 1 have no traits and no column for them;
+who asks for the traits of such a run reads its messages.
 
 Knows nothing of manifests, of memory or of what is still live. Invariants: every byte
 of a file is covered by a checksum or compared with what it must be; the runs of a topic
@@ -29,26 +31,30 @@ import os
 import struct
 import weakref
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from escapement.errors import IndexDamaged
-from escapement.message import Int64s
+from escapement.message import Int64s, UInt32s
 from escapement.storage.index.block import (
     FOOTER,
     HEADER_BYTES,
     BlockCache,
     KeyBlock,
     MessageBlock,
+    TraitBlock,
     decode,
 )
 from escapement.storage.index.columns import Pick
 from escapement.storage.index.keys import Key, Keys, match, merge, position
 from escapement.storage.index.plan import Landmarks
 
-HEADER: Final = b"escapement index segment"[:12] + struct.pack("<I", 1)
+_MAGIC: Final = b"escapement index segment"[:12]
+_VERSION_1: Final = _MAGIC + struct.pack("<I", 1)
+HEADER: Final = _MAGIC + struct.pack("<I", 2)
 TRAILER: Final = struct.Struct("<QQ")
 TRAILER_END: Final = b"end of seg 1"
 TRAILER_BYTES: Final = TRAILER.size + 4 + len(TRAILER_END)
@@ -68,7 +74,10 @@ RUN_COLUMNS: Final = (
     "rows",
     "at",
     "message_bytes",
+    "most_traits",  # the highest of the run; 0: there is no block of them
 )
+# Of what may have traits, but was written before there were any.
+_UNKNOWN_TRAITS: Final = (1 << 32) - 1
 COUNTS: Final = struct.Struct("<QQ")
 
 
@@ -92,8 +101,10 @@ class Segment:
             raise IndexDamaged(f"{path}: {error.strerror}") from error
         self._close = weakref.finalize(self, os.close, self._descriptor)
         self.size_bytes = os.fstat(self._descriptor).st_size
-        if self._read(0, len(HEADER)) != HEADER:
+        header = self._read(0, len(HEADER))
+        if header not in (HEADER, _VERSION_1):
             raise IndexDamaged(f"{path}: not a segment of the delayed index, or of another version")
+        self._has_traits = header == HEADER
         counts, topics, runs = self._read_directory()
         self.topic_ids = topics[0]
         self._first_runs = np.append(topics[1], counts)
@@ -103,6 +114,7 @@ class Segment:
         self.low_offset, self.high_offset = columns["low_offset"], columns["high_offset"]
         self.at, self.message_bytes = columns["at"], columns["message_bytes"]
         self.run_rows = columns["rows"]
+        self.most_traits = columns["most_traits"]
         self.rows_before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.run_rows)))
 
     def _read_directory(self) -> tuple[int, Int64s, Int64s]:
@@ -116,10 +128,13 @@ class Segment:
         _, body = decode(self._read(at, size), FOOTER, str(self.path))
         topic_count, run_count = COUNTS.unpack_from(body)
         columns = np.frombuffer(body, "<i8", offset=COUNTS.size)
-        if len(columns) != 2 * topic_count + len(RUN_COLUMNS) * run_count:
+        height = len(RUN_COLUMNS) if self._has_traits else len(RUN_COLUMNS) - 1
+        if len(columns) != 2 * topic_count + height * run_count:
             raise IndexDamaged(f"{self.path}: a directory of the wrong size")
         topics = columns[: 2 * topic_count].reshape(2, topic_count)
-        runs = columns[2 * topic_count :].reshape(len(RUN_COLUMNS), run_count)
+        runs = columns[2 * topic_count :].reshape(height, run_count)
+        if not self._has_traits:
+            runs = np.vstack((runs, np.full(run_count, _UNKNOWN_TRAITS)))
         return run_count, topics, runs
 
     @property
@@ -181,6 +196,23 @@ class Segment:
         assert isinstance(block, MessageBlock)
         return block
 
+    def traits(self, run: int) -> UInt32s | None:
+        """The traits of a run, None if all are 0; blocking unless cached."""
+        if not self._has_traits:
+            return self.message_block(run).traits()
+        if not self.most_traits[run]:
+            return None
+        rows = int(self.run_rows[run])
+        at = int(self.at[run]) + HEADER_BYTES + 16 * rows + int(self.message_bytes[run])
+        size = HEADER_BYTES + 4 * rows
+        where = f"{self.path} at {at}"
+        block = self._cache.get(
+            (self._number, at), lambda: TraitBlock.decode(self._read(at, size), where)
+        )
+        assert isinstance(block, TraitBlock)
+        traits: UInt32s = block.traits
+        return traits
+
     def _read(self, at: int, size: int) -> bytes:
         try:
             data = os.pread(self._descriptor, size, at) if at >= 0 else b""
@@ -194,13 +226,14 @@ class Segment:
 class TopicSlice:
     """One topic's runs in a segment."""
 
-    __slots__ = ("_columns", "_high", "_low", "segment")
+    __slots__ = ("_columns", "_high", "_low", "most_traits", "segment")
 
     def __init__(self, segment: Segment, low: int, high: int) -> None:
         self.segment = segment
         self._low = low
         self._high = high
         part = slice(low, high)
+        self.most_traits = int(segment.most_traits[part].max())
         self._columns = (
             (segment.first_ms[part], segment.first_offset[part]),
             (segment.last_ms[part], segment.last_offset[part]),
@@ -254,30 +287,50 @@ class TopicSlice:
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
         """The wanted keys (sorted) that are here; blocking."""
+        return [
+            Pick(places, self.segment.message_block(run), rows)
+            for run, places, rows in self._matches(due_ms, offsets)
+        ]
+
+    def find_traits(self, due_ms: Int64s, offsets: Int64s) -> list[tuple[Int64s, UInt32s]]:
+        """Of the wanted keys (sorted) that are here: their places, and their traits; blocking."""
+        found = []
+        for run, places, rows in self._matches(due_ms, offsets, traited=True):
+            traits = self.segment.traits(run)
+            if traits is not None:
+                found.append((places, traits[rows]))
+        return found
+
+    def _matches(
+        self, due_ms: Int64s, offsets: Int64s, *, traited: bool = False
+    ) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """Runs that hold wanted keys: the run, which keys, and in which of its rows.
+
+        Args:
+          traited: leave out runs without traits.
+        """
         firsts, lasts = self._columns
         low = position(*lasts, Key(int(due_ms[0]), int(offsets[0])))
         high = position(*firsts, Key(int(due_ms[-1]), int(offsets[-1])).successor())
-        found = []
         for run in range(low, high):
+            if traited and not self.segment.most_traits[self._low + run]:
+                continue
             begin = position(due_ms, offsets, Key(int(firsts[0][run]), int(firsts[1][run])))
             last = Key(int(lasts[0][run]), int(lasts[1][run]))
             end = position(due_ms, offsets, last.successor())
             if begin < end:
                 part = slice(begin, end)
-                pick = self._find_in_run(self._low + run, due_ms[part], offsets[part], begin)
-                found += [pick] if pick else []
-        return found
+                rows = self._rows_in_run(self._low + run, due_ms[part], offsets[part])
+                places = np.flatnonzero(rows >= 0)
+                if len(places):
+                    yield self._low + run, places + begin, rows[places]
 
-    def _find_in_run(self, run: int, due_ms: Int64s, offsets: Int64s, first: int) -> Pick | None:
+    def _rows_in_run(self, run: int, due_ms: Int64s, offsets: Int64s) -> Int64s:
         segment = self.segment
         low, high = segment.low_offset[run], segment.high_offset[run]
         if not ((offsets >= low) & (offsets <= high)).any():
-            return None
-        rows = match(segment.key_block(run).keys, (due_ms, offsets))
-        places = np.flatnonzero(rows >= 0)
-        if not len(places):
-            return None
-        return Pick(places + first, segment.message_block(run), rows[places])
+            return np.zeros(0, np.int64)
+        return match(segment.key_block(run).keys, (due_ms, offsets))
 
 
 class SliceSpan:

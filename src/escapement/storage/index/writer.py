@@ -19,7 +19,7 @@ import numpy as np
 
 from escapement.errors import StorageError
 from escapement.message import Buffer, MessageBatch
-from escapement.storage.index.block import FOOTER, KeyBlock, MessageBlock, encode
+from escapement.storage.index.block import FOOTER, KeyBlock, MessageBlock, TraitBlock, encode
 from escapement.storage.index.keys import Key, Keys, is_sorted
 from escapement.storage.index.segment import (
     BLOCK_BYTES,
@@ -30,6 +30,7 @@ from escapement.storage.index.segment import (
     TRAILER,
     TRAILER_END,
 )
+from escapement.traits import traits_of
 
 # Gathered before a write to the file; what is larger is written as it is, without a copy.
 _WRITE_BYTES: Final = 1 << 16
@@ -87,7 +88,12 @@ class SegmentWriter:
         at = self._at
         self._write(KeyBlock.encode(keys))
         message_bytes = self._write(MessageBlock.encode(batch))
-        self._runs.append((*map(int, bounds), len(batch), at, message_bytes))
+        traits = traits_of(batch)
+        most_traits = 0
+        if traits is not None:
+            most_traits = int(traits.max())
+            self._write(TraitBlock.encode(traits))
+        self._runs.append((*map(int, bounds), len(batch), at, message_bytes, most_traits))
 
     def _write(self, pieces: Sequence[Buffer]) -> int:
         self._file.writelines(pieces)

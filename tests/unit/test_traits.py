@@ -1,0 +1,77 @@
+"""Traits: priority and key in 32 bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch
+from escapement.traits import (
+    HASHED_BYTES,
+    concat_traits,
+    have_keys,
+    key_slots,
+    priorities_of,
+    slot_of,
+    slots_of,
+    traits_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "slot"),
+    [
+        ("", 0x811C ^ 0x9DC5),
+        ("a", 0xE40C ^ 0x292C),
+        ("foobar", 0xBF9C ^ 0xF968),
+        ("user-1", 0x8C27),
+        ("f" * 300, 0x72DF),
+    ],
+)
+def test_a_slot_never_changes(key: str, slot: int) -> None:
+    """V16: it is part of the protocol and of what is on disk; the first three are FNV's own."""
+    assert slot_of(key) == slot_of(key.encode()) == slot
+    assert slot_of("f" * HASHED_BYTES) == slot_of("f" * 300)
+
+
+@given(st.lists(st.binary(max_size=12) | st.binary(min_size=250, max_size=270), max_size=40))
+def test_keys_in_columns_have_the_slots_they_have_alone(keys: list[bytes]) -> None:
+    assert slots_of(Blobs.of(keys)).tolist() == [slot_of(key) for key in keys]
+
+
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=5), st.integers(0, 255) | st.just(DEFAULT_PRIORITY)),
+        max_size=40,
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_traits_say_what_priority_and_key_are(
+    rows: list[tuple[bytes, int]], keyed: bool, graded: bool
+) -> None:
+    """V5, V16."""
+    batch = MessageBatch(
+        Blobs.empty(len(rows)),
+        Blobs.of([key for key, _ in rows]) if keyed else None,
+        None,
+        np.array([priority for _, priority in rows], np.uint8) if graded else None,
+    )
+    expected = [(key if keyed else b"", p if graded else DEFAULT_PRIORITY) for key, p in rows]
+    traits = traits_of(batch)
+    if traits is None:
+        assert all(row == (b"", DEFAULT_PRIORITY) for row in expected)
+        return
+    assert priorities_of(traits).tolist() == [priority for _, priority in expected]
+    assert have_keys(traits).tolist() == [bool(key) for key, _ in expected]
+    assert key_slots(traits).tolist() == [slot_of(key) if key else 0 for key, _ in expected]
+
+
+def test_columns_without_traits_count_as_zero_beside_others() -> None:
+    traits = np.array([7, 8], np.uint32)
+    assert concat_traits([(2, None), (1, None)]) is None
+    joined = concat_traits([(1, None), (2, traits)])
+    assert joined is not None
+    assert joined.tolist() == [0, 7, 8]
