@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from escapement.errors import InvalidRequest
 from escapement.storage.policy import (
+    FOREVER_MS,
     MAX_TEXT_CHARS,
     NamespacePolicy,
     Policy,
@@ -87,3 +88,25 @@ def test_a_policy_fits_its_column() -> None:
     policy = TopicPolicy(unknown={"long": "x" * MAX_TEXT_CHARS})
     with pytest.raises(InvalidRequest, match="the policy of a topic takes 40"):
         policy.encode()
+
+
+@pytest.mark.parametrize("rate", [-1, "fast", "nan", "inf", 0.0001, 1e12])
+def test_a_rate_that_is_none_is_refused(rate: object) -> None:
+    with pytest.raises(InvalidRequest, match="max_rate"):
+        SubscriptionPolicy().updated({"max_rate": rate})
+
+
+def test_rates_pauses_and_choices_are_read_from_text() -> None:
+    policy = SubscriptionPolicy().updated(
+        {
+            "max_rate": "0.5",
+            "paused_until_ms": "1970-01-01T01:00:01+01:00",
+            "dispatch": "least_busy",
+        }
+    )
+    assert (policy.max_rate, policy.paused_until_ms) == (0.5, 1_000)
+    assert policy.dispatch == "least_busy"
+    assert policy.updated({"paused_until_ms": "forever"}).paused_until_ms == FOREVER_MS
+    for changes in ({"dispatch": "mine"}, {"paused_until_ms": "2026-12-24T18:00"}):
+        with pytest.raises(InvalidRequest):
+            policy.updated(changes)

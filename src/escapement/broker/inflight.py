@@ -210,6 +210,15 @@ class InFlight:
             return rows, None
         return rows, int(delivery.deadline_ms[live].min())
 
+    def by_consumer(self) -> dict[int, int]:
+        """How many messages each consumer holds, by its id; O(what is in flight)."""
+        held: dict[int, int] = {}
+        for delivery in self._deliveries.values():
+            live = delivery.alive & self.offsets.contains(delivery.rows.offsets)
+            count = held.get(delivery.consumer_id, 0) + int(np.count_nonzero(live))
+            held[delivery.consumer_id] = count
+        return held
+
     def rows(self) -> Rows:
         """A copy of everything in flight, in no order, for a snapshot."""
         parts = []

@@ -29,6 +29,8 @@ class BrokerLimits:
     # -- messages
     max_delay_ms: int = 10 * 366 * DAY_MS  # publishes past it are refused
 
+    publish_hold_ms: int = 1_000  # a publish over its rate is refused rather than held longer
+
     # -- a commit group
     commit_waiting_bytes: int = 64 * MIB  # all connections wait when as much waits for commit
     commit_lanes: int = 2

@@ -162,7 +162,7 @@ class OrderedSubscription(Subscription):
         room = self.limits.unacked_messages - unacked
         if consumer is None or not self._buffer or room <= 0:
             return taken
-        room = self.throttle.grant(room, now_ms)
+        room = self.throttle.grant(room, len(self.in_flight), now_ms)
         while self._buffer and min(consumer.capacity, room) > 0:
             rows, batch = self._buffer.popleft()
             count = min(consumer.capacity, frame_messages, room)

@@ -15,6 +15,7 @@ refused for good. Pure; the session is a mere token here.
 
 from __future__ import annotations
 
+from escapement.broker.tokenbucket import TokenBucket
 from escapement.errors import Busy, ProducerFenced, SequenceGap
 
 
@@ -22,6 +23,7 @@ class Producer:
     """See the module's docstring."""
 
     __slots__ = (
+        "bucket",
         "epoch",
         "holder",
         "id",
@@ -43,6 +45,7 @@ class Producer:
         self.queued_sequence = last_sequence
         self.pending = 0  # batches in the commit pipeline
         self.holder: object | None = None
+        self.bucket: TokenBucket | None = None  # where its rate is limited
 
     def admit(self, holder: object, sequence: int, count: int, after: int) -> int:
         """How many of the first messages of a batch are known already, 0 to ``count``.
@@ -65,6 +68,12 @@ class Producer:
         if known == count and sequence + count - 1 > self.last_sequence:
             raise Busy(f"sequence {sequence} is being committed")
         return known
+
+    def fresh(self, sequence: int, count: int, after: int) -> int:
+        """How many messages of a batch ``admit`` would let through, if any."""
+        if after > self.queued_sequence:
+            return 0
+        return min(max(sequence + count - 1 - self.queued_sequence, 0), count)
 
     def queued(self, last_sequence: int) -> None:
         """A batch that ends here was handed to the pipeline."""

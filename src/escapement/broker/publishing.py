@@ -105,6 +105,24 @@ class Publishing:
         if not self._pipeline.has_room:
             await self._pipeline.room()
 
+    async def turn(self, handle: ProducerHandle, sequence: int, count: int, after: int) -> None:
+        """Wait for as long as a batch is to be held back by its topic's rates.
+
+        Args:
+          sequence: of its first message; ``after`` of the one before it.
+
+        Raises:
+          Busy: if that would be longer than ``publish_hold_ms``.
+        """
+        policy, producer = handle.topic.policy, handle.producer
+        if not (policy.max_publish_rate or policy.max_publish_rate_per_producer):
+            return
+        fresh = producer.fresh(sequence, count, after)
+        now_ms, most_ms = self._clock.now_ms(), self._limits.publish_hold_ms
+        wait_ms = handle.topic.publish_rate.hold_ms(policy, producer, fresh, now_ms, most_ms)
+        if wait_ms:
+            await trio.sleep(wait_ms / 1000)
+
     def publish(self, handle: ProducerHandle, publication: Publication) -> None:
         """Hand a batch to the commit pipeline, or say at once that it is stored already.
 

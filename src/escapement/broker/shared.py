@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from escapement.broker.amendments import Amendments
 from escapement.broker.band import BANDS, NORMAL, Band, bands_of
-from escapement.broker.dispatcher import share_out
+from escapement.broker.dispatcher import level_out, share_out
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.ready import Ready, Rows
 from escapement.broker.subscription import HandOver, Subscription
@@ -166,11 +166,15 @@ class SharedSubscription(Subscription):
         ready = min(ready, self.limits.unacked_messages - (len(self.held) - ready))
         if ready <= 0 or not self.consumers:
             return []
-        ready = self.throttle.grant(ready, now_ms)
+        ready = self.throttle.grant(ready, len(self.in_flight), now_ms)
         capacities = [consumer.capacity for consumer in self.consumers]
-        runs, self._turn = share_out(
-            ready, capacities, self._turn % len(capacities), frame_messages
-        )
+        turn = self._turn % len(capacities)
+        if self.record.policy.dispatch == "least_busy":
+            held = self.in_flight.by_consumer()
+            busy = [held.get(consumer.id, 0) for consumer in self.consumers]
+            runs, self._turn = level_out(ready, capacities, busy, turn, frame_messages)
+        else:
+            runs, self._turn = share_out(ready, capacities, turn, frame_messages)
         taken: list[HandOver] = []
         for position, count in runs:
             rows = self._take(count)

@@ -422,6 +422,7 @@ class Subscription(ABC):
         delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms, now_ms)
         if policy.ack_wait_ms:
             self._watch(int(deadline_ms.min()), -delivery_id)
+        self.throttle.handed_over(rows.height, now_ms)
         self.counts.delivered += rows.height
         self.counts.redelivered += int((rows.attempts > 1).sum())
         return HandOver(consumer, rows, delivery_id, batch)

@@ -30,6 +30,7 @@ from escapement.broker.amendments import Amendments
 from escapement.broker.budget import WindowBudget
 from escapement.broker.ordered import OrderedSubscription
 from escapement.broker.producer import Producer
+from escapement.broker.publishrate import PublishRate
 from escapement.broker.shared import SharedSubscription
 from escapement.broker.sizes import Sizes
 from escapement.broker.subscription import Subscription
@@ -67,6 +68,7 @@ class Topic:
         "ordered",
         "policy",
         "producers",
+        "publish_rate",
         "published",
         "shared",
         "sizes",
@@ -93,6 +95,7 @@ class Topic:
         self.producers: dict[str, Producer] = {}
         self.amendments = Amendments()
         self.sizes = Sizes()
+        self.publish_rate = PublishRate()
         self.published = 0  # messages since this broker serves the topic
         self.deleting = False  # nothing more is taken
         self.subscribing = 0  # subscriptions being made durable: nothing may be forgotten

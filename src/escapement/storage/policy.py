@@ -25,6 +25,8 @@ from escapement.names import TopicName
 MAX_TEXT_CHARS: Final = 4_000
 # A year: nothing that waits longer for a consumer is still being worked on.
 _MOST_WAIT_MS: Final = 366 * 86_400_000
+# More than any machine moves.
+_MOST_RATE: Final = 1_000_000_000
 # A pause without an end; the last moment that a policy can name.
 FOREVER_MS: Final = (1 << 62) - 1
 # The defaults of each kind, once: most of a hundred thousand topics have no policy.
@@ -103,6 +105,34 @@ def _number(default: int, most: int, help: str) -> int:
         return found
 
     return _ruled(default, help, "NUMBER", read)
+
+
+def _rate(help: str) -> float:
+    """Messages a second, in thousandths; 0 is no limit."""
+
+    def read(value: Any) -> float:
+        try:
+            found = round(float(value), 3)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidRequest(f"{value!r} is not a number of messages a second") from None
+        if not 0 <= found <= _MOST_RATE or (found == 0 and float(value) != 0):
+            raise InvalidRequest(
+                f"{value!r} is no rate: write 0 for no limit, or from 0.001 to {_MOST_RATE}"
+            )
+        return found
+
+    return _ruled(0.0, help, "RATE", read)
+
+
+def _choice(choices: tuple[str, ...], help: str) -> str:
+    """One of a few words; the first is the default."""
+
+    def read(value: Any) -> str:
+        if value not in choices:
+            raise InvalidRequest(f"{value!r} is not one of {', '.join(choices)}")
+        return str(value)
+
+    return _ruled(choices[0], help, "|".join(choices), read)
 
 
 def _topic(default: str, help: str) -> str:
@@ -245,6 +275,12 @@ class TopicPolicy(Policy):
     paused_until_ms: int = _moment(
         "Until then nothing of it is handed out, to any subscription; forever: until it is resumed."
     )
+    max_publish_rate: float = _rate(
+        "Messages a second that may be published; more are held back. 0: no limit."
+    )
+    max_publish_rate_per_producer: float = _rate(
+        "Messages a second that each producer may publish. 0: no limit."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +317,15 @@ class SubscriptionPolicy(Policy):
     )
     paused_until_ms: int = _moment(
         "Until then nothing is handed out; forever: until it is resumed."
+    )
+    max_rate: float = _rate("Messages a second that are handed out. 0: no limit.")
+    max_in_flight: int = _number(
+        0, 4_000_000, "Messages in the hands of all consumers together. 0: the broker's bound."
+    )
+    dispatch: str = _choice(
+        ("round_robin", "least_busy"),
+        "Who gets the next messages of a shared subscription: consumers in turn, or who holds "
+        "the fewest.",
     )
 
     def _check_together(self) -> None:

@@ -86,11 +86,12 @@ class Producers(Desk):
     async def _publish(self, command: wire.Publish) -> None:
         batch, times = command.decode()
         try:
+            await self._broker.publishing.turn(
+                self._find(command), command.sequence, len(batch), command.after
+            )
             await self._broker.publishing.room()
             self._broker.check_open()
-            handle = self._handles.find(command.producer_id)
-            if handle is None:
-                raise InvalidRequest(f"no producer {command.producer_id} is open here")
+            handle = self._find(command)  # it may have been fenced meanwhile
             size_bytes = len(command.body)
             publication = Publication(
                 command.sequence,
@@ -111,6 +112,12 @@ class Producers(Desk):
                 raise
         except EscapementError as error:
             self._refuse(command, error)
+
+    def _find(self, command: wire.Publish) -> ProducerHandle:
+        handle = self._handles.find(command.producer_id)
+        if handle is None:
+            raise InvalidRequest(f"no producer {command.producer_id} is open here")
+        return handle
 
     def _receipt(
         self, command: wire.Publish, count: int, size_bytes: int, base_offset: int, again: bool
