@@ -117,6 +117,14 @@ class Broker:
         """Cancel messages not handed out yet; see ``escapement.Broker.cancel``."""
         return self._portal.call(partial(self._broker.cancel, what, topic=topic))
 
+    def reschedule(self, what: amending.What, **options: Any) -> Outcomes:
+        """Give messages another time; see ``escapement.Broker.reschedule``."""
+        return self._portal.call(partial(self._broker.reschedule, what, **options))
+
+    def run_now(self, what: amending.What, *, topic: str | None = None) -> Outcomes:
+        """Have messages due now; see ``escapement.Broker.run_now``."""
+        return self._portal.call(partial(self._broker.run_now, what, topic=topic))
+
     def read(
         self, topic: str, start: int = 0, stop: int | None = None, **options: Any
     ) -> Iterator[Page]:

@@ -486,12 +486,30 @@ def test_messages_are_cancelled_by_id_and_each_is_answered_for(
     assert "another topic" in capsysbinary.readouterr().err.decode()
 
 
+def test_messages_are_rescheduled_by_id(say: Say) -> None:
+    """B1: after a delay, to a time, and to now."""
+    say("admin", "subscriptions", "create", "replan", "s")
+    say("produce", "replan", "a", "b", "c", "--delay", "1h")
+    (row,) = json.loads(say("reschedule", "replan", "0", "--delay", "3h", "-o", "json"))
+    assert row == {"id": "public/default/replan@0", "fate": "rescheduled", "handed": []}
+    at = datetime.now(UTC) + timedelta(days=30)
+    say("reschedule", "replan", "1", "--at", at.isoformat())
+    say("run-now", "replan", "2")
+    assert say("consume", "replan", "s", "--count", "1") == "c\n"
+    rows = json.loads(say("peek", "replan", "-o", "json"))
+    assert [row["payload"] for row in rows] == ["a", "b"]
+    assert rows[0]["due_in_ms"] > 2 * 3_600_000
+    assert "--delay or --at" in say("reschedule", "replan", "0", fails=2)
+
+
 def test_the_blocking_client_cancels(broker: BrokerProcess) -> None:
     """B1."""
     with sync.connect(f"escapement://127.0.0.1:{broker.port}") as client:
         receipts = client.producer("blocking").send_many([b"a", b"b"], delay=timedelta(hours=1))
         (outcome,) = client.cancel(receipts[1])
         assert outcome.done
+        assert client.reschedule(receipts[0], delay=timedelta(hours=2)).done.all()
+        assert client.run_now([0], topic="blocking").done.all()
         assert client.cancel(receipts).done.all()
         assert client.cancel([5], topic="blocking")[0].fate is Fate.UNKNOWN
 

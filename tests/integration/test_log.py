@@ -262,3 +262,60 @@ def test_when_messages_were_accepted_is_known_as_long_as_the_log_has_them(shelf:
         n if n == 3_005 else n - n % 10 if n < 3_005 else 3_005 for n in range(3_010)
     ]
     assert not shelf.log.accepted_ms(shelf.connection, 8, wanted).any()
+
+
+def restate(shelf: Shelf, topic_id: int, base: int, offsets: list[int]) -> None:
+    column = np.array(offsets, np.int64)
+    body = MessageBatch(Blobs.of([b"%d@%d." % (topic_id, offset) for offset in offsets])).encode()
+    data = encode_row(0, column + 1, [body], column, column)
+    row = NewRow(shelf.log.current, topic_id, base, len(column), 1, 1, 0, data)
+    shelf.connection.begin()
+    shelf.log.insert(shelf.connection, [row], shelf.lease.epoch)
+    shelf.connection.commit()
+    shelf.keys.append(RowKey(shelf.log.current.id, topic_id, base, len(column), len(data)))
+
+
+def test_restatements_are_in_nobodys_way(shelf: Shelf) -> None:
+    """B1: reading by offset goes past them; a scan and reading by key find them."""
+    shelf.write(7, 0, 4)
+    restate(shelf, 7, -1, [1, 3])
+    shelf.roll(3)
+    restate(shelf, 7, -2, [0])
+    shelf.write(7, 4, 2)
+    restate(shelf, 8, -1, [0])
+    log, connection = shelf.log, shelf.connection
+    assert shelf.read(7, 0, 6) == [0, 4]
+    assert shelf.read(7, 3, 6) == [0, 4]
+    assert log.end_offset(connection, 7) == 6
+    assert log.end_offset(connection, 8) == 0
+    assert log.lowest_base(connection, 7) == -2
+    assert log.lowest_base(connection, 9) == 0
+    found = [row for step in log.read_rows(connection, shelf.keys, NO_LIMIT) for row in step]
+    named = [None if r.content.offsets is None else r.content.offsets.tolist() for r in found]
+    assert named == [None, [1, 3], [0], None, [0]]
+    scanned = {row.key for step in log.scan(connection, NO_LIMIT) for row in step}
+    assert scanned == set(shelf.keys)
+
+
+def test_the_rows_that_hold_some_messages_are_found_in_bounded_steps(shelf: Shelf) -> None:
+    """B1: close together or far apart, in several generations, some not there at all."""
+    for base in range(0, 1000, 5):
+        shelf.write(7, base, 5)
+    shelf.roll(3)
+    restate(shelf, 7, -1, [3])
+    for base in range(1000, 1500, 5):
+        shelf.write(7, base, 4)  # one offset in five is missing
+    wanted = np.array([0, 1, 7, 8, 400, 996, 1000, 1004, 1250, 1251, 1499, 9999], np.int64)
+    bases: list[int] = []
+    at = 0
+    while at < len(wanted):
+        rows, count = shelf.log.holding(shelf.connection, 7, wanted[at:], 0)
+        assert count > 0
+        assert len(rows) <= 1
+        check_rows(rows)
+        bases += [row.key.base_offset for row in rows]
+        at += count
+    assert bases == [0, 5, 400, 995, 1000, 1250]
+    rows, count = shelf.log.holding(shelf.connection, 7, wanted, NO_LIMIT)
+    assert [row.key.base_offset for row in rows] == bases
+    assert count == len(wanted)

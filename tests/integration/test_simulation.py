@@ -1,10 +1,11 @@
 """A random life of a broker, held against a naive model.
 
-Publishing, cancelling, time, consumers that come, go, acknowledge, give back or fall silent,
-seeks, checkpoints, crashes, clean restarts, a lost index, a clock that is set back, settings
-that change: in any order, on the virtual clock, with bounds so small that every one of them is
-met. The model knows for each subscription what it must get and what it has durably
-acknowledged. After every delivery and at the end the design's invariants are checked.
+Publishing, cancelling, moving, time, consumers that come, go, acknowledge, give back or
+fall silent, seeks, checkpoints, crashes, clean restarts, a lost index, a clock that is set
+back, settings that change: in any order, on the virtual clock, with bounds so small that
+every one of them is met. The model knows for each subscription what it must get and what it
+has durably acknowledged. After every delivery and at the end the design's invariants are
+checked.
 
 A failure names its seed; ``ESCAPEMENT_SEED=n`` replays it alone.
 """
@@ -51,6 +52,8 @@ class Claim:
     acked: set[int] = field(default_factory=set)  # with a receipt
     seen: dict[int, int] = field(default_factory=dict)  # offset -> deliveries
     left_ms: int = -1  # what was due by then may have been in an inbox nobody looked into
+    # Of what was handed to it and then moved for others: the time it keeps.
+    kept: dict[int, int] = field(default_factory=dict)
     spared: set[int] = field(default_factory=set)  # cancelled before it was handed them
 
     def covers(self, offset: int, due_ms: int) -> bool:
@@ -67,6 +70,7 @@ class Life:
         self.rng = rng
         self.published: dict[int, tuple[bytes, int]] = {}  # offset -> value, due
         self.cancelled: set[int] = set()
+        self.first_ms: dict[int, int] = {}  # of what was moved: the first of its times
         self.claims: dict[str, Claim] = {}
         self.inboxes: list[tuple[str, escapement.Inbox]] = []
         self.doubtful_ms = -1  # what was due by then may be marked redelivered
@@ -234,9 +238,9 @@ class Life:
 
     def check(self, claim: Claim, message: escapement.Message) -> None:
         offset, now_ms = message.id.offset, self.world.clock.now_ms()
-        value, due_ms = self.published[offset]
+        value, due_ms = self.published[offset][0], message.due_ms
         assert message.value == value
-        assert message.due_ms == due_ms
+        assert due_ms == self.due_ms(claim, offset), f"{offset} was not due then"
         assert claim.covers(offset, due_ms), f"{offset} was none of its business"
         assert offset not in claim.acked, f"{offset} was acknowledged"
         before = claim.seen.get(offset, 0)
@@ -244,9 +248,32 @@ class Life:
             assert message.redelivered, f"{offset} came again, unmarked"
         elif message.redelivered:
             # Perhaps falsely, after a crash or from an inbox nobody looked into.
-            assert message.attempt > 1 or due_ms <= max(self.doubtful_ms, claim.left_ms)
+            first_ms = self.first_ms.get(offset, due_ms)
+            assert message.attempt > 1 or first_ms <= max(self.doubtful_ms, claim.left_ms)
         claim.seen[offset] = before + 1
         assert due_ms <= now_ms, f"{offset} is early"
+
+    def due_ms(self, claim: Claim, offset: int) -> int:
+        return claim.kept.get(offset, self.published[offset][1])
+
+    async def reschedule(self) -> None:
+        """Some of what there is, and something that there is not."""
+        count, delay = self.rng.choice([1, 3, 10]), self.rng.choice([0, 5, 300, 90_000])
+        named = [self.rng.randrange(len(self.published) + 1) for _ in range(count)]
+        due_ms = self.world.clock.now_ms() + delay * 1000
+        outcomes = await self.broker.reschedule(named, delay=timedelta(seconds=delay), topic=TOPIC)
+        for outcome in {outcome.id.offset: outcome for outcome in outcomes}.values():
+            offset = outcome.id.offset
+            assert (offset in self.published) == (outcome.fate is not escapement.Fate.UNKNOWN)
+            assert (offset in self.cancelled) == (outcome.fate is escapement.Fate.CANCELLED)
+            if not outcome.done:
+                continue
+            for name, claim in self.claims.items():
+                if name in outcome.handed:
+                    claim.kept[offset] = self.due_ms(claim, offset)
+            value, before_ms = self.published[offset]
+            self.published[offset] = (value, due_ms)
+            self.first_ms[offset] = min(self.first_ms.get(offset, before_ms), due_ms)
 
     async def cancel(self) -> None:
         """Some of what there is, and something that there is not."""
@@ -330,9 +357,9 @@ class Life:
                         offsets = [m.id.offset for m in messages]
                         await inbox.ack(offsets, durable=True)
                         claim.acked.update(offsets)
-            wanted = {o for o, (_, due) in self.published.items() if claim.covers(o, due)}
-            buried = await self.buried(name)
-            assert claim.acked | buried == wanted, f"{name}: lost {sorted(wanted - claim.acked)}"
+            wanted = {o for o in self.published if claim.covers(o, self.due_ms(claim, o))}
+            done = claim.acked | await self.buried(name)
+            assert done == wanted, f"{name}: lost {sorted(wanted - done)}"
         stats = await self.broker.admin("topics.stats", topic=TOPIC)
         assert stats["next_offset"] == len(self.published)
 
@@ -347,6 +374,7 @@ WEIGHTED = {
     "crash_in_seek": 1,
     "leave": 2,
     "cancel": 3,
+    "reschedule": 4,
     "checkpoint": 4,
     "policy": 2,
     "crash": 2,

@@ -70,3 +70,26 @@ def test_a_body_that_is_none_is_damage() -> None:
     row = decode_row(encode_row(1, np.zeros(2, np.int64), bodies_of([[b"one"]])))
     with pytest.raises(LogDamaged, match="2 times, 1 messages"):
         row.batch()
+
+
+@given(batches, st.data())
+def test_a_restatement_names_its_offsets_and_the_times_before(
+    contents: list[list[bytes]], data: st.DataObject
+) -> None:
+    """B1: and any changed byte of it is noticed too."""
+    count = sum(map(len, contents))
+    offsets = sorted(
+        data.draw(st.sets(st.integers(0, 2**50), min_size=count, max_size=count), "offsets")
+    )
+    due, stale = np.arange(count), np.arange(count) * 3
+    row = encode_row(1, due, bodies_of(contents), np.array(offsets, np.int64), stale)
+    content = decode_row(row)
+    assert content.offsets is not None
+    assert content.stale_ms is not None
+    assert content.offsets.tolist() == offsets
+    assert content.stale_ms.tolist() == stale.tolist()
+    assert content.due_ms.tolist() == due.tolist()
+    assert content.batch().payloads.to_list() == [p for each in contents for p in each]
+    at = data.draw(st.integers(0, len(row) - 1))
+    with pytest.raises(LogDamaged):
+        decode_row(row[:at] + bytes([row[at] ^ 1]) + row[at + 1 :])

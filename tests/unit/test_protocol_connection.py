@@ -58,6 +58,8 @@ SAMPLES: list[c.Command] = [
     c.ConsumerClosed(1, "not_found", "gone", False),
     c.ConsumerRewound(1),
     c.Cancel(8, "t", COLUMN),
+    c.Reschedule(8, "t", COLUMN, 5, -1),
+    c.Reschedule(8, "t", COLUMN, -1, -1),
     c.Amended(8, np.array([0, 1, 2], np.uint8), {"s": b"\x80"}),
     c.Read(9, "t", 0, -1, 1000),
     c.Page(9, "public/default/t", 3, 3, COLUMN, COLUMN, COLUMN, BODY),

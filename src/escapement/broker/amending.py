@@ -1,4 +1,4 @@
-"""Changes of mind: cancelling messages that are published and not yet handed out.
+"""Cancelling messages that are published and not yet handed out.
 
 A call is one synchronous step that decides, for each message, whether it still can be
 done, and does it; the answer follows when that is durable. So the answer is linear: what
@@ -8,15 +8,14 @@ been handed to everybody before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from escapement.broker.amendments import Bools, cancellations_id
+from escapement.broker.amendments import cancellations_id
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.outcome import Outcome, decide
 from escapement.broker.pump import Pump
 from escapement.broker.registry import Registry
 from escapement.broker.topic import Topic
@@ -28,13 +27,6 @@ from escapement.protocol.fate import Fate
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.group import Acks
 from escapement.storage.lane import State
-
-
-class Outcome(NamedTuple):
-    """What became of each message, and which subscriptions had been handed which."""
-
-    fates: npt.NDArray[np.uint8]
-    handed: Mapping[str, Bools]
 
 
 class Amending:
@@ -71,10 +63,10 @@ class Amending:
         topic = self._topic(topic_text)
         self._check_room(len(offsets))
         wanted, back = np.unique(offsets, return_inverse=True)
-        outcome = _decide(topic, wanted)
+        outcome = decide(topic, wanted, topic.subscriptions())
         open_offsets = wanted[outcome.fates == Fate.DONE]
         fresh = topic.amendments.cancelled.new_of(open_offsets)
-        tell = partial(done, _in_order_asked(outcome, back))
+        tell = partial(done, outcome.take(back))
         if len(fresh):
             self._withdraw(topic, fresh)
             topic.amendments.cancel(fresh)
@@ -87,11 +79,7 @@ class Amending:
         """Take messages out of every subscription's hands that has not handed them out."""
         now_ms = self._clock.now_ms()
         for subscription in topic.subscriptions():
-            handed = subscription.was_handed(offsets)
-            if handed.any():
-                # After a crash it must still get them, though they are cancelled.
-                subscription.keep(offsets[handed], now_ms)
-            subscription.withdraw(offsets[~handed])
+            topic.withdraw_from(subscription, offsets, now_ms)
             if subscription.consumers:
                 self._pump.wake_subscription(topic, subscription)
 
@@ -106,19 +94,3 @@ class Amending:
             raise StorageReadOnly("nothing can be made durable now; ask again later")
         if self._pipeline.waiting_acks + count > 2 * self._limits.unwritten_acks:
             raise StorageUnavailable("too much waits for the database; ask again later")
-
-
-def _decide(topic: Topic, offsets: Int64s) -> Outcome:
-    """Whether each message can still be changed."""
-    handed = {one.record.name: one.was_handed(offsets) for one in topic.subscriptions()}
-    everybody = np.logical_and.reduce([*handed.values()]) if handed else np.zeros(1, bool)
-    # Of those that had it one may be the only subscription left: it stays cancelled.
-    delivered = everybody & ~topic.amendments.cancelled.contains(offsets)
-    fates = np.where(delivered, Fate.DELIVERED, Fate.DONE).astype(np.uint8)
-    fates[(offsets < 0) | (offsets >= topic.next_offset)] = Fate.UNKNOWN
-    return Outcome(fates, {name: mask for name, mask in handed.items() if mask.any()})
-
-
-def _in_order_asked(outcome: Outcome, back: Int64s) -> Outcome:
-    handed = {name: mask[back] for name, mask in outcome.handed.items()}
-    return Outcome(outcome.fates[back], handed)

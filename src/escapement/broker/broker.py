@@ -6,10 +6,10 @@ One task tree::
     ├─ LeaseKeeper     renews the lease
     └─ Works.run       everything else (see :mod:`works <escapement.broker.works>`)
 
-Sessions (one for each connection) use ``publishing``, ``consuming``, ``amending`` and, through
-``Admin``, ``registry``; nothing here knows connections. If any task fails, all are
-cancelled and the error leaves ``run``: the broker has crashed, and a new one recovers
-from what is durable.
+Sessions (one for each connection) use ``publishing``, ``consuming``, ``amending``,
+``rescheduling`` and, through ``Admin``, ``registry``; nothing here knows connections. If
+any task fails, all are cancelled and the error leaves ``run``: the broker has crashed, and
+a new one recovers from what is durable.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from escapement.broker.publishing import Publishing
 from escapement.broker.reading import Page, read_page
 from escapement.broker.recovery import survey
 from escapement.broker.registry import Registry
+from escapement.broker.rescheduling import Rescheduling
 from escapement.broker.scheduler import Scheduler
 from escapement.broker.topic import Topic
 from escapement.broker.works import Works
@@ -119,6 +120,10 @@ class Broker:
     @property
     def amending(self) -> Amending:
         return self.works.amending
+
+    @property
+    def rescheduling(self) -> Rescheduling:
+        return self.works.rescheduling
 
     @property
     def postman(self) -> Postman:

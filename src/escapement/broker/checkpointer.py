@@ -37,6 +37,7 @@ from escapement.storage.checkpoint import (
     AttemptPart,
     Checkpoint,
     ChunkRow,
+    MoveRow,
     ProducerRow,
     SubscriptionRow,
 )
@@ -173,6 +174,7 @@ class Checkpointer:
         chunks: dict[tuple[int, int], ChunkRow] = {
             (row.subscription_id, row.chunk): row for row in self._unwritten.chunks
         }
+        moves = {(row.topic_id, row.chunk): row for row in self._unwritten.moves}
         attempts = list(self._unwritten.attempts)
         next_offsets = dict(self._unwritten.next_offsets)
         producers = {row.producer_id: row for row in self._unwritten.producers} | marks
@@ -184,6 +186,8 @@ class Checkpointer:
             _take_cursors(topic, chunks)
             for subscription in topic.subscriptions():
                 attempts += self._take_attempts(subscription, restated)
+            for chunk, data in topic.amendments.moves.dirty_chunks().items():
+                moves[topic_id, chunk] = MoveRow(topic_id, chunk, data)
         subscriptions = {row.subscription_id: row for row in self._unwritten.subscriptions}
         subscriptions |= {row.subscription_id: row for row in fills}
         # What was deleted meanwhile must not come back.
@@ -199,6 +203,7 @@ class Checkpointer:
             list(subscriptions.values()),
             self._journal_log.current,
             positions,
+            [row for row in moves.values() if self._registry.exists(row.topic_id)],
         )
         return checkpoint, restated
 

@@ -95,11 +95,12 @@ class Filler:
         for part in parts:
             base_offset, due_ms, batch, _ = part
             offsets = np.arange(base_offset, part.end_offset)
+            due_ms = topic.amendments.moves.current(offsets, due_ms)
             # What is not yet due was never forgotten.
             wanted = (due_ms <= now_ms) & (offsets >= record.fill_from)
             wanted &= subscription.covers(due_ms, offsets)
             wanted &= ~subscription.acked.contains(offsets)
-            standing = topic.amendments.standing(offsets)
+            standing = topic.amendments.uncancelled(offsets)
             if standing is not None:
                 wanted &= standing
             at = np.flatnonzero(wanted)

@@ -72,7 +72,8 @@ async def life(topic: Topic, log: LogReader, now_ms: int, offset: int) -> Life:
     """
     part = await row_of(topic, log, offset)
     row = offset - part.base_offset
-    due_ms = int(part.due_ms[row])
+    moves = topic.amendments.moves
+    due_ms = int(moves.current(np.array([offset]), part.due_ms[row : row + 1])[0])
     batch = part.batch.take(np.array([row]))
     standings = [standing(topic, one, due_ms, offset, now_ms) for one in topic.subscriptions()]
     return Life(

@@ -89,6 +89,38 @@ class LogReader:
         with self._connected() as connection:
             return self._log.first_accepted(connection, topic_id, at_ms, until_offset)
 
+    async def holding(
+        self, topic_id: int, offsets: Int64s, max_bytes: int
+    ) -> tuple[list[LogPart], int]:
+        """The rows that hold the first of these messages, as they were first stated.
+
+        Args:
+          offsets: ascending, of committed messages; int64[n].
+          max_bytes: how much to read beyond the first row.
+
+        Returns:
+          The rows, in order, and how many of the offsets have been looked for.
+
+        Raises:
+          StorageUnavailable: when the database cannot be reached.
+        """
+        async with self._alone:
+            return await self._run(self._holding, topic_id, offsets, max_bytes)
+
+    def _holding(self, topic_id: int, offsets: Int64s, max_bytes: int) -> tuple[list[LogPart], int]:
+        with self._connected() as connection:
+            rows, count = self._log.holding(connection, topic_id, offsets, max_bytes)
+        return [_part(row) for row in rows], count
+
+    async def lowest_base(self, topic_id: int) -> int:
+        """The key of the topic's newest restatement; 0 if it has none."""
+        async with self._alone:
+            return await self._run(self._lowest_base, topic_id)
+
+    def _lowest_base(self, topic_id: int) -> int:
+        with self._connected() as connection:
+            return self._log.lowest_base(connection, topic_id)
+
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
         """The connection, which whatever goes wrong on it makes useless."""

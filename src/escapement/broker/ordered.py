@@ -110,10 +110,11 @@ class OrderedSubscription(Subscription):
             if accepted_at_ms <= self._doubtful_until_ms:
                 self._doubtful_below = max(self._doubtful_below, part.end_offset)
             offsets = np.arange(base_offset, base_offset + len(batch))
+            due_ms = self._amendments.moves.current(offsets, due_ms)
             wanted = offsets >= self.position
             for taken in (self.acked, self.held):
                 wanted &= ~taken.contains(offsets)
-            standing = self._amendments.standing(offsets)
+            standing = self._amendments.uncancelled(offsets)
             if standing is not None:
                 wanted &= standing | self._was_given_back(offsets)
             at = np.flatnonzero(wanted)

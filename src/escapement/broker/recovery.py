@@ -68,6 +68,8 @@ class Ground:
         ends: dict[int, int] = {}
         for row in self.journal:
             for key in row.entry.rows:
+                if key.base_offset < 0:
+                    continue  # it states earlier messages again
                 end = key.base_offset + key.message_count
                 ends[key.topic_id] = max(ends.get(key.topic_id, 0), end)
         return ends

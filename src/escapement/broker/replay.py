@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from escapement.storage.blocking import Run
 from escapement.storage.checkpoint import ProducerRow
 from escapement.storage.journalentry import Acked
 from escapement.storage.producers import ProducerRecord
+
+# Log rows read at once: a few group commits.
+_STEP_BYTES: Final = 4 * 1024 * 1024
 
 
 class Replay:
@@ -56,6 +60,7 @@ class Replay:
             record.id: record.topic_id for record in self._registry.all_subscriptions()
         }
         self._replay_ends()
+        await self._replay_moves()
         self._replay_acks()
         self._replay_attempts()
         await self._replay_rows()
@@ -89,6 +94,25 @@ class Replay:
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id)
                 self._progress.touched.add(topic_id)
+
+    async def _replay_moves(self) -> None:
+        """Which times count, before any message is looked at; later statements win."""
+        ground = self._ground
+        keys = [
+            key
+            for row in ground.journal
+            for key in row.entry.rows
+            if key.base_offset < 0 and self._registry.exists(key.topic_id)
+        ]
+        steps = ground.log.read_rows(ground.connection, keys, _STEP_BYTES)
+        while (rows := await self._run(next, steps, None)) is not None:
+            for row in rows:
+                offsets, stale_ms = row.content.offsets, row.content.stale_ms
+                assert offsets is not None, "a restatement names its offsets"
+                assert stale_ms is not None
+                moves = self._registry.activate(row.key.topic_id).amendments.moves
+                moves.put(offsets, row.content.due_ms, stale_ms)
+                self._progress.touched.add(row.key.topic_id)
 
     def _replay_acks(self) -> None:
         for row in self._ground.journal:
@@ -141,7 +165,8 @@ class Replay:
                 if not self._registry.exists(topic_id):
                     continue  # it was deleted, and its rows are being freed
                 topic = self._registry.activate(topic_id)
-                topic.recover(row.key.base_offset, row.content.due_ms, row.content.batch())
+                content = row.content
+                topic.recover(row.key.base_offset, content.due_ms, content.batch(), content.offsets)
                 self._progress.touched.add(topic_id)
             if index.needs_checkpoint:
                 await self._checkpointer.checkpoint()

@@ -35,6 +35,7 @@ class Revival:
     Args:
       chunks: bitmap chunks by subscription id, or that of a topic's cancellations; taken out
         as they are used.
+      moves: the times of moved messages by topic id, likewise.
       attempts: their parts by subscription id, likewise.
       end_offsets: where the log goes on, of topics that have grown since the checkpoint.
       doubtful_until_ms: of what was accepted by then, a broker before us may have delivered
@@ -51,6 +52,7 @@ class Revival:
         rng: np.random.Generator,
         *,
         chunks: dict[int, list[tuple[int, bytes]]],
+        moves: dict[int, list[tuple[int, bytes]]],
         attempts: dict[int, list[tuple[int, bytes]]],
         end_offsets: Mapping[int, int],
         doubtful_until_ms: int,
@@ -65,6 +67,7 @@ class Revival:
         self._budget = WindowBudget(limits.window_messages)
         self._rng = rng
         self._chunks = chunks
+        self._moves = moves
         self._attempts = attempts
         self._end_offsets = end_offsets
         self.doubtful_until_ms = doubtful_until_ms
@@ -90,6 +93,8 @@ class Revival:
         topic = Topic(record.id, name, namespace, record.policy, end, self._index, self._budget)
         for chunk, data in self._chunks.pop(cancellations_id(record.id), []):
             topic.amendments.cancelled.load_chunk(chunk, data)
+        for chunk, data in self._moves.pop(record.id, []):
+            topic.amendments.moves.load_chunk(chunk, data)
         self._pipeline.open_topic(record.id, end)
         for subscription in subscriptions:
             self._subscription(topic, subscription, new=False)

@@ -14,12 +14,13 @@ from escapement.broker.postman import Carriage
 from escapement.broker.publication import Publication
 from escapement.broker.publishing import Publishing
 from escapement.broker.registry import Registry
+from escapement.broker.rescheduling import Restatement
 from escapement.broker.subscription import Subscription
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.message import MessageBatch
 from escapement.storage.checkpoint import ProducerRow
-from escapement.storage.group import Acks, Group, TopicGroup
+from escapement.storage.group import Acks, Group, Restated, TopicGroup
 from escapement.storage.index import DelayedIndex
 
 
@@ -57,6 +58,8 @@ class Settlement:
         self._progress.positions[group.lane] = group.position
         for part in group.topics:
             self._append(part, now_ms)
+        for restated in group.restated:
+            self._move(restated, now_ms)
         for acks in group.acks:
             if acks.subscription_id < 0:
                 self._cancel(acks)
@@ -73,8 +76,23 @@ class Settlement:
                 mail.context()
         if group.topics:
             self._publishing.settled()
-            if self._index.needs_checkpoint:
-                self._checkpointer.want()
+        if (group.topics or group.restated) and self._index.needs_checkpoint:
+            self._checkpointer.want()
+
+    def _move(self, restated: Restated, now_ms: int) -> None:
+        restatement: Restatement = restated.item.context
+        topic = self._registry.active.get(restated.item.topic_id)  # None: deleted meanwhile
+        if topic is not None:
+            topic.move(
+                restated.item.offsets,
+                restated.due_ms,
+                restated.item.stale_ms,
+                restatement.batch,
+                now_ms,
+            )
+            self._progress.touched.add(topic.id)
+            self._on_appended(topic)
+        restatement.done(None)
 
     def _cancel(self, cancelled: Acks) -> None:
         topic = self._registry.active.get(cancelled.topic_id)  # None: deleted while it committed

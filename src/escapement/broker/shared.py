@@ -74,7 +74,7 @@ class SharedSubscription(Subscription):
         for taken in (self.acked, self.held):
             if taken.intersects(rows.offsets):
                 rows = rows.pick(~taken.contains(rows.offsets))
-        standing = self._amendments.standing(rows.offsets)
+        standing = self._amendments.standing(rows.due_ms, rows.offsets)
         return rows if standing is None else rows.pick(standing)
 
     # -- bands ---------------------------------------------------------------------
@@ -201,7 +201,10 @@ class SharedSubscription(Subscription):
             band.ready.put_back(part)
 
     def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        before = (rows.attempts > 1) | (rows.due_ms <= self._doubtful_until_ms)
+        first_ms = rows.due_ms
+        if not self._amendments.moves.empty:
+            first_ms = self._amendments.moves.first(rows.offsets, first_ms)
+        before = (rows.attempts > 1) | (first_ms <= self._doubtful_until_ms)
         return before if before.any() else None
 
     def _again(self, rows: Rows, *, waited: bool) -> None:

@@ -239,7 +239,7 @@ class Subscription(ABC):
             self._forget_ready(offsets)
 
     def keep(self, offsets: Int64s, now_ms: int) -> None:
-        """Have it on record that these were handed out, though others do not get them any more.
+        """Have it on record that these were handed out, before they are changed for others.
 
         Of what is in retry that is so already.
         """
@@ -510,8 +510,8 @@ class Subscription(ABC):
             parts.append(_timed(waiting))
             next_parts.append(waiting.when_ms)
         flying = self.in_flight.rows()
-        # Of what is cancelled for others the journal says that it was handed out (``keep``).
-        recorded = self._amendments.cancelled.contains(flying.offsets)
+        # Of what was changed for others the journal says that it was handed out (``keep``).
+        recorded = self._amendments.changed(flying.offsets)
         flying = _counted(flying._replace(attempts=flying.attempts - ~recorded))
         dead = [part.rows for part in self.dead]
         for rows in (flying, self._ready_again(), *dead):

@@ -40,6 +40,7 @@ from escapement.storage.catalog import Namespace
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
 from escapement.storage.policy import TopicPolicy
 from escapement.timewheel import Entries, TimingWheel
+from escapement.traits import traits_of
 
 # The next window is read this long before its partition begins, or half a partition if
 # that is shorter: reading a window of 2 million keys takes less than a second.
@@ -56,6 +57,7 @@ class Topic:
         "_horizon",
         "_index",
         "_index_next_ms",
+        "_last_restatement",
         "_loading",
         "_wheel",
         "accepted_since_ms",
@@ -94,6 +96,7 @@ class Topic:
         self.ordered: dict[str, OrderedSubscription] = {}
         self.producers: dict[str, Producer] = {}
         self.amendments = Amendments()
+        self._last_restatement: int | None = None
         self.sizes = Sizes()
         self.publish_rate = PublishRate()
         self.published = 0  # messages since this broker serves the topic
@@ -163,7 +166,7 @@ class Topic:
         """Take committed messages: one call for each group."""
         assert base_offset == self.next_offset, "the log has a gap, or went back"
         count = len(due_ms)
-        traits = self.recover(base_offset, due_ms, batch)
+        traits = self._append(base_offset, due_ms, batch)
         self.published += count
         if self.subscribing:
             self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
@@ -213,15 +216,86 @@ class Topic:
         for subscription in self.shared.values():
             subscription.offer(due.when_ms, due.ids, traits)
 
-    def recover(self, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> UInt32s | None:
-        """Take messages of the log that the index lacks; subscriptions come to them later.
-
-        Returns their traits, if any has one.
-        """
+    def _append(self, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> UInt32s | None:
+        """Take messages that are new; returns their traits, if any has one."""
         traits = self._index.add(self.id, base_offset, due_ms, batch)
         self.sizes.saw(batch)
         self.next_offset = max(self.next_offset, base_offset + len(due_ms))
         return traits
+
+    def recover(
+        self, base_offset: int, due_ms: Int64s, batch: MessageBatch, offsets: Int64s | None = None
+    ) -> None:
+        """Take messages of the log that the index lacks; subscriptions come to them later.
+
+        Args:
+          offsets: of a restatement; ascending. Without, they count up from ``base_offset``.
+        """
+        if offsets is None and self.amendments.moves.empty:
+            self._append(base_offset, due_ms, batch)
+            return
+        if offsets is None:
+            offsets = np.arange(base_offset, base_offset + len(due_ms))
+            self.next_offset = max(self.next_offset, base_offset + len(due_ms))
+        self.sizes.saw(batch)
+        stale = self.amendments.moves.stale(due_ms, offsets)
+        if stale is not None:
+            for subscription in self.shared.values():
+                stale &= ~subscription.holds(offsets)
+            at = np.flatnonzero(~stale)
+            due_ms, offsets, batch = due_ms[at], offsets[at], batch.take(at)
+        self._index.add_again(self.id, offsets, due_ms, batch)
+
+    # -- messages move ----------------------------------------------------------------
+
+    def withhold(self, offsets: Int64s, now_ms: int) -> None:
+        """These are being moved: no subscription is handed them that was not already."""
+        for subscription in self.shared.values():
+            self.withdraw_from(subscription, offsets, now_ms)
+        self.amendments.withhold(offsets)
+
+    def withdraw_from(self, subscription: Subscription, offsets: Int64s, now_ms: int) -> None:
+        """These change for a subscription, but for what it was handed, which it keeps."""
+        handed = subscription.was_handed(offsets)
+        if handed.any():
+            # After a crash it must still get them as they were.
+            subscription.keep(offsets[handed], now_ms)
+        subscription.withdraw(offsets[~handed])
+
+    def move(
+        self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, batch: MessageBatch, now_ms: int
+    ) -> None:
+        """These were withheld and are due at ``due_ms``, durably; offsets ascend."""
+        traits = self._index.add_again(self.id, offsets, due_ms, batch)
+        self.amendments.move(offsets, due_ms, stale_ms)
+        self._again(due_ms, offsets, traits, now_ms)
+
+    def release(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
+        """These were withheld and stay as they were, due at ``due_ms``; offsets ascend."""
+        self.amendments.release(offsets)
+        self._again(due_ms, offsets, traits_of(batch), now_ms)
+
+    def _again(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
+        if self.subscribing:
+            self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
+        if self.shared:
+            self.place(due_ms, offsets, now_ms, traits)
+
+    @property
+    def restatements_known(self) -> bool:
+        """Whether ``next_restatement`` can be asked for."""
+        return self._last_restatement is not None
+
+    def know_restatements(self, lowest: int) -> None:
+        """The newest restatement in the log has this key; 0: there is none."""
+        if self._last_restatement is None:
+            self._last_restatement = lowest
+
+    def next_restatement(self) -> int:
+        """A key for a restatement that no other has."""
+        assert self._last_restatement is not None
+        self._last_restatement -= 1
+        return self._last_restatement
 
     def recovered(self, now_ms: int) -> None:
         """All of the past is in the index now: look for what comes next from here on."""
@@ -362,19 +436,19 @@ class Topic:
         What is not yet due, because a subscription may still come, or be sought, that wants
         it, whoever has acknowledged it before its time; what a shared subscription is to
         get and has not durably acknowledged; and everything while a subscription is being
-        made that may want what arrives meanwhile. What is durably cancelled is live only for
-        a subscription that holds it.
+        made that may want what arrives meanwhile. What is durably cancelled, and the stale
+        key of what was moved, is live only for a subscription that holds the message.
         """
         if self.subscribing:
             return np.ones(len(offsets), bool)
-        cancelled = self.amendments.durably_cancelled(offsets)
+        gone = self.amendments.gone(due_ms, offsets)
         live = due_ms > now_ms
-        if cancelled is not None:
-            live &= ~cancelled
+        if gone is not None:
+            live &= ~gone
         for subscription in self.shared.values():
             wanted = subscription.covers(due_ms, offsets)
-            if cancelled is not None:
-                wanted &= ~cancelled | subscription.holds(offsets)
+            if gone is not None:
+                wanted &= ~gone | subscription.holds(offsets)
             wanted &= ~subscription.durably_acked(offsets)
             live |= wanted
         return live
@@ -382,21 +456,21 @@ class Topic:
     def pending(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
         """Which messages are still to be done, for somebody who looks; bool[n].
 
-        What is not yet due and not cancelled; and what is due and a shared subscription is to
-        get, or holds, and has not acknowledged.
+        What is not yet due and not cancelled, under the key that counts; and what is due and
+        a shared subscription is to get, or holds, and has not acknowledged.
         """
-        standing = self.amendments.standing(offsets)
+        hidden = self.amendments.hidden(due_ms, offsets)
         pending = due_ms > now_ms
-        if standing is not None:
-            pending &= standing
+        if hidden is not None:
+            pending &= ~hidden
         rest = np.flatnonzero(~pending)
         if not len(rest):
             return pending
         due_ms, offsets = due_ms[rest], offsets[rest]
         for subscription in self.shared.values():
             wanted = subscription.covers(due_ms, offsets)
-            if standing is not None:
-                wanted &= standing[rest] | subscription.holds(offsets)
+            if hidden is not None:
+                wanted &= ~hidden[rest] | subscription.holds(offsets)
             wanted &= ~subscription.acked.contains(offsets)
             pending[rest] |= wanted
         return pending

@@ -40,6 +40,7 @@ from escapement.broker.pump import Pump
 from escapement.broker.recovery import Ground
 from escapement.broker.registry import Registry
 from escapement.broker.replay import Replay
+from escapement.broker.rescheduling import Rescheduling
 from escapement.broker.revival import Revival
 from escapement.broker.scheduler import Scheduler
 from escapement.broker.settlement import Settlement
@@ -126,6 +127,16 @@ class Works:
             self.registry, self.index, self.reader, self.pipeline, clock, run
         )
         self.amending = Amending(self.registry, self.pipeline, self.pump, clock, config.limits)
+        self.rescheduling = Rescheduling(
+            self.registry,
+            self.pipeline,
+            self.publishing,
+            self.index,
+            self.reader,
+            clock,
+            run,
+            self._appended,
+        )
         self._settlement = Settlement(
             self.registry,
             self.revival.subscriptions,
@@ -204,6 +215,7 @@ class Works:
             limits,
             np.random.default_rng(config.seed),
             chunks=ground.state.chunks,
+            moves=ground.state.moves,
             attempts=ground.state.attempts,
             end_offsets=ground.next_offsets(),
             # What of it an earlier owner delivered, nobody knows for sure.

@@ -1,14 +1,16 @@
-"""`escapement cancel`: change one's mind about messages that are published."""
+"""`escapement cancel`, `reschedule`, `run-now`: change one's mind about what is published."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import click
 
+from escapement.cli.parameters import duration_ms, moment
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import print_rows
 from escapement.client.broker import Broker
@@ -26,7 +28,11 @@ _output_option = click.option(
     show_default=True,
     help="How to print what became of them.",
 )
-_WORDS: Final = {Fate.UNKNOWN: "unknown", Fate.DELIVERED: "delivered"}
+_WORDS: Final = {
+    Fate.UNKNOWN: "unknown",
+    Fate.DELIVERED: "delivered",
+    Fate.CANCELLED: "cancelled",
+}
 
 
 @click.command(
@@ -54,6 +60,63 @@ def cancel(topic: str, ids: Sequence[str], output: str, at_broker: tuple[str, in
         return await broker.cancel(offsets, topic=topic)
 
     _report(with_broker(at_broker, ask), "cancelled", output)
+
+
+@click.command(
+    epilog="""\b
+    Examples:
+      escapement reschedule orders 17 --delay 3h
+      escapement reschedule orders 17 18 --at 2026-12-24T18:00+01:00
+
+    As `escapement cancel`, of which the messages are handed out at another time instead.
+    """
+)
+@click.argument("topic")
+@_ids_argument
+@click.option("--delay", "delay_ms", type=duration_ms, help="In how long they are due: 5m, 3d.")
+@click.option("--at", type=moment, metavar="TIME", help="When: ISO 8601 with a UTC offset.")
+@_output_option
+@broker_option
+def reschedule(
+    topic: str,
+    ids: Sequence[str],
+    delay_ms: int | None,
+    at: datetime | None,
+    output: str,
+    at_broker: tuple[str, int],
+) -> None:
+    """Give messages of TOPIC another time, for subscriptions that have not been handed them."""
+    if (delay_ms is None) == (at is None):
+        raise click.UsageError("Give --delay or --at.")
+    offsets = _offsets(topic, ids)
+    delay = None if delay_ms is None else (delay_ms, "ms")
+
+    async def ask(broker: Broker) -> Outcomes:
+        return await broker.reschedule(offsets, topic=topic, delay=delay, at=at)
+
+    _report(with_broker(at_broker, ask), "rescheduled", output)
+
+
+@click.command(
+    epilog="""\b
+    Example:
+      escapement run-now orders 17
+
+    As `escapement reschedule`, to now.
+    """
+)
+@click.argument("topic")
+@_ids_argument
+@_output_option
+@broker_option
+def run_now(topic: str, ids: Sequence[str], output: str, at_broker: tuple[str, int]) -> None:
+    """Have messages of TOPIC due now."""
+    offsets = _offsets(topic, ids)
+
+    async def ask(broker: Broker) -> Outcomes:
+        return await broker.run_now(offsets, topic=topic)
+
+    _report(with_broker(at_broker, ask), "rescheduled", output)
 
 
 def _report(outcomes: Outcomes, done: str, output: str) -> None:

@@ -39,6 +39,8 @@ _COMMANDS: Final = {
     "read": ("escapement.cli.read", "Print a topic's messages by offset, without consuming."),
     "resume": ("escapement.cli.pause", "Hand out again what was paused."),
     "schedule": ("escapement.cli.schedule", "Publish again and again, by cron or every so often."),
+    "reschedule": ("escapement.cli.amend", "Give messages not handed out yet another time."),
+    "run-now": ("escapement.cli.amend", "Have messages not handed out yet due now."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
 }
 # The word that applications use goes too.
@@ -56,7 +58,7 @@ class _Commands(click.Group):
         if name not in _COMMANDS:
             return None
         module, _ = _COMMANDS[name]
-        command: click.Command = getattr(import_module(module), name)
+        command: click.Command = getattr(import_module(module), name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -8,6 +8,7 @@ known, unless no broker answers in time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -33,16 +34,36 @@ What = One | Receipts | Columns | Int64s | Iterable[One]
 async def cancel(line: Line, what: What, topic: str | None) -> Outcomes:
     """See ``escapement.Broker.cancel``."""
     name, offsets = name_messages(what, topic)
+    return await _amend(line, name, offsets, lambda number, part: wire.Cancel(number, name, part))
+
+
+async def reschedule(
+    line: Line, what: What, topic: str | None, delay_ms: int, at_ms: int
+) -> Outcomes:
+    """See ``escapement.Broker.reschedule``."""
+    name, offsets = name_messages(what, topic)
+    return await _amend(
+        line,
+        name,
+        offsets,
+        lambda number, part: wire.Reschedule(number, name, part, delay_ms, at_ms),
+    )
+
+
+async def _amend(
+    line: Line, topic: str, offsets: Int64s, make: Callable[[int, Int64s], Command]
+) -> Outcomes:
+    """Ask for some at a time."""
     parts = []
     for low in range(0, len(offsets), REQUEST_IDS):
         part = offsets[low : low + REQUEST_IDS]
-        answer = await _ask(line, _cancel(name, part))
-        parts.append(Outcomes(name, part, answer.fates, _handed(answer)))
-    return Outcomes.concat(name, parts)
+        answer = await _ask(line, partial(_command, make, part))
+        parts.append(Outcomes(topic, part, answer.fates, _handed(answer)))
+    return Outcomes.concat(topic, parts)
 
 
-def _cancel(topic: str, offsets: Int64s) -> Callable[[int], Command]:
-    return lambda number: wire.Cancel(number, topic, offsets)
+def _command(make: Callable[[int, Int64s], Command], part: Int64s, number: int) -> Command:
+    return make(number, part)
 
 
 def _handed(answer: wire.Amended) -> dict[str, Bools]:

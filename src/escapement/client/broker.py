@@ -27,7 +27,7 @@ from escapement.client.schedules import Schedules
 from escapement.client.serializers import SerializerLike
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected, InvalidRequest
-from escapement.message import MessageId
+from escapement.message import NO_TIME, MessageId
 from escapement.protocol import commands as wire
 from escapement.protocol import limits
 
@@ -190,6 +190,38 @@ class Broker:
             32,768 messages some may then be cancelled.
         """
         return await amending.cancel(self._line, what, topic)
+
+    async def reschedule(
+        self,
+        what: What,
+        *,
+        delay: Delay | None = None,
+        at: datetime | None = None,
+        topic: str | None = None,
+    ) -> Outcomes:
+        """Give messages another time, for every shared subscription not handed them yet.
+
+        As with ``cancel`` the answer is final: what is ``done`` is handed out at its new time
+        and not at its old one. What is cancelled is not rescheduled (``CANCELLED``).
+        Exclusive and failover subscriptions ignore times, and go on doing so.
+
+        Args:
+          what, topic: as for ``cancel``.
+          delay, at: as for ``Producer.send``; one of them. A time that has passed is now.
+
+        Raises:
+          InvalidRequest: before anything is sent, for messages or times that are none.
+          NotFound, DelaysDisabled, DelayTooLong: the broker refuses; nothing happened.
+          EscapementError: if the broker refuses, or there is none in time. Some of the
+            messages may then be rescheduled, the others are due when they were.
+        """
+        if delay is None and at is None:
+            raise InvalidRequest("say when: a delay or a time; or run_now")
+        return await amending.reschedule(self._line, what, topic, *schedule.one(delay, at))
+
+    async def run_now(self, what: What, *, topic: str | None = None) -> Outcomes:
+        """Have messages due now; else as ``reschedule``."""
+        return await amending.reschedule(self._line, what, topic, NO_TIME, NO_TIME)
 
     def read(
         self,

@@ -1,6 +1,6 @@
 """A checkpoint: the state the journal adds up to, written so that the journal can go.
 
-Owns the tables ``cursor_chunks`` and ``attempts``, and the order of what a checkpoint
+Owns the tables ``cursor_chunks``, ``moves`` and ``attempts``, and the order of what a checkpoint
 changes in the others. It is written in short transactions, each with the lease check,
 because a long one would make a renewal of the lease wait, and every commit behind it.
 The journal is trimmed last. All values are absolute and replaying the journal over a
@@ -45,6 +45,8 @@ _SET_CHUNK: Final = "REPLACE INTO cursor_chunks (subscription_id, chunk, data) V
 _DROP_CHUNK: Final = "DELETE FROM cursor_chunks WHERE subscription_id = ? AND chunk = ?"
 _ADD_ATTEMPTS: Final = "REPLACE INTO attempts (subscription_id, part, data) VALUES (?, ?, ?)"
 _DROP_ATTEMPTS: Final = "DELETE FROM attempts WHERE subscription_id = ? AND part < ?"
+_SET_MOVES: Final = "REPLACE INTO moves (topic_id, chunk, data) VALUES (?, ?, ?)"
+_DROP_MOVES: Final = "DELETE FROM moves WHERE topic_id = ? AND chunk = ?"
 _SET_NEXT_OFFSET: Final = "UPDATE topics SET next_offset = ? WHERE id = ?"
 _SET_PRODUCER: Final = (
     "UPDATE producers SET last_sequence = ?, last_offset = ?, updated_at_ms = ? WHERE id = ?"
@@ -74,6 +76,14 @@ class AttemptPart(NamedTuple):
     subscription_id: int
     part: int
     table: AttemptTable
+
+
+class MoveRow(NamedTuple):
+    """One row of a topic's moves; empty data: the row is deleted."""
+
+    topic_id: int
+    chunk: int
+    data: bytes
 
 
 class ProducerRow(NamedTuple):
@@ -106,6 +116,7 @@ class Checkpoint:
     subscriptions: Sequence[SubscriptionRow] = ()
     generation: Generation | None = None  # the current one, with its size
     trims: Mapping[int, JournalPosition] = field(default_factory=dict)  # by lane
+    moves: Sequence[MoveRow] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,7 @@ class State:
     producers: list[ProducerRecord]
     schedules: list[Schedule]
     chunks: dict[int, list[tuple[int, bytes]]]  # subscription: (chunk, data)
+    moves: dict[int, list[tuple[int, bytes]]]  # topic: (chunk, data)
     attempts: dict[int, list[tuple[int, bytes]]]  # subscription: (part, data), ascending
     trims: dict[int, JournalPosition]  # by lane: what the checkpoint covers
     journal_ends: dict[int, JournalPosition]  # by lane: where the pipeline goes on
@@ -159,7 +171,8 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         subscriptions=list(catalog.read_subscriptions(connection)),
         producers=list(read_producers(connection)),
         schedules=list(read_schedules(connection, bundle_id)),
-        chunks=_read_chunks(connection),
+        chunks=_read_chunks(connection, "cursor_chunks", "subscription_id"),
+        moves=_read_chunks(connection, "moves", "topic_id"),
         attempts=_read_attempts(connection),
         trims=journal.trims(connection, bundle_id),
         journal_ends=journal.ends(connection, bundle_id),
@@ -177,6 +190,12 @@ def _changes(checkpoint: Checkpoint) -> Iterator[Change]:
     for chunk in checkpoint.chunks:
         if not chunk.data:
             yield _DROP_CHUNK, chunk[:2]
+    for move in checkpoint.moves:
+        if move.data:
+            yield _SET_MOVES, tuple(move)
+    for move in checkpoint.moves:
+        if not move.data:
+            yield _DROP_MOVES, move[:2]
     for part in checkpoint.attempts:
         yield _ADD_ATTEMPTS, (part.subscription_id, part.part, encode_attempts(part.table))
     # After what replaces them.
@@ -211,19 +230,21 @@ def _run_step(connection: Connection, step: list[Change]) -> None:
         connection.execute_many(sql, [params for _, params in changes])
 
 
-def _read_chunks(connection: Connection) -> dict[int, list[tuple[int, bytes]]]:
+def _read_chunks(
+    connection: Connection, table: str, owner: str
+) -> dict[int, list[tuple[int, bytes]]]:
     found: dict[int, list[tuple[int, bytes]]] = {}
-    subscription_id = chunk = _LEAST
+    id = chunk = _LEAST
     while True:
         # One range of the key, less its beginning: both engines go straight there.
         rows = connection.execute(
-            "SELECT subscription_id, chunk, data FROM cursor_chunks"
-            " WHERE subscription_id >= ? AND NOT (subscription_id = ? AND chunk <= ?)"
-            f" ORDER BY subscription_id, chunk LIMIT {_CHUNKS_AT_ONCE}",
-            (subscription_id, subscription_id, chunk),
+            f"SELECT {owner}, chunk, data FROM {table}"
+            f" WHERE {owner} >= ? AND NOT ({owner} = ? AND chunk <= ?)"
+            f" ORDER BY {owner}, chunk LIMIT {_CHUNKS_AT_ONCE}",
+            (id, id, chunk),
         ).rows
-        for subscription_id, chunk, data in rows:
-            found.setdefault(subscription_id, []).append((chunk, data))
+        for id, chunk, data in rows:
+            found.setdefault(id, []).append((chunk, data))
         if len(rows) < _CHUNKS_AT_ONCE:
             return found
 

@@ -30,7 +30,7 @@ from escapement.clock import Clock
 from escapement.errors import Busy, EscapementError, StorageReadOnly
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.group import Acks, Append, Attempts, Group, Letters, Statement
+from escapement.storage.group import Acks, Append, Attempts, Group, Letters, Restate, Statement
 from escapement.storage.journal import START, JournalPosition
 from escapement.storage.lane import Lane, State
 from escapement.storage.lease import Lease, Recorded
@@ -138,7 +138,7 @@ class CommitPipeline:
 
     # -- handing in ------------------------------------------------------------
 
-    def submit(self, item: Append | Acks | Attempts | Letters) -> None:
+    def submit(self, item: Append | Restate | Acks | Attempts | Letters) -> None:
         """Queue ``item`` for its topic's next group. O(1).
 
         Raises:

@@ -59,6 +59,27 @@ class Append:
 
 
 @dataclass(slots=True, eq=False)
+class Restate:
+    """Earlier messages with other times. ``fail`` is called, once, if it is not made durable.
+
+    ``base_offset`` is the negative key of its row, never used before; ``offsets`` ascend.
+    """
+
+    topic_id: int
+    base_offset: int
+    offsets: Int64s
+    body: Buffer
+    times: Times
+    stale_ms: Int64s  # when they were due before
+    context: Any = None
+    fail: Callable[[EscapementError], None] = _ignore
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body) + 24 * len(self.offsets)
+
+
+@dataclass(slots=True, eq=False)
 class Acks:
     """Offsets that a subscription acknowledged; stays queued until it is durable.
 
@@ -132,7 +153,7 @@ class Statement:
     size_bytes: int = 0
 
 
-Item = Append | Acks | Attempts | Letters | Statement
+Item = Append | Restate | Acks | Attempts | Letters | Statement
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +176,14 @@ class TopicGroup:
 
 
 @dataclass(slots=True, eq=False)
+class Restated:
+    """A restatement in a group, with the times that it gives; int64[n]."""
+
+    item: Restate
+    due_ms: Int64s
+
+
+@dataclass(slots=True, eq=False)
 class Group:
     """One group commit; ``on_commit`` receives it when it is durable."""
 
@@ -163,6 +192,7 @@ class Group:
     accepted_at_ms: int
     generation: Generation
     topics: list[TopicGroup] = field(default_factory=list)
+    restated: list[Restated] = field(default_factory=list)
     acks: list[Acks] = field(default_factory=list)
     attempts: list[Attempts] = field(default_factory=list)
     mail: list[Letters] = field(default_factory=list)
@@ -180,9 +210,15 @@ class Group:
 
     @property
     def body_bytes(self) -> int:
-        """Size of its appends and letters."""
-        appends = sum(append.size_bytes for topic in self.topics for append in topic.appends)
+        """Size of its appends, restatements and letters."""
+        appends = sum(item.size_bytes for item in self.log_items)
         return appends + sum(letter.size_bytes for letter in self.letters)
+
+    @property
+    def log_items(self) -> list[Append | Restate]:
+        """What of it goes into the log, as it was handed in."""
+        appends: list[Append | Restate] = [a for topic in self.topics for a in topic.appends]
+        return appends + [restated.item for restated in self.restated]
 
     @property
     def letter_ids(self) -> list[int]:
@@ -212,6 +248,9 @@ def form_group(
     for item in items:
         if isinstance(item, Append):
             by_topic.setdefault(item.topic_id, []).append(item)
+        elif isinstance(item, Restate):
+            due_ms = item.times.resolve(accepted_at_ms, len(item.offsets))
+            group.restated.append(Restated(item, due_ms))
         elif isinstance(item, Acks):
             group.acks.append(item)
             group.letters += item.letters
@@ -255,6 +294,7 @@ def _form_topic(topic_id: int, base: int, appends: list[Append], accepted_at_ms:
 def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
     """The rows that make ``group`` durable. Copies all bodies once: for a thread."""
     rows = [row for topic in group.topics for row in _encode_topic(group, topic)]
+    rows += [_encode_restated(group, restated) for restated in group.restated]
     group.log_bytes = sum(len(row.data) for row in rows)
     keys = [
         RowKey(row.generation.id, row.topic_id, row.base_offset, row.message_count, len(row.data))
@@ -292,6 +332,20 @@ def _encode_topic(group: Group, topic: TopicGroup) -> list[NewRow]:
         )
         first = end
     return rows
+
+
+def _encode_restated(group: Group, restated: Restated) -> NewRow:
+    item, due_ms = restated.item, restated.due_ms
+    return NewRow(
+        group.generation,
+        item.topic_id,
+        item.base_offset,
+        len(due_ms),
+        int(due_ms.min()),
+        int(due_ms.max()),
+        group.accepted_at_ms,
+        encode_row(group.accepted_at_ms, due_ms, [item.body], item.offsets, item.stale_ms),
+    )
 
 
 def _acked(group: Group) -> list[Acked]:

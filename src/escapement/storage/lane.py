@@ -25,7 +25,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -42,7 +42,16 @@ from escapement.errors import (
 )
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import TransactionAborted
-from escapement.storage.group import Acks, Append, Group, Item, Letters, Statement, form_group
+from escapement.storage.group import (
+    Acks,
+    Append,
+    Group,
+    Item,
+    Letters,
+    Restate,
+    Statement,
+    form_group,
+)
 from escapement.storage.log import Log
 from escapement.storage.writer import Writer
 
@@ -117,11 +126,11 @@ class Lane:
             happened.
         """
         if self.state is not State.UP:
-            refused = isinstance(item, Append | Statement)
+            refused = isinstance(item, Append | Restate | Statement)
             if refused or (isinstance(item, Acks) and self.state is State.READ_ONLY):
                 raise self._refusal()
         self._queue.append(item)
-        if isinstance(item, Append):
+        if isinstance(item, Append | Restate):
             self.body_bytes += item.size_bytes
         elif isinstance(item, Acks):
             self.ack_count += len(item.offsets)
@@ -141,7 +150,8 @@ class Lane:
 
     def close_topic(self, topic_id: int) -> None:
         """Fail the appends to a topic that was deleted."""
-        gone = [i for i in self._queue if isinstance(i, Append) and i.topic_id == topic_id]
+        logged = [item for item in self._queue if isinstance(item, Append | Restate)]
+        gone = [item for item in logged if item.topic_id == topic_id]
         if gone:
             self._queue = deque(item for item in self._queue if item not in gone)
             self._fail_waiting(gone, [], NotFound("the topic was deleted"))
@@ -259,7 +269,7 @@ class Lane:
         # Attempts first: a cancellation stands behind the attempts it must not outrun.
         self._queue.extendleft(reversed([*group.attempts, *group.acks, *group.mail]))
         self._go_down(error)
-        self._fail_waiting([a for t in group.topics for a in t.appends], group.statements, error)
+        self._fail_waiting(group.log_items, group.statements, error)
 
     # -- up and down -----------------------------------------------------------
 
@@ -286,10 +296,11 @@ class Lane:
     def _go_down(self, error: StorageUnavailable) -> None:
         """Refuse from now on what cannot wait, and what waited already."""
         self._why = error
-        appends = [item for item in self._queue if isinstance(item, Append)]
+        appends = [item for item in self._queue if isinstance(item, Append | Restate)]
         statements = [item for item in self._queue if isinstance(item, Statement)]
         if appends or statements:
-            self._queue = deque(i for i in self._queue if not isinstance(i, Append | Statement))
+            refused = Append | Restate | Statement
+            self._queue = deque(item for item in self._queue if not isinstance(item, refused))
         read_only = isinstance(error, StorageReadOnly)
         self._set_state(State.READ_ONLY if read_only else State.DOWN)
         self._fail_waiting(appends, statements, self._refusal())
@@ -307,7 +318,10 @@ class Lane:
         return kind(f"nothing can be made durable now: {self._why}")
 
     def _fail_waiting(
-        self, appends: list[Append], statements: list[Statement], error: EscapementError
+        self,
+        appends: Sequence[Append | Restate],
+        statements: list[Statement],
+        error: EscapementError,
     ) -> None:
         self.body_bytes -= sum(append.size_bytes for append in appends)
         for append in appends:
@@ -324,8 +338,7 @@ class Lane:
             told = error
             if self._unknown:
                 told = OutcomeUnknown("the broker stopped before it knew whether this is durable")
-            appends = [append for topic in group.topics for append in topic.appends]
-            self._fail_waiting(appends, group.statements, told)
+            self._fail_waiting(group.log_items, group.statements, told)
         items, self._queue = list(self._queue), deque()
-        appends = [item for item in items if isinstance(item, Append)]
+        appends = [item for item in items if isinstance(item, Append | Restate)]
         self._fail_waiting(appends, [i for i in items if isinstance(i, Statement)], error)

@@ -1,7 +1,9 @@
 """The log: every batch of every topic, in arrival order, in the database.
 
 Owns the tables ``generations`` and ``log_<generation>_<shard>``. One row is what one
-group commit wrote of one topic, key ``(topic_id, base_offset)``. A generation is a
+group commit wrote of one topic, key ``(topic_id, base_offset)``. A row with a negative
+base offset *restates* earlier messages, with other times: -1, -2, ..., the more negative
+the newer. A generation is a
 set of ``parallelism`` tables, a topic's rows in it are in the table ``topic_id %
 parallelism``; forgetting old messages will be dropping tables, and a change of
 parallelism takes effect with the next generation. A topic's offsets never decrease
@@ -60,6 +62,8 @@ _CREATE: Final = """
 """
 # The row states messages base_offset, base_offset + 1, ... for the first time.
 CONTIGUOUS: Final = 0
+# The row states earlier messages again, whose offsets it names; its base offset is negative.
+RESTATED: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ class RowKey(NamedTuple):
 
 
 class LogRow(NamedTuple):
-    """A row read back."""
+    """A row read back; of a restatement, ``end_offset`` means nothing."""
 
     key: RowKey
     content: RowContent
@@ -181,7 +185,7 @@ class Log:
                     row.max_due_ms,
                     epoch,
                     row.accepted_at_ms,
-                    CONTIGUOUS,
+                    CONTIGUOUS if row.base_offset >= 0 else RESTATED,
                     len(row.data),
                     row.data,
                 )
@@ -290,7 +294,7 @@ class Log:
         for generation in reversed(self._generations):
             rows = connection.execute(
                 f"SELECT base_offset + message_count FROM {generation.table(topic_id)}"
-                " WHERE topic_id = ? ORDER BY base_offset DESC LIMIT 1",
+                " WHERE topic_id = ? AND base_offset >= 0 ORDER BY base_offset DESC LIMIT 1",
                 (topic_id,),
             ).rows
             if rows:
@@ -325,6 +329,57 @@ class Log:
             at = max(at, begun + 1)
         return found
 
+    def holding(
+        self, connection: Connection, topic_id: int, offsets: Int64s, max_bytes: int
+    ) -> tuple[list[LogRow], int]:
+        """The rows that state the first of these messages for the first time.
+
+        Offsets that lie close together share a query.
+
+        Args:
+          offsets: ascending; int64[n].
+          max_bytes: how much to read beyond the first row.
+
+        Returns:
+          The rows, in order, and how many of the offsets have been looked for.
+        """
+        keys: list[RowKey] = []
+        budget, at = max_bytes, 0
+        while at < len(offsets):
+            begun = at
+            for generation, low in self._start(connection, topic_id, int(offsets[at])):
+                rows = connection.execute(
+                    "SELECT topic_id, base_offset, message_count, size_bytes"
+                    f" FROM {generation.table(topic_id)} WHERE topic_id = ? AND base_offset >= ?"
+                    f" ORDER BY base_offset LIMIT {_HEADS_AT_ONCE}",
+                    (topic_id, low),
+                ).rows
+                for row in rows:
+                    key = RowKey(generation.id, *row)
+                    end = key.base_offset + key.message_count
+                    first, last = np.searchsorted(offsets, [key.base_offset, end]).tolist()
+                    if last > max(first, at):
+                        if keys and key.size_bytes > budget:
+                            return self._fetch_found(connection, keys), at
+                        keys.append(key)
+                        budget -= key.size_bytes
+                    at = max(at, last)
+                if at > begun:
+                    break
+            at = max(at, begun + 1)
+        return self._fetch_found(connection, keys), at
+
+    def lowest_base(self, connection: Connection, topic_id: int) -> int:
+        """The key of the topic's newest restatement; 0 if it has none."""
+        found = [
+            connection.execute(
+                f"SELECT MIN(base_offset) FROM {generation.table(topic_id)} WHERE topic_id = ?",
+                (topic_id,),
+            ).rows[0][0]
+            for generation in self._generations
+        ]
+        return min((int(base) for base in found if base is not None and base < 0), default=0)
+
     def _start(
         self, connection: Connection, topic_id: int, from_offset: int
     ) -> Iterator[tuple[Generation, int]]:
@@ -333,7 +388,7 @@ class Log:
             generation = self._generations[at]
             low = connection.execute(
                 f"SELECT MAX(base_offset) FROM {generation.table(topic_id)}"
-                " WHERE topic_id = ? AND base_offset <= ?",
+                " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?",
                 (topic_id, from_offset),
             ).rows[0][0]
             if low is not None:
@@ -470,7 +525,7 @@ def _ranges(keys: Sequence[RowKey]) -> list[tuple[int, int, int]]:
             ranges[-1] = (key.topic_id, ranges[-1][1], key.base_offset)
         else:
             ranges.append((key.topic_id, key.base_offset, key.base_offset))
-        end = key.base_offset + key.message_count
+        end = key.base_offset + key.message_count if key.base_offset >= 0 else -1
     return ranges
 
 

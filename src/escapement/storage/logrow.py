@@ -6,8 +6,12 @@ the owner knows, when each message is due. Little-endian::
     version u8 | due width u8 | 0 u16 | messages u32 | bodies u32 | crc32 u32
     accepted_at_ms i64 | first_due_ms i64
     due       messages values of the width, each less first_due_ms (width 0: all equal)
+    version 2 only: stale_ms i64 × messages, length u32, offsets (storage/offsetcolumn.py)
     lengths   u32 for each body
     bodies    end to end (message.MessageBatch.encode)
+
+Version 1 states messages for the first time, at offsets that its key says; version 2
+*restates* earlier ones, whose offsets it names, and says when they were due before.
 
 The checksum covers everything but itself. Encoding copies each byte once; decoding
 copies none but the due column. No I/O.
@@ -23,10 +27,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from escapement.errors import LogDamaged, RemoteProtocolError
+from escapement.errors import LogDamaged, RemoteProtocolError, StorageError
 from escapement.message import Buffer, Int64s, MessageBatch
+from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
 
-_VERSION: Final = 1
+_FIRST, _RESTATED = 1, 2
+_LENGTH: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<BBxxII")
 _CRC: Final = struct.Struct("<I")
 _TIMES: Final = struct.Struct("<qq")
@@ -42,6 +48,8 @@ class RowContent:
     accepted_at_ms: int
     due_ms: Int64s
     bodies: list[memoryview]
+    offsets: Int64s | None = None  # of messages that are restated; ascending
+    stale_ms: Int64s | None = None  # when these were due before
 
     def batch(self) -> MessageBatch:
         """All messages of the row in one batch. Raises ``LogDamaged``."""
@@ -54,8 +62,18 @@ class RowContent:
         return batch
 
 
-def encode_row(accepted_at_ms: int, due_ms: Int64s, bodies: Sequence[Buffer]) -> bytes:
-    """The bytes of one row; ``due_ms`` has a value for each message of all ``bodies``."""
+def encode_row(
+    accepted_at_ms: int,
+    due_ms: Int64s,
+    bodies: Sequence[Buffer],
+    offsets: Int64s | None = None,
+    stale_ms: Int64s | None = None,
+) -> bytes:
+    """The bytes of one row; ``due_ms`` has a value for each message of all ``bodies``.
+
+    ``offsets``, ascending, are those of messages that are restated, ``stale_ms`` is when
+    they were due before.
+    """
     assert bodies, "a log row without bodies"
     assert len(due_ms), "a log row without messages"
     first = int(due_ms.min())
@@ -63,8 +81,16 @@ def encode_row(accepted_at_ms: int, due_ms: Int64s, bodies: Sequence[Buffer]) ->
     width = 0 if not spread else 4 if spread < 1 << 32 else 8
     due = (due_ms - first).astype(_DTYPES[width]).tobytes() if width else b""
     lengths = np.fromiter(map(len, bodies), "<u4", len(bodies)).tobytes()
-    head = _HEAD.pack(_VERSION, width, len(due_ms), len(bodies))
-    parts = [_TIMES.pack(accepted_at_ms, first), due, lengths, *bodies]
+    restated = b""
+    if offsets is not None:
+        assert stale_ms is not None
+        assert len(offsets) == len(due_ms) == len(stale_ms), "columns of unequal height"
+        column = encode_offsets(offsets)
+        stale = stale_ms.astype("<i8", copy=False).tobytes()
+        restated = b"".join([stale, _LENGTH.pack(len(column)), column])
+    version = _FIRST if offsets is None else _RESTATED
+    head = _HEAD.pack(version, width, len(due_ms), len(bodies))
+    parts = [_TIMES.pack(accepted_at_ms, first), due, restated, lengths, *bodies]
     crc = zlib.crc32(head)
     for part in parts:
         crc = zlib.crc32(part, crc)
@@ -84,16 +110,21 @@ def decode_row(data: Buffer) -> RowContent:
     (crc,) = _CRC.unpack_from(view, _HEAD.size)
     if zlib.crc32(view[_HEAD.size + _CRC.size :], zlib.crc32(view[: _HEAD.size])) != crc:
         raise LogDamaged("a log row fails its checksum")
-    if version != _VERSION or width not in (0, 4, 8):
+    if version not in (_FIRST, _RESTATED) or width not in (0, 4, 8):
         raise LogDamaged(f"a log row has the unknown version {version}, width {width}")
     accepted_at_ms, first = _TIMES.unpack_from(view, _HEAD.size + _CRC.size)
     at = _START
-    if len(view) - at < count * width + 4 * body_count:
+    if len(view) - at < count * width:
         raise LogDamaged("a log row ends inside its columns")
     due_ms = np.full(count, first, np.int64)
     if width:
         due_ms += np.frombuffer(view, _DTYPES[width], count, at).astype(np.int64)
         at += count * width
+    offsets = stale_ms = None
+    if version == _RESTATED:
+        offsets, stale_ms, at = _decode_restated(view, at, count)
+    if len(view) - at < 4 * body_count:
+        raise LogDamaged("a log row ends inside its columns")
     lengths = np.frombuffer(view, "<u4", body_count, at).tolist()
     at += 4 * body_count
     if len(view) - at != sum(lengths):
@@ -102,4 +133,20 @@ def decode_row(data: Buffer) -> RowContent:
     for length in lengths:
         bodies.append(view[at : at + length])
         at += length
-    return RowContent(accepted_at_ms, due_ms, bodies)
+    return RowContent(accepted_at_ms, due_ms, bodies, offsets, stale_ms)
+
+
+def _decode_restated(view: memoryview, at: int, count: int) -> tuple[Int64s, Int64s, int]:
+    if len(view) - at < 8 * count + _LENGTH.size:
+        raise LogDamaged("a log row ends before its offsets")
+    stale_ms = np.frombuffer(view, "<i8", count, at).astype(np.int64)
+    at += 8 * count
+    (length,) = _LENGTH.unpack_from(view, at)
+    at += _LENGTH.size
+    try:
+        offsets = decode_offsets(view[at : at + length])
+    except StorageError as error:
+        raise LogDamaged(f"a log row's offsets do not decode: {error}") from error
+    if len(offsets) != count:
+        raise LogDamaged(f"a log row has {len(offsets)} offsets, {count} messages")
+    return offsets, stale_ms, at + length

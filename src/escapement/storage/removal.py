@@ -36,6 +36,7 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = more or _free(connection, "producers", "topic_id", "id", id)
         # Its cancelled messages stand under the negative id.
         more = more or _free(connection, "cursor_chunks", "subscription_id", "chunk", -id)
+        more = more or _free(connection, "moves", "topic_id", "chunk", id)
     elif kind == "mailbox":
         more = _free(connection, "inbox", "mailbox_id", "id", id)
     else:

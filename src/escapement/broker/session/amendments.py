@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from escapement.broker.amending import Outcome
 from escapement.broker.broker import Broker
+from escapement.broker.outcome import Outcome
 from escapement.broker.session.desk import Desk
 from escapement.broker.session.outbound import Outbound
 from escapement.protocol import commands as wire
@@ -18,6 +18,7 @@ class AmendmentsDesk(Desk):
         self._broker = broker
         self._outbound = outbound
         self.at_once = {wire.Cancel: self._cancel}
+        self.aside = {wire.Reschedule: self._reschedule}
 
     def _cancel(self, command: wire.Cancel) -> None:
         self._broker.check_open()
@@ -26,6 +27,13 @@ class AmendmentsDesk(Desk):
             command.offsets,
             lambda outcome: self._answer(command.request_id, outcome),
         )
+
+    async def _reschedule(self, command: wire.Reschedule) -> None:
+        self._broker.check_open()
+        outcome = await self._broker.rescheduling.reschedule(
+            command.topic, command.offsets, command.delay_ms, command.at_ms
+        )
+        self._answer(command.request_id, outcome)
 
     def _answer(self, request_id: int, outcome: Outcome) -> None:
         handed = {name: np.packbits(mask).tobytes() for name, mask in outcome.handed.items()}

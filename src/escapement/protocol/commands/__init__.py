@@ -12,7 +12,7 @@ messages and names the first of a batch. Times are Unix milliseconds.
 """
 
 from escapement.protocol.commands.admin import Admin, AdminReply
-from escapement.protocol.commands.amending import Amended, Cancel
+from escapement.protocol.commands.amending import Amended, Cancel, Reschedule
 from escapement.protocol.commands.command import COMMANDS, Command, Role
 from escapement.protocol.commands.connection import Done, Goodbye, Hello, Ping, Pong, Welcome
 from escapement.protocol.commands.consuming import (
@@ -74,6 +74,7 @@ __all__ = [
     "Receipt",
     "Refused",
     "Release",
+    "Reschedule",
     "Role",
     "Subscribe",
     "Welcome",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escapement.protocol.commands.command import Command, command
-from escapement.protocol.fields import AckColumn, FateColumn, Id, PlainMap, Topic
+from escapement.protocol.fields import AckColumn, CountOrNone, FateColumn, Id, PlainMap, Topic
 from escapement.protocol.limits import MAX_FRAME_BYTES
 
 
@@ -24,14 +24,36 @@ class Cancel(Command):
     MAX_BYTES = MAX_FRAME_BYTES
 
 
+@command(51, "client")
+@dataclass(frozen=True, slots=True, eq=False)
+class Reschedule(Command):
+    """Messages are due after ``delay_ms``, or at ``at_ms``; at -1 for both, now.
+
+    Answered by Amended once that is durable.
+    """
+
+    request_id: Id
+    topic: Topic
+    offsets: AckColumn
+    delay_ms: CountOrNone
+    at_ms: CountOrNone
+
+    MAX_BYTES = MAX_FRAME_BYTES
+
+    def check(self) -> None:
+        if self.delay_ms >= 0 and self.at_ms >= 0:
+            raise ValueError("there is a delay and a time")
+
+
 @command(52, "broker")
 @dataclass(frozen=True, slots=True, eq=False)
 class Amended(Command):
-    """What became of the messages of a Cancel, in the order in which it named them.
+    """What became of the messages of a Cancel or Reschedule, in the order of their naming.
 
-    A fate is 0 (there is no such message), 1 (done) or 2 (every subscription had been
-    handed it). ``handed`` has for each subscription that had been handed any of them which
-    these were: a bit for each message, the first in the highest bit of the first byte.
+    A fate is 0 (there is no such message), 1 (done), 2 (no subscription was still to be
+    handed it) or 3 (it is cancelled, and was not rescheduled). ``handed`` has for each
+    subscription that had been handed any of them which these were: a bit for each message,
+    the first in the highest bit of the first byte.
     """
 
     request_id: Id

@@ -148,17 +148,20 @@ class DelayedIndex:
 
     def add_again(
         self, topic_id: int, offsets: Int64s, due_ms: Int64s, batch: MessageBatch
-    ) -> None:
+    ) -> UInt32s | None:
         """Take messages of any age, offsets strictly ascending; known ones do no harm.
 
         Successive calls should ascend as well: each stream that does has its own table.
+        Returns the messages' traits, None if none has any.
         """
         assert len(offsets) == len(due_ms) == len(batch)
+        traits = traits_of(batch)
         if len(due_ms) and topic_id not in self._dropped:
             assert due_ms.min() >= 0
             assert due_ms.max() <= MAX_DUE_MS
             assert bool((offsets[1:] > offsets[:-1]).all()), "offsets must ascend"
-            self._active.append(topic_id, offsets, due_ms, batch, traits_of(batch))
+            self._active.append(topic_id, offsets, due_ms, batch, traits)
+        return traits
 
     def drop_topic(self, topic_id: int) -> None:
         """Forget a topic for good: now in memory and for readers, on disk when merged.

@@ -1,0 +1,247 @@
+"""Giving published messages another time: they are read, withheld, and stated again.
+
+The messages are read first, some at a time, because what they hold does not change. Then
+one synchronous step decides which of them can still be moved, withholds these, and hands a
+restatement to the commit pipeline. When that is durable, another step puts them where they
+belong now; when it is refused, where they were. So a message is handed out at its old time
+or at its new one, and never at both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.logreader import LogPart, LogReader
+from escapement.broker.outcome import Outcome, decide
+from escapement.broker.publishing import Publishing
+from escapement.broker.registry import Registry
+from escapement.broker.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import EscapementError, NotFound
+from escapement.message import NO_TIMES, Blobs, Int64s, MessageBatch, Times
+from escapement.names import TopicName
+from escapement.protocol.fate import Fate
+from escapement.storage.blocking import Run
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.group import Restate
+from escapement.storage.index import DelayedIndex
+
+# What is read, decided and stated again at once.
+_STEP_BYTES: Final = 1024 * 1024
+_NO_END: Final = (1 << 63) - 1
+
+
+@dataclass(slots=True, eq=False)
+class Restatement:
+    """Messages that are being moved; ``done`` is told what became of it."""
+
+    batch: MessageBatch
+    done: Callable[[EscapementError | None], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """Messages as they were read, by ascending offset; ``due_ms`` as first stated."""
+
+    offsets: Int64s
+    due_ms: Int64s
+    batch: MessageBatch
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """Until a restatement is over."""
+
+    over: trio.Event = field(default_factory=trio.Event)
+    error: EscapementError | None = None
+
+
+class Rescheduling:
+    """See the module's docstring.
+
+    Args:
+      on_change: called with a topic in which something can be delivered at another time.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        pipeline: CommitPipeline,
+        publishing: Publishing,
+        index: DelayedIndex,
+        log: LogReader,
+        clock: Clock,
+        run: Run,
+        on_change: Callable[[Topic], None],
+    ) -> None:
+        self._registry = registry
+        self._pipeline = pipeline
+        self._publishing = publishing
+        self._index = index
+        self._log = log
+        self._clock = clock
+        self._run = run
+        self._on_change = on_change
+        self._moved = trio.lowlevel.ParkingLot()
+
+    async def reschedule(
+        self, topic_text: str, offsets: Int64s, delay_ms: int, at_ms: int
+    ) -> Outcome:
+        """Move messages, for every shared subscription that has not been handed them.
+
+        Args:
+          offsets: int64[n], any order, repeats allowed.
+          delay_ms, at_ms: when they are due, -1 for none; with neither, now.
+
+        Returns:
+          What became of each, in their order; it is durable.
+
+        Raises:
+          NotFound: there is no such topic.
+          DelaysDisabled, DelayTooLong: for the time; nothing happened.
+          StorageUnavailable: some may have been moved; the others stay where they were.
+        """
+        topic = self._registry.topic(TopicName.parse(topic_text))
+        self._publishing.check_times(topic, _times(delay_ms, at_ms, 1))
+        if not topic.restatements_known:
+            topic.know_restatements(await self._log.lowest_base(topic.id))
+        wanted, back = np.unique(offsets, return_inverse=True)
+        fates = np.full(len(wanted), Fate.UNKNOWN, np.uint8)
+        handed: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
+        known = wanted[wanted < topic.next_offset]
+        at = 0
+        while at < len(known):
+            found, count = await self._read(topic, known[at:])
+            outcome = await self._move(topic, found, delay_ms, at_ms)
+            rows = np.searchsorted(wanted, found.offsets)
+            fates[rows] = outcome.fates
+            for name, mask in outcome.handed.items():
+                handed.setdefault(name, np.zeros(len(wanted), bool))[rows] = mask
+            at += count
+        return Outcome(fates, handed).take(back)
+
+    # -- reading -------------------------------------------------------------------
+
+    async def _read(self, topic: Topic, offsets: Int64s) -> tuple[_Found, int]:
+        """The first of these messages, and how many were looked for."""
+        parts, count = await self._log.holding(topic.id, offsets, _STEP_BYTES)
+        found = _pick(parts, offsets[:count])
+        missing = np.setdiff1d(offsets[:count], found.offsets, assume_unique=True)
+        moves = topic.amendments.moves
+        if len(missing) and not moves.empty:
+            # The row that first stated them is gone, and they were stated again since.
+            missing = missing[moves.contains(missing)]
+            due_ms = moves.current(missing, np.zeros(len(missing), np.int64))
+            fetch = self._index.fetch(topic.id, due_ms, missing)
+            there, batch = await self._run(fetch.read_there, 0, _NO_END)
+            if there is not None:
+                missing, due_ms = missing[there], due_ms[there]
+            found = _merged(found, _Found(missing, due_ms, batch))
+        return found, count
+
+    # -- moving --------------------------------------------------------------------
+
+    async def _move(self, topic: Topic, found: _Found, delay_ms: int, at_ms: int) -> Outcome:
+        await self._publishing.room()
+        # Of two that move the same message, the later to come moves it last.
+        while topic.amendments.withheld.intersects(found.offsets):
+            await self._moved.park()
+        if topic.deleting or self._registry.active.get(topic.id) is not topic:
+            raise NotFound(f"the topic {topic.name.full} was deleted")
+        outcome, due_ms = _decide(topic, found)
+        at = np.flatnonzero(outcome.fates == Fate.DONE)
+        if len(at):
+            wait = self._restate(topic, found, at, due_ms[at], _times(delay_ms, at_ms, len(at)))
+            await wait.over.wait()
+            if wait.error is not None:
+                raise wait.error
+        return outcome
+
+    def _restate(
+        self, topic: Topic, found: _Found, at: Int64s, due_ms: Int64s, times: Times
+    ) -> _Wait:
+        """Withhold the messages at these rows, and have them stated again."""
+        offsets, batch, wait = found.offsets[at], found.batch.take(at), _Wait()
+
+        def release() -> None:
+            topic.release(offsets, due_ms, batch, self._clock.now_ms())
+            self._on_change(topic)
+
+        def done(error: EscapementError | None) -> None:
+            if error is not None:
+                release()
+            wait.error = error
+            wait.over.set()
+            self._moved.unpark_all()
+
+        topic.withhold(offsets, self._clock.now_ms())
+        item = Restate(
+            topic.id,
+            topic.next_restatement(),
+            offsets,
+            batch.encode(),
+            times,
+            due_ms,
+            Restatement(batch, done),
+            done,
+        )
+        try:
+            self._pipeline.submit(item)
+        except EscapementError:
+            release()
+            raise
+        return wait
+
+
+def _decide(topic: Topic, found: _Found) -> tuple[Outcome, Int64s]:
+    """What can become of each message now, and when it is due now."""
+    offsets = found.offsets
+    due_ms = topic.amendments.moves.current(offsets, found.due_ms)
+    outcome = decide(topic, offsets, topic.shared.values())
+    if topic.shared:
+        # Of the subscriptions that were not handed it, one must be to get it at all.
+        wanted = np.zeros(len(offsets), bool)
+        for subscription in topic.shared.values():
+            wanted |= subscription.covers(due_ms, offsets) & ~subscription.was_handed(offsets)
+        outcome.fates[(outcome.fates == Fate.DONE) & ~wanted] = Fate.DELIVERED
+    outcome.fates[topic.amendments.cancelled.contains(offsets)] = Fate.CANCELLED
+    return outcome, due_ms
+
+
+def _times(delay_ms: int, at_ms: int, count: int) -> Times:
+    if delay_ms >= 0:
+        return Times(delay_ms=np.full(count, delay_ms))
+    return Times(at_ms=np.full(count, at_ms)) if at_ms >= 0 else NO_TIMES
+
+
+def _pick(parts: list[LogPart], offsets: Int64s) -> _Found:
+    """Those of the offsets that the rows hold."""
+    found = []
+    for part in parts:
+        low, high = np.searchsorted(offsets, [part.base_offset, part.end_offset]).tolist()
+        own = offsets[low:high]
+        rows = own - part.base_offset
+        found.append(_Found(own, part.due_ms[rows], part.batch.take(rows)))
+    return _concat(found)
+
+
+def _merged(one: _Found, other: _Found) -> _Found:
+    both = _concat([one, other])
+    order = np.argsort(both.offsets)
+    return _Found(both.offsets[order], both.due_ms[order], both.batch.take(order))
+
+
+def _concat(parts: list[_Found]) -> _Found:
+    nothing = np.zeros(0, np.int64)
+    if not parts:
+        return _Found(nothing, nothing, MessageBatch(Blobs.empty(0)))
+    return _Found(
+        np.concatenate([part.offsets for part in parts]),
+        np.concatenate([part.due_ms for part in parts]),
+        MessageBatch.concat([part.batch for part in parts]),
+    )

@@ -1,0 +1,391 @@
+"""Rescheduling: a message is handed out at its old time or at its new one, never at both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+import escapement
+from committing import FaultyEngine, Once
+from escapement import Fate, Settings, testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.errors import (
+    DelaysDisabled,
+    DelayTooLong,
+    Disconnected,
+    InvalidRequest,
+    OutcomeUnknown,
+    StorageUnavailable,
+)
+from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.testing import World, arrived
+from held import COMMIT, Held
+from outages import Outage
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+PATIENT = BrokerConfig(ack_wait_ms=30 * 86_400_000, seed=0)
+TWO_AT_ONCE = replace(PATIENT, limits=BrokerLimits(unacked_messages=2))
+SMALL = replace(
+    PATIENT, limits=BrokerLimits(ready_messages=8, unacked_messages=3, window_messages=16)
+)
+
+
+async def publish(
+    broker: escapement.Broker, count: int, *subscriptions: str, **times: Any
+) -> escapement.Receipts:
+    """Messages on topic t, for shared subscriptions that are made before."""
+    for name in subscriptions:
+        await broker.admin("subscriptions.create", topic="t", subscription=name)
+    async with await broker.producer("t") as producer:
+        return await producer.send_many(
+            [b"%d" % n for n in range(count)], keys=[f"k{n}" for n in range(count)], **times
+        )
+
+
+async def everything(broker: escapement.Broker, subscription: str, **options: Any) -> list[int]:
+    """All that a subscription is delivered now, acknowledged; each with its own payload."""
+    found: list[int] = []
+    async with broker.consumer("t", subscription, **options) as inbox:
+        while got := await arrived(inbox):
+            assert all(m.payload == b"%d" % m.offset and m.key == f"k{m.offset}" for m in got)
+            found += [message.offset for message in got]
+            await inbox.ack([message.offset for message in got], durable=True)
+    return found
+
+
+def fates(outcomes: escapement.Outcomes) -> list[Fate]:
+    return [outcome.fate for outcome in outcomes]
+
+
+async def lose_index(world: World) -> None:
+    for path in world.index_directory.iterdir():
+        path.unlink()
+
+
+# -- where it goes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+async def test_a_message_comes_at_its_new_time_and_not_at_its_old(
+    mock_clock: MockClock, on_disk: bool
+) -> None:
+    """B1: later, earlier, now; to an absolute time; what was not named stays."""
+    async with testing.start() as world, world.connect() as broker:
+        receipts = await publish(broker, 6, "s", delay=HOUR)
+        if on_disk:
+            await world.checkpoint()
+        assert (await broker.reschedule(receipts[0], delay=DAY)).done.all()
+        assert (await broker.reschedule([1, 2], delay=(30, "minutes"), topic="t")).done.all()
+        at = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC) + 2 * HOUR
+        assert (await broker.reschedule(np.array([3]), at=at, topic="t")).done.all()
+        assert (await broker.run_now([4], topic="t")).done.all()
+        assert await everything(broker, "s") == [4]
+        if on_disk:
+            await world.checkpoint()
+        for wait, expected in [(30, [1, 2]), (30, [5]), (60, [3]), (22 * 60, [0])]:
+            await world.clock.advance(minutes=wait - 0.1)
+            assert await everything(broker, "s") == []
+            await world.clock.advance(minutes=0.1)
+            assert await everything(broker, "s") == expected
+        await world.clock.advance(days=2)
+        assert await everything(broker, "s") == []
+
+
+async def test_moved_there_and_back_it_comes_once(mock_clock: MockClock) -> None:
+    """B1: the last to move it wins, and no key of it counts twice."""
+    async with testing.start() as world, world.connect() as broker:
+        await publish(broker, 2, "s", delay=HOUR)
+        start = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC)
+        for hours in (3, 1, 2, 1):
+            moved = await broker.reschedule([1], at=start + hours * HOUR, topic="t")
+            assert moved.done.all()
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "s") == [0, 1]
+        await world.clock.advance(hours=3)
+        assert await everything(broker, "s") == []
+
+
+async def test_the_answer_says_whom_it_reached(mock_clock: MockClock) -> None:
+    """B1: delivered, for some, cancelled, unknown; what was handed out stays handed out."""
+    async with testing.start(config=TWO_AT_ONCE) as world, world.connect() as broker:
+        await publish(broker, 4, "a", "b")
+        await broker.cancel([3], topic="t")
+        async with broker.consumer("t", "a") as at_a:
+            assert [m.offset for m in await arrived(at_a)] == [0, 1]
+            async with broker.consumer("t", "b") as at_b:
+                assert [m.offset for m in await arrived(at_b)] == [0, 1]
+            outcomes = await broker.reschedule([0, 2, 3, 9], delay=HOUR, topic="t")
+            assert fates(outcomes) == [
+                Fate.DELIVERED,
+                Fate.DONE,
+                Fate.CANCELLED,
+                Fate.UNKNOWN,
+            ]
+            assert [one.handed for one in outcomes] == [("a", "b"), (), (), ()]
+            await at_a.ack([0, 1], durable=True)
+            assert await arrived(at_a) == []
+        assert await everything(broker, "b") == [0, 1]
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "a") == [2]
+        assert await everything(broker, "b") == [2]
+
+
+async def test_one_subscription_keeps_what_another_gets_later(mock_clock: MockClock) -> None:
+    """B1: in retry under its old time at a, moved for b, on disk and in between."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, 2, "a", "b")
+        async with broker.consumer("t", "a") as inbox:
+            assert len(await arrived(inbox)) == 2
+            await inbox.nack([1], delay=HOUR)
+            (outcome,) = await broker.reschedule([1], delay=DAY, topic="t")
+            assert outcome.done
+            assert outcome.handed == ("a",)
+            await world.checkpoint()
+            await world.checkpoint()
+            await world.clock.advance(hours=1)
+            assert [m.offset for m in await arrived(inbox)] == [1]
+        assert await everything(broker, "b") == [0]
+        await everything(broker, "a")
+        await world.clock.advance(hours=23)
+        assert await everything(broker, "b") == [1]
+        assert await everything(broker, "a") == []
+
+
+async def test_what_is_ready_is_withdrawn_and_a_backlog_is_read_past_it(
+    mock_clock: MockClock,
+) -> None:
+    """B1: in ready, and behind the read mark."""
+    async with testing.start(config=SMALL) as world, world.connect() as broker:
+        await publish(broker, 40, "s")
+        async with broker.consumer("t", "s") as inbox:
+            assert [message.offset for message in await arrived(inbox)] == [0, 1, 2]
+            outcomes = await broker.reschedule(np.arange(1, 40, 2), delay=HOUR, topic="t")
+            moved = set(outcomes.offsets[outcomes.done].tolist())
+            assert moved == set(range(3, 40, 2))
+        assert sorted(await everything(broker, "s")) == sorted(set(range(40)) - moved)
+        (topic,) = world.server.registry.active.values()
+        topic.shared["s"].normal.ready._check()
+        await world.clock.advance(hours=1)
+        assert sorted(await everything(broker, "s")) == sorted(moved)
+
+
+async def test_a_later_subscription_gets_a_moved_message_at_its_new_time(
+    mock_clock: MockClock,
+) -> None:
+    """B1: from the index, from the log, and in an ordered subscription, which ignores times."""
+    async with testing.start() as world, world.connect() as broker:
+        await publish(broker, 3, delay=HOUR)
+        assert (await broker.reschedule([1], delay=2 * HOUR, topic="t")).done.all()
+        await broker.admin("subscriptions.create", topic="t", subscription="late")
+        assert await everything(broker, "log", position="earliest", kind="exclusive") == [0, 1, 2]
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "late") == [0, 2]
+        assert await everything(broker, "all", position="earliest") == [0, 2]
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "late") == [1]
+        assert await everything(broker, "all") == [1]
+        await world.checkpoint()
+        assert await everything(broker, "again", position="earliest") == [0, 2, 1]
+
+
+async def test_times_that_are_not_allowed_change_nothing(mock_clock: MockClock) -> None:
+    """B1, P2: disabled delays, the maximum delay, no time at all."""
+    async with testing.start() as world, world.connect() as broker:
+        await publish(broker, 2, "s", delay=HOUR)
+        with pytest.raises(InvalidRequest):
+            await broker.reschedule([0], topic="t")
+        with pytest.raises(DelayTooLong):
+            await broker.reschedule([0], delay=timedelta(days=100_000), topic="t")
+        await broker.admin("namespaces.disable_delayed_message", namespace="public/default")
+        with pytest.raises(DelaysDisabled):
+            await broker.reschedule([0], delay=HOUR, topic="t")
+        assert (await broker.run_now([1], topic="t")).done.all()
+        assert await everything(broker, "s") == [1]
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "s") == [0]
+
+
+# -- moments ---------------------------------------------------------------------------------
+
+
+async def test_what_falls_due_while_it_is_being_moved_is_withheld(mock_clock: MockClock) -> None:
+    """B1: its old time comes between the decision and the commit."""
+    held = Held()
+    async with testing.start(run=held) as world, world.connect() as broker:
+        await publish(broker, 3, "s", delay=HOUR)
+        async with trio.open_nursery() as nursery:
+            outcomes: list[escapement.Outcomes] = []
+
+            async def move() -> None:
+                outcomes.append(await broker.reschedule([1], delay=DAY, topic="t"))
+
+            with held.hold(COMMIT):
+                nursery.start_soon(move)
+                await held.reached()
+                async with broker.consumer("t", "s") as inbox:
+                    await world.clock.advance(seconds=0)
+                    (topic,) = world.server.registry.active.values()
+                    assert len(topic.amendments.withheld) == 1
+                    del inbox
+        assert outcomes[0].done.all()
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "s") == [0, 2]
+        await world.clock.advance(days=1)
+        assert await everything(broker, "s") == [1]
+
+
+async def test_cancelled_while_it_is_being_moved(mock_clock: MockClock) -> None:
+    """B1: first the one, then the other: it never comes."""
+    held = Held()
+    async with testing.start(run=held) as world, world.connect() as broker:
+        await publish(broker, 2, "s", delay=HOUR)
+        async with trio.open_nursery() as nursery:
+            answers: list[escapement.Outcomes] = []
+
+            async def move() -> None:
+                answers.append(await broker.run_now([1], topic="t"))
+
+            async def cancel() -> None:
+                answers.append(await broker.cancel([1], topic="t"))
+
+            with held.hold(COMMIT):
+                nursery.start_soon(move)
+                await held.reached()
+                nursery.start_soon(cancel)
+                await world.clock.settle()
+        assert all(answer.done.all() for answer in answers)
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "s") == [0]
+
+
+async def test_of_two_that_move_it_at_once_the_later_wins(mock_clock: MockClock) -> None:
+    """B1: the second waits for the first."""
+    held = Held()
+    async with testing.start(run=held) as world, world.connect() as broker:
+        await publish(broker, 2, "s", delay=HOUR)
+        async with trio.open_nursery() as nursery:
+            with held.hold(COMMIT):
+                for hours in (2, 3):
+                    nursery.start_soon(
+                        lambda h=hours: broker.reschedule([1], delay=h * HOUR, topic="t")
+                    )
+                    await held.reached()
+                    await world.clock.settle()
+        await world.clock.advance(hours=2)
+        assert await everything(broker, "s") == [0]
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "s") == [1]
+
+
+# -- faults ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "before", "between", "after"])
+@pytest.mark.parametrize("index", ["kept", "lost"])
+async def test_a_crash_forgets_no_new_time_and_no_delivery(
+    mock_clock: MockClock, checkpoint: str, index: str
+) -> None:
+    """B1, invariant 7: what was answered holds, for each subscription as it was answered."""
+    async with testing.start(config=TWO_AT_ONCE) as world:
+        async with world.connect() as broker:
+            await publish(broker, 5, "a", "b")
+            if checkpoint == "before":
+                await world.checkpoint()
+            async with broker.consumer("t", "a") as inbox:
+                assert [m.offset for m in await arrived(inbox)] == [0, 1]
+                outcomes = await broker.reschedule([1, 2], delay=HOUR, topic="t")
+                if checkpoint == "between":
+                    await world.checkpoint()
+                outcomes = await broker.reschedule([1, 2], delay=2 * HOUR, topic="t")
+                assert [one.handed for one in outcomes] == [("a",), ()]
+                if checkpoint == "after":
+                    await world.checkpoint()
+                    await world.checkpoint()
+                await world.crash()
+        if index == "lost":
+            await lose_index(world)
+        await world.restart()
+        async with world.connect() as broker:
+            assert sorted(await everything(broker, "a")) == [0, 1, 3, 4]
+            assert await everything(broker, "b") == [0, 3, 4]
+            await world.clock.advance(hours=1.9)
+            assert await everything(broker, "b") == []
+            assert (await broker.reschedule([2], delay=3 * HOUR, topic="t")).done.all()
+            await world.clock.advance(hours=0.1)
+            assert await everything(broker, "a") == []
+            assert await everything(broker, "b") == [1]
+            await world.clock.advance(hours=3)
+            assert await everything(broker, "a") == [2]
+            assert await everything(broker, "b") == [2]
+
+
+async def test_refused_it_stays_where_it_was(mock_clock: MockClock) -> None:
+    """B1: the database goes away between the decision and the commit; no traffic follows."""
+    outage = Outage()
+    patient = Settings(heartbeat_s=None, request_timeout_s=86_400)
+    async with (
+        testing.start(engine=outage.engine) as world,
+        world.connect(settings=patient) as broker,
+    ):
+        await publish(broker, 30, "s", delay=HOUR)
+        outage.read_only()
+        with pytest.raises(StorageUnavailable):
+            await broker.reschedule(np.arange(5, 30), delay=DAY, topic="t")
+        outage.over()
+        await world.clock.advance(hours=1)
+        assert sorted(await everything(broker, "s")) == list(range(30))
+
+
+async def test_an_answer_waits_for_a_commit_whose_reply_was_lost(mock_clock: MockClock) -> None:
+    """B1: withheld until it is read back, then answered once."""
+    engine = FaultyEngine(SqliteEngine.in_memory())
+    async with testing.start(engine=engine) as world, world.connect() as broker:
+        await publish(broker, 3, "s", delay=HOUR)
+        lost = Once("commit", OutcomeUnknown("the reply was lost"))
+        engine.after = lost
+        lost.arm()
+        assert (await broker.reschedule([1], delay=DAY, topic="t")).done.all()
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "s") == [0, 2]
+        await world.clock.advance(days=1)
+        assert await everything(broker, "s") == [1]
+
+
+async def test_a_crash_before_the_commit_leaves_it_where_it_was(mock_clock: MockClock) -> None:
+    """B1: who has no answer may ask again."""
+    held = Held()
+    async with testing.start(run=held) as world:
+        async with world.connect() as broker:
+            await publish(broker, 2, "s", delay=HOUR)
+            async with trio.open_nursery() as nursery:
+                crashed = trio.Event()
+
+                async def ask() -> None:
+                    with pytest.raises(Disconnected):
+                        await broker.reschedule([0], delay=DAY, topic="t")
+
+                async def crash() -> None:
+                    await world.crash()
+                    crashed.set()
+
+                with held.hold(COMMIT):
+                    nursery.start_soon(ask)
+                    await held.reached()
+                    nursery.start_soon(crash)
+                    await world.clock.settle()
+                await crashed.wait()
+                nursery.cancel_scope.cancel()
+        await world.restart()
+        async with world.connect() as broker:
+            await world.clock.advance(hours=1)
+            first = await everything(broker, "s")
+            await world.clock.advance(days=1)
+            assert sorted(first + await everything(broker, "s")) == [0, 1]
