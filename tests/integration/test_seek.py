@@ -246,6 +246,36 @@ async def test_what_a_merge_takes_out_under_a_seek_is_filled_in_and_delivered_on
             assert len(await arrived(inbox)) == 4
 
 
+async def test_what_a_merge_takes_out_under_a_seek_can_be_buried_once_it_is_filled_in(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1, invariant 7: it failed for the last time before the fill came to it."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, "x", 0, 0)
+        names = {"topic": "x", "subscription": "s"}
+        policy = {"max_deliveries": 1}
+        await broker.admin("subscriptions.create", **names, position="earliest", policy=policy)
+        async with broker.consumer("x", "s") as inbox:
+            await world.checkpoint()
+            assert len(await taken(inbox)) == 2
+            server = world.server
+            (topic,) = server.registry.active.values()
+            segments = [path.name for path in world.index_directory.glob("*.segment")]
+            merge = server.index.begin_compaction(segments)
+            merge.exclude(topic.id, topic.shared["s"].acked.to_array(0, 2))
+            merge.run_here()
+            merge.finish()
+            async with server.works.reader._alone:
+                await inbox.seek("earliest")
+                again = await arrived(inbox)
+                server.index.install_compaction(merge)
+                await inbox.nack([message.id for message in again])
+                await world.clock.settle()
+            await world.clock.advance(seconds=5)
+            assert len(await broker.admin("dlq.list", **names, count=10)) == len(again) == 2
+        assert world.server is server
+
+
 async def test_a_place_that_is_none_is_refused(mock_clock: trio.testing.MockClock) -> None:
     """N3: by name, and nothing is changed."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 # Messages of one step: their log rows are asked for one by one, where they lie apart.
 _STEP_MESSAGES: Final = 1_024
 _STEP_BYTES: Final = 4 << 20
-# While the database is away.
+# While the database is away, or a fill is under way.
 _RETRY_S: Final = 1.0
 _TOO_LARGE_RETRY_MS: Final = 3_600_000
 
@@ -114,7 +114,7 @@ class Undertaker:
         if not dead.rows.height or self._gone(subscription):
             return
         if isinstance(subscription, SharedSubscription):
-            batch = await self._from_index(topic, dead)
+            batch = await self._from_index(topic, subscription, dead)
         else:
             batch = await self._from_log(topic, dead)
         published_ms = await self._log.accepted_ms(topic.id, dead.rows.offsets)
@@ -153,9 +153,19 @@ class Undertaker:
         except NotFound as error:
             _log.warning("dead letters wait in the inbox: %s", error)
 
-    async def _from_index(self, topic: Topic, dead: Dead) -> MessageBatch:
+    async def _from_index(
+        self, topic: Topic, subscription: SharedSubscription, dead: Dead
+    ) -> MessageBatch:
         fetch = self._index.fetch(topic.id, dead.rows.due_ms, dead.rows.offsets)
-        return fetch.read() if fetch.in_memory else await self._run(fetch.read)
+        # What is still to be filled in may have left the index since it was handed out.
+        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        if fetch.in_memory:
+            there, batch = fetch.read_there(*unfilled)
+        else:
+            there, batch = await self._run(fetch.read_there, *unfilled)
+        if there is not None:
+            raise StorageUnavailable("what is to be buried has not been filled in yet")
+        return batch
 
     async def _from_log(self, topic: Topic, dead: Dead) -> MessageBatch:
         """For who reads the log: the index has only what shared subscriptions want.
