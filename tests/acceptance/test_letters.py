@@ -17,7 +17,9 @@ import trio
 import escapement
 from brokers import PATIENT, BrokerProcess, broker_process, until, until_it_starts
 from escapement.storage import inbox
+from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.engine.open import open_engine
+from escapement.storage.letter import Letter
 from letters import letter
 
 KILLS: Final = 5
@@ -33,13 +35,24 @@ def write_letters(url: str, data: Path) -> None:
     connection = engine.connect()
     for number in range(ROUNDS):
         some = [letter(f"shop/eu/{n}", f"{number}", b"%d" % number) for n in range(TOPICS)]
-        connection.begin()
-        inbox.insert(engine, connection, some, 0)
-        inbox.insert(engine, connection, some, 0)
-        connection.commit()
+        while not written(engine, connection, some):
+            pass
         time.sleep(0.005)
     connection.close()
     engine.close()
+
+
+def written(engine: Engine, connection: Connection, some: list[Letter]) -> bool:
+    """Once and again, unless a lock that a hanging broker holds ended the transaction."""
+    connection.begin()
+    try:
+        inbox.insert(engine, connection, some, 0)
+        inbox.insert(engine, connection, some, 0)
+        connection.commit()
+    except TransactionAborted:
+        connection.rollback()
+        return False
+    return True
 
 
 async def kill_again_and_again(broker: BrokerProcess, rng: random.Random) -> None:
