@@ -12,6 +12,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.testing import World, arrived
+from held import FETCH, Held
 
 CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
 KINDS = ["shared", "exclusive"]
@@ -171,3 +172,30 @@ async def test_failures_that_come_back_together_do_not_hold_up_fresh_messages(
                 last = max(at for at, offset in enumerate(seen) if offset in fresh)
                 assert last < len(fresh) // 2 * 4 / 3 + 8
                 assert sorted(o for o in seen if o in chronic) == list(chronic)
+
+
+async def test_fresh_messages_do_not_wait_until_old_ones_are_read_from_disk(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q6: nor is more taken of the old ones meanwhile, which would time out unsent."""
+    held = Held()
+    async with testing.start(config=CALM, run=held) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="x", subscription="s")
+        producer = await broker.producer("x")
+        await producer.send_many([b"old"] * 6)
+        async with broker.consumer("x", "s", permits=4) as inbox:
+            for _ in range(6):
+                await (await anext(inbox)).nack(timedelta(minutes=1))
+            await world.clock.settle()
+            await world.checkpoint()
+            with held.hold(FETCH):
+                await world.clock.advance(minutes=1)
+                await held.reached()
+                async with broker.consumer("x", "s", permits=4) as other:
+                    await producer.send_many([b"fresh"] * 3)
+                    assert [m.value for m in await arrived(other)] == [b"fresh"] * 3
+                    (stats,) = await broker.admin("subscriptions.list", topic="x")
+                    assert (stats["in_flight"], stats["ready"]) == (7, 2)
+            assert [m.value for m in await arrived(inbox)] == [b"old"] * 4 + [b"fresh"] * 3 + [
+                b"old"
+            ] * 2

@@ -37,3 +37,19 @@ def test_jitter_adds_a_third_at_most() -> None:
     assert waits.min() >= 1000
     assert waits.max() <= 1330
     assert len(np.unique(waits)) > 100
+
+
+@given(st.integers(0, 2**45), st.integers(1, 10**7), st.floats(0, 1))
+def test_messages_that_wait_together_meet_at_common_moments_within_the_jitter(
+    now_ms: int, ack_wait_ms: int, jitter: float
+) -> None:
+    """V4, Q6: none before its wait is over, none later than jitter allows, in a few portions."""
+    policy = BackOff(ack_wait_ms, jitter=jitter)
+    attempts = np.full(500, 3)
+    chance = np.random.default_rng(7).random(500)
+    until = policy.until_ms(now_ms, attempts, chance)
+    low = policy.wait_ms(attempts, 0.0)[0] + now_ms
+    high = policy.wait_ms(attempts, 1.0)[0] + now_ms
+    assert low <= until.min() <= until.max() <= high
+    assert len(np.unique(until)) <= 18
+    assert policy.until_ms(now_ms, attempts, 0.0).tolist() == [low] * 500

@@ -25,6 +25,8 @@ from escapement.client.inbox import Inbox
 
 # Without any of those that are to fail for so long, something is wrong.
 _PATIENCE_S: Final = 30.0
+# A batch fails in so many groups, each for a time of its own.
+_PORTIONS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,11 @@ async def _fail_once(on: Stage, topic: str, subscription: str, failing: Failing)
                     raise TimeoutError(f"only {failed} of {failing.messages} came to be failed")
                 fresh = batch.attempts == 1
                 failed += int(fresh.sum())
-                delay_ms = int(on.rng.integers(failing.back_off_ms))
-                await batch.nack((delay_ms, "ms"))
+                # Apart, as jitter sets them: neighbours do not come back together.
+                parts = np.array_split(on.rng.permutation(batch.offsets), _PORTIONS)
+                for part in parts:
+                    delay_ms = int(on.rng.integers(failing.back_off_ms))
+                    await inbox.nack(part, (delay_ms, "ms"))
                 on.setting.progress("failing", failed, failing.messages)
 
 

@@ -22,6 +22,9 @@ _MAX_DOUBLINGS: Final = 31
 CEILING_MS: Final = 3650 * 86_400_000
 
 DEFAULT_ACK_WAIT_MS: Final = 30_000
+# Into so many common moments the span of the jitter is divided: few enough that a great
+# many messages meet, and many enough that they do not all come at once.
+_PORTIONS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,32 @@ class BackOff:
           attempts: how often each message has been delivered, >= 1; int64[n].
           chance: the share of the jitter to add, 0 to 1; float[n] or one for all.
         """
+        bounded = self._bounded_ms(attempts)
+        waits: Int64s = (bounded * (1.0 + self.jitter * np.asarray(chance))).astype(np.int64)
+        return waits
+
+    def until_ms(
+        self, now_ms: int, attempts: Int64s, chance: npt.NDArray[np.float64] | float
+    ) -> Int64s:
+        """Until when to wait, from now on; int64[n]. Arguments as for ``wait_ms``.
+
+        Where the jitter leaves a choice, messages meet at common moments: what comes back
+        together is read from disk together, and fires fewer timers.
+        """
+        until = now_ms + self.wait_ms(attempts, chance)
+        if not np.ndim(chance):
+            return until
+        bounded = self._bounded_ms(attempts)
+        step = np.maximum(np.ceil(bounded * (self.jitter / _PORTIONS)).astype(np.int64), 1)
+        met: Int64s = until // step * step
+        met += step * (met < now_ms + bounded.astype(np.int64))
+        return met
+
+    def _bounded_ms(self, attempts: Int64s) -> npt.NDArray[np.float64]:
         doublings = np.clip(attempts - 1, 0, _MAX_DOUBLINGS).astype(np.float64)
         base = self.ack_wait_ms * np.exp2(doublings)
         upper = self.max_backoff_ms or CEILING_MS
-        bounded = np.clip(base, min(self.min_backoff_ms, upper), min(upper, CEILING_MS))
-        waits: Int64s = (bounded * (1.0 + self.jitter * np.asarray(chance))).astype(np.int64)
-        return waits
+        bounded: npt.NDArray[np.float64] = np.clip(
+            base, min(self.min_backoff_ms, upper), min(upper, CEILING_MS)
+        )
+        return bounded

@@ -154,7 +154,7 @@ class OrderedSubscription(Subscription):
 
     # -- handing out -------------------------------------------------------------------
 
-    def assign(self, now_ms: int, frame_messages: int) -> list[HandOver]:
+    def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
         """Take the next messages in log order for the active consumer."""
         consumer = self.active
         taken: list[HandOver] = []

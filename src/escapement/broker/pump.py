@@ -73,6 +73,9 @@ class Pump:
         self._woken: OrderedDict[_Work, None] = OrderedDict()
         self._busy: set[_Work] = set()
         self._work = trio.Event()
+        # Runs of what waited out a back-off: at most those of one ``assign`` a subscription.
+        self._aside: OrderedDict[tuple[Topic, Subscription], list[HandOver]] = OrderedDict()
+        self._aside_work = trio.Event()
 
     def wake(self, topic: Topic) -> None:
         """Look at a topic and at all of its subscriptions."""
@@ -93,6 +96,7 @@ class Pump:
         async with trio.open_nursery() as nursery:
             for _ in range(WORKERS):
                 nursery.start_soon(self._worker)
+            nursery.start_soon(self._collector)
 
     async def _worker(self) -> None:
         while True:
@@ -113,6 +117,21 @@ class Pump:
             finally:
                 self._busy.remove(work)
                 self._work.set()
+            await trio.lowlevel.checkpoint()
+
+    async def _collector(self) -> None:
+        """Send what waited out a back-off: it lies on disk, and fresh messages do not wait
+        until it is read. Q6.
+        """
+        while True:
+            if not self._aside:
+                self._aside_work = trio.Event()
+                await self._aside_work.wait()
+            (topic, subscription), hands = next(iter(self._aside.items()))
+            for hand in hands:
+                await self._send(topic, subscription, hand, fresh=False)
+            del self._aside[topic, subscription]
+            self._add((topic, subscription))
             await trio.lowlevel.checkpoint()
 
     # -- windows -------------------------------------------------------------------
@@ -147,9 +166,16 @@ class Pump:
             frame_messages = topic.sizes.frame_messages(
                 self._limits.deliver_messages, self._limits.deliver_bytes
             )
-            hands = subscription.assign(self._clock.now_ms(), frame_messages)
-            for number, hand in enumerate(hands):
-                await self._send(topic, subscription, hand, fresh=number == 0)
+            tried = (topic, subscription) not in self._aside
+            hands = subscription.assign(self._clock.now_ms(), frame_messages, tried=tried)
+            if aside := [hand for hand in hands if hand.tried]:
+                self._aside[topic, subscription] = aside
+                self._aside_work.set()
+            at_once = True
+            for hand in hands:
+                if not hand.tried:
+                    await self._send(topic, subscription, hand, fresh=at_once)
+                    at_once = False
             if not hands and not progress:
                 break
             await trio.lowlevel.checkpoint()

@@ -145,16 +145,17 @@ class Ready:
         self._credit = 0  # rows taken that are not yet counted towards the share
 
     def __len__(self) -> int:
-        return self._untried + self._tried.count
+        return self.untried + self._tried.count
 
     @property
-    def _untried(self) -> int:
+    def untried(self) -> int:
+        """How many rows there are but for those that waited out a back-off."""
         return self._runs_count + self._side.count
 
     @property
     def room(self) -> int:
         """How many fresh rows fit. Rows given back are always taken (see ``push``)."""
-        return max(0, self.limit - self._untried)
+        return max(0, self.limit - self.untried)
 
     def push(self, rows: Rows) -> None:
         """Add rows that are in order.
@@ -185,10 +186,24 @@ class Ready:
     @staticmethod
     def take_together(stores: Sequence[Ready], most: int) -> Rows:
         """As ``take``, out of several stores in one order; the first keeps count of shares."""
+        untried, tried = Ready.take_apart(stores, most)
+        if not tried.height:
+            return untried
+        return Rows.concat([untried, tried]).in_order(stores[0].ageing_ms)
+
+    @staticmethod
+    def take_apart(
+        stores: Sequence[Ready], most: int, *, with_tried: bool = True
+    ) -> tuple[Rows, Rows]:
+        """The same in two parts, each in order; those in the second have waited out a back-off.
+
+        Args:
+          with_tried: whether to take of those at all.
+        """
         ageing_ms = stores[0].ageing_ms
         tried = Rows.none()
-        if any(store._tried.count for store in stores):
-            others = sum(store._untried for store in stores)
+        if with_tried and any(store._tried.count for store in stores):
+            others = sum(store.untried for store in stores)
             credit = stores[0]._credit + min(most, others)
             share, stores[0]._credit = divmod(credit, TRIED_SHARE)
             want = max(share, most - others)
@@ -201,7 +216,7 @@ class Ready:
         taken, used = _first_of(parts, want, ageing_ms)
         for store, part, count in zip(stores, parts, used, strict=True):
             store._to_front(part.pick(slice(count, None)))
-        return Rows.concat([taken, tried]).in_order(ageing_ms) if tried.height else taken
+        return taken, tried
 
     def _take_untried(self, most: int) -> Rows:
         taken = self._take_runs(most)

@@ -159,11 +159,14 @@ class SharedSubscription(Subscription):
 
     # -- handing out ---------------------------------------------------------------
 
-    def assign(self, now_ms: int, frame_messages: int) -> list[HandOver]:
+    def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
         """Take runs for the consumers that have credit, and put them in flight."""
         # In flight and in retry: what is held and not ready.
-        ready = self.ready_count
-        ready = min(ready, self.limits.unacked_messages - (len(self.held) - ready))
+        there = self.ready_count
+        unacked = len(self.held) - there
+        if not tried:
+            there = sum(band.ready.untried for band in self.bands)
+        ready = min(there, self.limits.unacked_messages - unacked)
         if ready <= 0 or not self.consumers:
             return []
         ready = self.throttle.grant(ready, len(self.in_flight), now_ms)
@@ -177,23 +180,37 @@ class SharedSubscription(Subscription):
             runs, self._turn = share_out(ready, capacities, turn, frame_messages)
         taken: list[HandOver] = []
         for position, count in runs:
-            rows = self._take(count)
-            due = rows.due_ms <= now_ms
-            if not due.all():
-                # The clock went back: far, and we shall be rewound, or else these wait.
-                early = rows.pick(~due)
-                self._early_ms = int(early.due_ms.min())
-                self._put_back(early)
-                rows = rows.pick(due)
-            if rows.height:
-                taken.append(self._hand_over(self.consumers[position], rows, now_ms))
-            if rows.height < count:
+            parts = self._take_apart(count, with_tried=tried)
+            due = 0
+            for part, is_old in zip(parts, (False, True), strict=True):
+                rows = self._due_of(part, now_ms)
+                due += rows.height
+                if rows.height:
+                    hand = self._hand_over(self.consumers[position], rows, now_ms)
+                    taken.append(hand._replace(tried=is_old))
+            if due < count:
                 break
         return taken
 
-    def _take(self, most: int) -> Rows:
-        """Remove and return up to ``most`` rows of all bands, the lowest rank first."""
-        return Ready.take_together([band.ready for band in self.bands], most)
+    def _due_of(self, rows: Rows, now_ms: int) -> Rows:
+        """Those that are due; the others are put back."""
+        due = rows.due_ms <= now_ms
+        if due.all():
+            return rows
+        # The clock went back: far, and we shall be rewound, or else these wait.
+        early = rows.pick(~due)
+        early_ms = int(early.due_ms.min())
+        self._early_ms = early_ms if self._early_ms is None else min(self._early_ms, early_ms)
+        self._put_back(early)
+        return rows.pick(due)
+
+    def _take_apart(self, most: int, *, with_tried: bool) -> tuple[Rows, Rows]:
+        """Remove and return up to ``most`` rows of all bands, the lowest rank first.
+
+        In two parts, of which the second has waited out a back-off.
+        """
+        stores = [band.ready for band in self.bands]
+        return Ready.take_apart(stores, most, with_tried=with_tried)
 
     def _put_back(self, rows: Rows) -> None:
         """Return rows that were just taken, in their order."""

@@ -77,6 +77,7 @@ class HandOver(NamedTuple):
     rows: Rows
     delivery_id: int
     batch: MessageBatch | None
+    tried: bool = False  # these have waited out a back-off
 
 
 class Subscription(ABC):
@@ -120,11 +121,14 @@ class Subscription(ABC):
     # -- what subclasses decide ------------------------------------------------
 
     @abstractmethod
-    def assign(self, now_ms: int, frame_messages: int) -> list[HandOver]:
-        """Take what may go now and put it in flight, at most one run for each consumer.
+    def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
+        """Take what may go now and put it in flight.
+
+        At most one run for each consumer, and one of what has waited out a back-off.
 
         Args:
           frame_messages: the longest run.
+          tried: whether to take of what has waited out a back-off.
         """
 
     @abstractmethod
@@ -265,11 +269,12 @@ class Subscription(ABC):
         """
         rows = self.in_flight.take_back(offsets, consumer.id)
         if delay_ms is None:
-            wait = consumer.back_off.wait_ms(rows.counts, self._rng.random(rows.height))
+            chance = self._rng.random(rows.height)
+            next_ms = consumer.back_off.until_ms(now_ms, rows.counts, chance)
         else:
-            wait = np.full(rows.height, min(delay_ms, CEILING_MS), np.int64)
+            next_ms = np.full(rows.height, now_ms + min(delay_ms, CEILING_MS), np.int64)
         self.counts.given_back += rows.height
-        self._return(rows, now_ms + wait, now_ms, "nack")
+        self._return(rows, next_ms, now_ms, "nack")
         return rows.height
 
     def release(self, consumer: Consumer, offsets: Int64s, delay_ms: int, now_ms: int) -> int:
@@ -416,7 +421,7 @@ class Subscription(ABC):
         consumer.permits -= rows.height
         policy = consumer.back_off
         if policy.ack_wait_ms:
-            deadline_ms = now_ms + policy.wait_ms(rows.counts, self._chance(rows))
+            deadline_ms = policy.until_ms(now_ms, rows.counts, self._chance(rows))
         else:
             deadline_ms = np.full(rows.height, NEVER_MS)
         delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms, now_ms)
