@@ -342,6 +342,17 @@ def test_the_broker_tells_its_figures(say: Say) -> None:
     assert "lease held" in say("admin", "broker", "stats")
 
 
+def test_the_logs_tables_are_changed_while_it_runs(say: Say) -> None:
+    """N5."""
+    before = json.loads(say("admin", "broker", "stats", "-o", "json"))
+    tables = before["table_parallelism"] + 1
+    update = ["admin", "broker", "update", "-o", "json", "--table-parallelism"]
+    after = json.loads(say(*update, str(tables)))
+    assert after["table_parallelism"] == tables
+    assert after["log_generation"] == before["log_generation"] + 1
+    say(*update, "0", fails=2)
+
+
 def test_each_command_may_name_its_broker_and_the_nearest_goes_first(
     say: Say, broker: BrokerProcess
 ) -> None:

@@ -239,6 +239,16 @@ def test_what_a_roll_that_crashed_left_is_used_by_the_next(shelf: Shelf) -> None
     assert shelf.log.current.id == 2
 
 
+def test_a_roll_whose_reply_was_lost_may_be_tried_again_with_other_tables(shelf: Shelf) -> None:
+    """N5: the generation is recorded, and nothing is in it."""
+    shelf.log.prepare(shelf.engine, shelf.connection, shelf.lease, 4, 0)
+    shelf.roll(2)
+    shelf.write(1, 0, 1)
+    assert shelf.read(1, 0, 1) == [0]
+    recorded = shelf.connection.execute("SELECT id, parallelism FROM generations ORDER BY id").rows
+    assert recorded[1:] == [(2, 2)]
+
+
 def test_a_generation_ends_by_size_or_by_day() -> None:
     young = Generation(1, 2, 5 * DAY_MS, 0)
     assert not should_roll(young, 6 * DAY_MS), "an empty one may go on for ever"

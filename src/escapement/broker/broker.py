@@ -22,7 +22,7 @@ from typing import Any
 import trio
 
 from escapement.broker.amending import Amending
-from escapement.broker.config import BrokerConfig
+from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, BrokerConfig
 from escapement.broker.consuming import Consuming
 from escapement.broker.crash import one_error
 from escapement.broker.deadletters import DeadLetters
@@ -41,7 +41,13 @@ from escapement.broker.scheduler import Scheduler
 from escapement.broker.topic import Topic
 from escapement.broker.works import Works
 from escapement.clock import Clock
-from escapement.errors import EscapementError, NotFound, ShuttingDown, StorageReadOnly
+from escapement.errors import (
+    EscapementError,
+    InvalidRequest,
+    NotFound,
+    ShuttingDown,
+    StorageReadOnly,
+)
 from escapement.names import TopicName
 from escapement.storage import lease as leases
 from escapement.storage.blocking import Run
@@ -184,7 +190,7 @@ class Broker:
             lease,
             self._index_directory,
             limits,
-            self.config.table_parallelism,
+            self.config.table_parallelism or DEFAULT_PARALLELISM,
             self.clock.now_ms(),
         )
         self._works = Works(ground, self._keeper, self._engine, self.clock, self._run, self.config)
@@ -247,6 +253,17 @@ class Broker:
     def next_wake_ms(self) -> int | None:
         """When something falls due next; for clocks that jump there."""
         return self.works.timekeeper.next_wake_ms()
+
+    async def set_table_parallelism(self, count: int) -> None:
+        """Have the log go on in a new generation of so many tables, at once.
+
+        Raises:
+          InvalidRequest: if there cannot be so many.
+          StorageUnavailable: if the database cannot be asked; nothing has changed.
+        """
+        if count > MOST_PARALLELISM:
+            raise InvalidRequest(f"a log has at most {MOST_PARALLELISM} tables a generation")
+        await self.works.housekeeper.set_parallelism(count)
 
     async def delete_topic(self, name: TopicName) -> None:
         """Delete a topic and all that belongs to it. Raises ``NotFound``."""
@@ -314,6 +331,8 @@ class Broker:
             "index_memory_bytes": works.index.memory_bytes,
             "index_disk_bytes": works.index.disk_bytes,
             "index_segments": works.index.segment_count,
+            "log_generation": works.log.current.id,
+            "table_parallelism": works.log.current.parallelism,
             "waiting_bytes": works.pipeline.waiting_bytes,
             "waiting_acks": works.pipeline.waiting_acks,
             "letters_moved": works.postman.moved,

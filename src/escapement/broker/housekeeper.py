@@ -53,6 +53,7 @@ class Housekeeper:
         self._clock = clock
         self._run = run
         self._parallelism = parallelism
+        self._rolling = trio.Lock()
         self._producers_at_ms = clock.now_ms() + _PRODUCER_ROUND_MS
 
     async def run(self) -> None:
@@ -66,18 +67,35 @@ class Housekeeper:
             except (StorageUnavailable, TransactionAborted) as error:
                 _logger.warning("housekeeping waits for the database: %s", error)
 
-    async def _roll(self) -> None:
-        now_ms = self._clock.now_ms()
-        if should_roll(self._log.current, now_ms):
-            self._log.begin(await self._run(self._prepare_generation, now_ms))
-            _logger.info("the log goes on in generation %d", self._log.current.id)
+    async def set_parallelism(self, count: int) -> None:
+        """Have the log go on in a new generation of so many tables, if it has another number.
 
-    def _prepare_generation(self, now_ms: int) -> Generation:
+        Raises:
+          StorageUnavailable: if the database cannot be asked; nothing has changed.
+        """
+        async with self._rolling:
+            if count != self._log.current.parallelism:
+                try:
+                    await self._begin_generation(count)
+                except TransactionAborted as error:
+                    raise StorageUnavailable(f"no new generation: {error}") from error
+            self._parallelism = count
+
+    async def _roll(self) -> None:
+        async with self._rolling:
+            if should_roll(self._log.current, self._clock.now_ms()):
+                await self._begin_generation(self._parallelism)
+
+    async def _begin_generation(self, parallelism: int) -> None:
+        now_ms = self._clock.now_ms()
+        self._log.begin(await self._run(self._prepare_generation, parallelism, now_ms))
+        current = self._log.current
+        _logger.info("the log goes on in generation %d, of %d tables", current.id, parallelism)
+
+    def _prepare_generation(self, parallelism: int, now_ms: int) -> Generation:
         connection = self._engine.connect()
         try:
-            return self._log.prepare(
-                self._engine, connection, self._lease, self._parallelism, now_ms
-            )
+            return self._log.prepare(self._engine, connection, self._lease, parallelism, now_ms)
         finally:
             connection.close()
 

@@ -79,6 +79,7 @@ class Works:
         config: BrokerConfig,
     ) -> None:
         self.index = ground.index
+        self.log = ground.log
         self._keeper = keeper
         self._clock = clock
         self._run = run
@@ -185,7 +186,7 @@ class Works:
             {id: Parts.of(stored) for id, stored in ground.state.attempts.items()},
         )
         self._compactor = Compactor(ground.index, self.registry, clock, run)
-        self._housekeeper = Housekeeper(
+        self.housekeeper = Housekeeper(
             engine,
             lease,
             ground.log,
@@ -193,7 +194,7 @@ class Works:
             self.pipeline.transact,
             clock,
             run,
-            config.table_parallelism,
+            config.table_parallelism or ground.log.current.parallelism,
         )
 
     def _move(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
@@ -248,7 +249,7 @@ class Works:
                 self.postman,
                 self._undertaker,
                 self.scheduler,
-                self._housekeeper,
+                self.housekeeper,
             ):
                 nursery.start_soon(part.run)
             for topic in self.registry.active.values():

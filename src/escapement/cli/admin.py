@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import click
 
+from escapement.broker.config import MOST_PARALLELISM
 from escapement.cli.parameters import moment, place, positive_duration_ms
 from escapement.cli.policy import policy_options
 from escapement.cli.remote import DEFAULT_BROKER, broker_address, with_broker
@@ -489,3 +490,19 @@ def broker() -> None:
 def broker_stats(desk: Desk) -> None:
     """Show the broker's figures: its database, its index, what waits for commit."""
     desk.ask("broker.stats", print_record)
+
+
+@_verb(broker, "update", "--table-parallelism 8")
+@click.option(
+    "--table-parallelism",
+    type=click.IntRange(1, MOST_PARALLELISM),
+    required=True,
+    help="Tables of the log: it goes on at once in a new generation of so many.",
+)
+def update_broker(desk: Desk, table_parallelism: int) -> None:
+    """Change how the broker keeps its log, while it runs.
+
+    Nothing is moved: what is there stays where it is, and offsets go on. It outlives a
+    restart, unless that names another number.
+    """
+    desk.ask("broker.update", print_record, table_parallelism=table_parallelism)

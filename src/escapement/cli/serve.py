@@ -16,7 +16,7 @@ import click
 import trio
 
 from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
-from escapement.broker.config import DEFAULT_PARALLELISM, BrokerConfig
+from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, DEFAULT_PORT, ServerConfig
 from escapement.broker.server import serve as serve_until_stopped
@@ -37,8 +37,6 @@ _LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _LEVELS: Final = ("debug", "info", "warning", "error")
 # Below it a single frame of the protocol would not fit.
 _LEAST_INDEX_MEMORY: Final = "16MiB"
-# A generation of the log has so many tables; more help nobody.
-_MOST_TABLES: Final = 256
 
 
 _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)
@@ -114,10 +112,9 @@ def _log_url(text: str) -> str:
 )
 @_option(
     "--table-parallelism",
-    type=click.IntRange(1, _MOST_TABLES),
-    default=DEFAULT_PARALLELISM,
+    type=click.IntRange(1, MOST_PARALLELISM),
     envvar="ESCAPEMENT_TABLE_PARALLELISM",
-    help="Tables of the log; a change takes effect with the log's next generation.",
+    help="Tables of the log, from its next generation on; as it is if not given, 4 at first.",
 )
 @_option(
     "--max-commits-per-second",
@@ -155,7 +152,7 @@ def serve(
     create_topics: bool,
     max_delay_ms: int,
     ack_wait_ms: int,
-    table_parallelism: int,
+    table_parallelism: int | None,
     max_commits_per_second: float | None,
     index_memory_bytes: int,
     ready_messages: int,

@@ -429,6 +429,8 @@ def _create(engine: Engine, connection: Connection, lease: Lease, new: Generatio
     connection.begin()
     try:
         check(engine, connection, lease)
+        # A try whose COMMIT got no reply may have left it, of another number of tables even.
+        connection.execute("DELETE FROM generations WHERE id = ?", (new.id,))
         connection.execute(
             "INSERT INTO generations (id, parallelism, created_at_ms, size_bytes)"
             " VALUES (?, ?, ?, 0)",

@@ -49,6 +49,15 @@ async def _stats(broker: Broker, given: Arguments) -> Plain:
     return broker.stats()
 
 
+async def _update(broker: Broker, given: Arguments) -> Plain:
+    count = given.optional_number("table_parallelism")
+    given.end()
+    if count is None:
+        raise InvalidRequest("broker.update needs 'table_parallelism'")
+    await broker.set_table_parallelism(count)
+    return broker.stats()
+
+
 _VERBS: Final[dict[str, Verb]] = {
     **namespaces.VERBS,
     **topics.VERBS,
@@ -59,4 +68,5 @@ _VERBS: Final[dict[str, Verb]] = {
     **inbox.VERBS,
     **schedules.VERBS,
     "broker.stats": _stats,
+    "broker.update": _update,
 }
