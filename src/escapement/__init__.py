@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from escapement.client.producer import Producer
     from escapement.client.receipt import Pending, Receipt, Receipts
     from escapement.client.schedules import Schedule, Schedules
+    from escapement.client.selection import Selection
     from escapement.client.serializers import JSON, MSGPACK, Serializer
     from escapement.client.settings import Settings
     from escapement.message import Blobs, MessageBatch, MessageId, Times
@@ -48,6 +49,7 @@ else:
         "escapement.client.producer": ("Producer",),
         "escapement.client.receipt": ("Pending", "Receipt", "Receipts"),
         "escapement.client.schedules": ("Schedule", "Schedules"),
+        "escapement.client.selection": ("Selection",),
         "escapement.client.serializers": ("JSON", "MSGPACK", "Serializer"),
         "escapement.client.settings": ("Settings",),
         "escapement.message": ("Blobs", "MessageBatch", "MessageId", "Times"),
@@ -95,6 +97,7 @@ __all__ = [
     "Receipts",
     "Schedule",
     "Schedules",
+    "Selection",
     "Serializer",
     "Settings",
     "ShuttingDown",

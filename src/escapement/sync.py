@@ -45,6 +45,7 @@ from escapement.client.reading import Page
 from escapement.client.receipt import Receipt, Receipts
 from escapement.client.schedule import Delay, Where
 from escapement.client.schedules import Schedule
+from escapement.client.selection import Selection
 from escapement.client.settings import Settings
 from escapement.message import MessageBatch, MessageId, Times
 
@@ -116,6 +117,10 @@ class Broker:
     def cancel(self, what: amending.What, *, topic: str | None = None) -> Outcomes:
         """Cancel messages not handed out yet; see ``escapement.Broker.cancel``."""
         return self._portal.call(partial(self._broker.cancel, what, topic=topic))
+
+    def select(self, topic: str, **options: Any) -> Selection:
+        """The pending messages that match; see ``escapement.Broker.select``."""
+        return self._portal.call(partial(self._broker.select, topic, **options))
 
     def reschedule(self, what: amending.What, **options: Any) -> Outcomes:
         """Give messages another time; see ``escapement.Broker.reschedule``."""

@@ -513,6 +513,25 @@ def test_messages_are_rescheduled_by_id(say: Say) -> None:
     assert "--delay or --at" in say("reschedule", "replan", "0", fails=2)
 
 
+def test_what_matches_is_cancelled_after_a_dry_run(
+    say: Say, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """B1: by key and time; a count of what became of them."""
+    say("admin", "subscriptions", "create", "sweep", "s")
+    say("produce", "sweep", "a", "b", "--delay", "1h", "--key", "k")
+    say("produce", "sweep", "c", "--delay", "3h", "--key", "k")
+    say("produce", "sweep", "d", "--delay", "1h")
+    assert say("cancel", "sweep", "--key", "k", "--dry-run") == "3 messages would be tried\n"
+    until = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
+    words = ["cancel", "sweep", "--key", "k", "--until", until]
+    assert say(*words) == "2 cancelled\n"
+    assert say(*words) == "0 cancelled\n"
+    assert json.loads(say("run-now", "sweep", "--all", "-o", "json")) == {"rescheduled": 2}
+    assert sorted(say("consume", "sweep", "s", "--count", "2").split()) == ["c", "d"]
+    assert run(["cancel", "sweep"]) == run(["cancel", "sweep", "1", "--all"]) == 2
+    assert b"by ID, or by" in capsysbinary.readouterr().err
+
+
 def test_the_blocking_client_cancels(broker: BrokerProcess) -> None:
     """B1."""
     with sync.connect(f"escapement://127.0.0.1:{broker.port}") as client:
@@ -521,6 +540,7 @@ def test_the_blocking_client_cancels(broker: BrokerProcess) -> None:
         assert outcome.done
         assert client.reschedule(receipts[0], delay=timedelta(hours=2)).done.all()
         assert client.run_now([0], topic="blocking").done.all()
+        assert len(client.select("blocking")) == 0  # no subscription waits for what is due
         assert client.cancel(receipts).done.all()
         assert client.cancel([5], topic="blocking")[0].fate is Fate.UNKNOWN
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import trio
 
 from escapement.broker.amending import Amending
@@ -38,6 +39,7 @@ from escapement.broker.recovery import survey
 from escapement.broker.registry import Registry
 from escapement.broker.rescheduling import Rescheduling
 from escapement.broker.scheduler import Scheduler
+from escapement.broker.selecting import Selected, select
 from escapement.broker.topic import Topic
 from escapement.broker.works import Works
 from escapement.clock import Clock
@@ -308,10 +310,16 @@ class Broker:
         """What is pending on a topic, next due first; see ``peek``."""
         return await peek(topic, self.index, self._run, self.clock.now_ms(), sought, count, after)
 
+    async def select(self, topic: Topic, sought: Sought, after: Key) -> Selected:
+        """Which pending messages match; see ``select``."""
+        return await select(topic, self.index, self._run, self.clock.now_ms(), sought, after)
+
     async def due_of(self, topic: Topic, offset: int) -> int:
         """When a message is due. Raises ``NotFound``."""
         part = await row_of(topic, self.works.reader, offset)
-        return int(part.due_ms[offset - part.base_offset])
+        row = offset - part.base_offset
+        moves = topic.amendments.moves
+        return int(moves.current(np.array([offset]), part.due_ms[row : row + 1])[0])
 
     async def life(self, topic: Topic, offset: int) -> Life:
         """What became of one message. Raises ``NotFound``."""

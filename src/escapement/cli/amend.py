@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import wraps
 from typing import Any, Final
 
 import click
+import numpy as np
 
 from escapement.cli.parameters import duration_ms, moment
-from escapement.cli.remote import broker_option, with_broker
+from escapement.cli.remote import Command, broker_option, with_broker
 from escapement.cli.table import print_rows
 from escapement.client.broker import Broker
 from escapement.client.outcome import Outcome, Outcomes
+from escapement.client.selection import Selection
 from escapement.errors import Conflict
 from escapement.names import TopicName
 from escapement.protocol.fate import Fate
 
-_ids_argument = click.argument("ids", nargs=-1, required=True, metavar="ID...")
+_ids_argument = click.argument("ids", nargs=-1, metavar="[ID...]")
 _output_option = click.option(
     "-o",
     "--output",
@@ -28,11 +33,113 @@ _output_option = click.option(
     show_default=True,
     help="How to print what became of them.",
 )
+_FILTERS: Final = (
+    click.option(
+        "--from", "due_from", type=moment, metavar="TIME", help="All that is due from then on."
+    ),
+    click.option(
+        "--until", "due_until", type=moment, metavar="TIME", help="All that is due before then."
+    ),
+    click.option("--key", help="All with this key."),
+    click.option("--all", "everything", is_flag=True, help="All that are pending."),
+    click.option("--dry-run", is_flag=True, help="Say how many would be tried, change nothing."),
+)
 _WORDS: Final = {
     Fate.UNKNOWN: "unknown",
     Fate.DELIVERED: "delivered",
     Fate.CANCELLED: "cancelled",
 }
+
+
+def _which_option(command: Command) -> Command:
+    """ID arguments, or filters; given together as ``which``."""
+
+    @wraps(command)
+    def wrapped(
+        ids: Sequence[str],
+        due_from: datetime | None,
+        due_until: datetime | None,
+        key: str | None,
+        everything: bool,
+        dry_run: bool,
+        **given: Any,
+    ) -> Any:
+        filtered = any(value is not None for value in (due_from, due_until, key)) or everything
+        if bool(ids) == filtered:
+            raise click.UsageError("Name messages by ID, or by --from, --until, --key or --all.")
+        which = _Which(ids, due_from, due_until, key, dry_run)
+        return command(which=which, **given)
+
+    decorated: Any = wrapped
+    for option in reversed((_ids_argument, *_FILTERS)):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Which:
+    """Which messages of a topic: by id, or by filter."""
+
+    ids: Sequence[str]
+    due_from: datetime | None
+    due_until: datetime | None
+    key: str | None
+    dry_run: bool
+
+    def named(self, topic: str) -> Selection | None:
+        """Those that have been named by id, if any have."""
+        if not self.ids:
+            return None
+        offsets = np.array(_offsets(topic, self.ids), np.int64)
+        return Selection(TopicName.parse(topic).full, offsets)
+
+    async def matching(self, broker: Broker, topic: str) -> Selection:
+        """Those that match now."""
+        return await broker.select(
+            topic, due_from=self.due_from, due_until=self.due_until, key=self.key
+        )
+
+
+def _amend(
+    topic: str,
+    which: _Which,
+    output: str,
+    at_broker: tuple[str, int],
+    done: str,
+    act: Callable[[Broker, Selection], Awaitable[Outcomes]],
+) -> None:
+    """Find the messages, have them changed a part at a time, and say what became of them."""
+    named = which.named(topic)
+
+    async def work(broker: Broker) -> Outcomes | int:
+        found = await which.matching(broker, topic) if named is None else named
+        if which.dry_run:
+            return len(found)
+        outcomes = []
+        for part in found.parts():
+            outcomes.append(await act(broker, part))
+            tried = sum(map(len, outcomes))
+            if len(found) > len(part):
+                click.echo(f"{tried} of {len(found)} messages", err=True)
+        return Outcomes.concat(found.topic, outcomes)
+
+    result = with_broker(at_broker, work)
+    if isinstance(result, int):
+        click.echo(f"{result} messages would be tried")
+    elif named is not None:
+        _report(result, done, output)
+    else:
+        _report_counts(result, done, output)
+
+
+def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
+    counts = Counter(outcomes.fates.tolist())
+    row = {done: counts.pop(Fate.DONE, 0)}
+    row |= {_WORDS[Fate(fate)]: count for fate, count in sorted(counts.items())}
+    if output == "json":
+        click.echo(json.dumps(row))
+    else:
+        click.echo(", ".join(f"{count} {word}" for word, count in row.items()))
 
 
 @click.command(
@@ -41,25 +148,23 @@ _WORDS: Final = {
       escapement cancel orders 17
       escapement cancel shop/eu/orders 17 18 shop/eu/orders@19 -o json
       jq .offset due.json | escapement cancel orders -
+      escapement cancel orders --key order-7 --dry-run
+      escapement cancel orders --from 2026-12-24T00:00Z --until 2026-12-25T00:00Z
 
     An ID is what `produce` printed, or the offset in it; `-` reads them from standard input.
     Of each message it is said whether it is cancelled, delivered (every subscription has been
     handed it already) or unknown, and which subscriptions have been handed it. The exit code
-    is 1 if any of them was not cancelled.
+    is 1 if any of them was not cancelled. With filters it acts on what is pending when it
+    begins, and says how many became what.
     """
 )
 @click.argument("topic")
-@_ids_argument
 @_output_option
 @broker_option
-def cancel(topic: str, ids: Sequence[str], output: str, at_broker: tuple[str, int]) -> None:
+@_which_option
+def cancel(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -> None:
     """Cancel messages of TOPIC for every subscription that has not been handed them."""
-    offsets = _offsets(topic, ids)
-
-    async def ask(broker: Broker) -> Outcomes:
-        return await broker.cancel(offsets, topic=topic)
-
-    _report(with_broker(at_broker, ask), "cancelled", output)
+    _amend(topic, which, output, at_broker, "cancelled", lambda broker, part: broker.cancel(part))
 
 
 @click.command(
@@ -72,14 +177,14 @@ def cancel(topic: str, ids: Sequence[str], output: str, at_broker: tuple[str, in
     """
 )
 @click.argument("topic")
-@_ids_argument
 @click.option("--delay", "delay_ms", type=duration_ms, help="In how long they are due: 5m, 3d.")
 @click.option("--at", type=moment, metavar="TIME", help="When: ISO 8601 with a UTC offset.")
 @_output_option
 @broker_option
+@_which_option
 def reschedule(
     topic: str,
-    ids: Sequence[str],
+    which: _Which,
     delay_ms: int | None,
     at: datetime | None,
     output: str,
@@ -88,13 +193,12 @@ def reschedule(
     """Give messages of TOPIC another time, for subscriptions that have not been handed them."""
     if (delay_ms is None) == (at is None):
         raise click.UsageError("Give --delay or --at.")
-    offsets = _offsets(topic, ids)
     delay = None if delay_ms is None else (delay_ms, "ms")
 
-    async def ask(broker: Broker) -> Outcomes:
-        return await broker.reschedule(offsets, topic=topic, delay=delay, at=at)
+    def act(broker: Broker, part: Selection) -> Awaitable[Outcomes]:
+        return broker.reschedule(part, delay=delay, at=at)
 
-    _report(with_broker(at_broker, ask), "rescheduled", output)
+    _amend(topic, which, output, at_broker, "rescheduled", act)
 
 
 @click.command(
@@ -106,17 +210,14 @@ def reschedule(
     """
 )
 @click.argument("topic")
-@_ids_argument
 @_output_option
 @broker_option
-def run_now(topic: str, ids: Sequence[str], output: str, at_broker: tuple[str, int]) -> None:
+@_which_option
+def run_now(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -> None:
     """Have messages of TOPIC due now."""
-    offsets = _offsets(topic, ids)
-
-    async def ask(broker: Broker) -> Outcomes:
-        return await broker.run_now(offsets, topic=topic)
-
-    _report(with_broker(at_broker, ask), "rescheduled", output)
+    _amend(
+        topic, which, output, at_broker, "rescheduled", lambda broker, part: broker.run_now(part)
+    )
 
 
 def _report(outcomes: Outcomes, done: str, output: str) -> None:

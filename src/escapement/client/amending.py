@@ -18,6 +18,7 @@ from escapement.client.delivery import Columns, Row
 from escapement.client.line import Line
 from escapement.client.outcome import Bools, Outcomes
 from escapement.client.receipt import Receipt, Receipts
+from escapement.client.selection import Selection
 from escapement.errors import Disconnected, InvalidRequest
 from escapement.message import Int64s, MessageId
 from escapement.names import TopicName
@@ -28,7 +29,7 @@ from escapement.protocol.commands import Command
 REQUEST_IDS: Final = 32_768
 
 One = MessageId | Receipt | Row | int
-What = One | Receipts | Columns | Int64s | Iterable[One]
+What = One | Receipts | Columns | Selection | Int64s | Iterable[One]
 
 
 async def cancel(line: Line, what: What, topic: str | None) -> Outcomes:
@@ -99,7 +100,7 @@ def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
       InvalidRequest: if they are of several topics, of none, or no ids.
     """
     topics = {TopicName.parse(topic).full} if topic is not None else set()
-    if isinstance(what, Receipts | Columns):
+    if isinstance(what, Receipts | Columns | Selection):
         topics.add(what.topic)
         found = what.offsets
         if len(found) and found.min() < 0:

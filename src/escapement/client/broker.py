@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import anyio
 
-from escapement.client import amending, schedule
+from escapement.client import amending, schedule, selection
 from escapement.client.address import Address
 from escapement.client.amending import What
 from escapement.client.forecast import Forecast
@@ -24,6 +24,7 @@ from escapement.client.producer import Producer
 from escapement.client.reading import Reading
 from escapement.client.schedule import Delay, Where
 from escapement.client.schedules import Schedules
+from escapement.client.selection import Selection
 from escapement.client.serializers import SerializerLike
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected, InvalidRequest
@@ -180,7 +181,8 @@ class Broker:
 
         Args:
           what: ids, receipts (of ``send`` and ``send_many``) or delivered messages of one
-            topic, any number of them; or bare offsets, also as an int64 array.
+            topic, any number of them; what ``select`` gave; or bare offsets, also as an int64
+            array.
           topic: of bare offsets; as for ``producer``.
 
         Raises:
@@ -190,6 +192,31 @@ class Broker:
             32,768 messages some may then be cancelled.
         """
         return await amending.cancel(self._line, what, topic)
+
+    async def select(
+        self,
+        topic: str,
+        *,
+        due_from: datetime | None = None,
+        due_until: datetime | None = None,
+        key: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> Selection:
+        """The pending messages that match, to be counted, cancelled or rescheduled.
+
+        Nothing is changed: ``len`` of it is a dry run, and ``cancel`` and ``reschedule`` take
+        it as it is. It is looked for page by page, by time in the index alone; by key and
+        properties the messages themselves are read.
+
+        Args:
+          due_from, due_until: only what is due from then on, and before then.
+          key, properties: as for ``peek``.
+
+        Raises:
+          InvalidRequest: if an argument cannot be meant.
+          EscapementError: if the broker refuses, or there is none in time.
+        """
+        return await selection.select(self.admin, topic, due_from, due_until, key, properties)
 
     async def reschedule(
         self,

@@ -65,6 +65,25 @@ async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
     }
 
 
+async def _select_messages(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    key = given.optional_text("key")
+    start = Key(given.optional_number("from_ms") or 0, 0)
+    stop = Key(given.optional_number("until_ms") or NEVER_MS, 0)
+    properties = given.map("properties")
+    after = given.optional_numbers("after") or [0, 0]
+    given.end()
+    if len(after) != 2:
+        raise InvalidRequest("messages.select goes on after a due time and an offset")
+    sought = Sought(start, stop, None if key is None else key.encode(), properties)
+    found = await broker.select(topic, sought, Key(*after))
+    return {
+        "offsets": found.offsets.astype("<i8").tobytes(),
+        "next": None if found.next is None else list(found.next),
+        "looked": found.looked,
+    }
+
+
 def _content(key: bytes, properties: bytes, payload: bytes) -> dict[str, Plain]:
     return {
         "key": key.decode("utf-8", "replace") or None,
@@ -131,6 +150,7 @@ async def _forecast_topic(broker: Broker, given: Arguments) -> Plain:
 
 VERBS: Final[dict[str, Verb]] = {
     "topics.peek": _peek_topic,
+    "messages.select": _select_messages,
     "topics.forecast": _forecast_topic,
     "messages.show": _show_message,
 }

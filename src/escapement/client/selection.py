@@ -1,0 +1,58 @@
+"""The pending messages of a topic that match: to be counted, then cancelled or rescheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+
+from escapement.client import schedule
+from escapement.message import Int64s
+from escapement.names import TopicName
+
+_PART: Final = 32_768
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """Messages of one topic, in delivery order; what comes later is not among them."""
+
+    topic: str
+    offsets: Int64s
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def parts(self) -> Iterator[Selection]:
+        """The same in pieces of one request each, for whoever wants to show progress."""
+        for low in range(0, len(self), _PART):
+            yield Selection(self.topic, self.offsets[low : low + _PART])
+
+
+async def select(
+    ask: Callable[..., Awaitable[Any]],
+    topic: str,
+    due_from: datetime | None,
+    due_until: datetime | None,
+    key: str | None,
+    properties: Mapping[str, Any] | None,
+) -> Selection:
+    """See ``escapement.Broker.select``."""
+    full = TopicName.parse(topic).full
+    sought = {
+        "from_ms": None if due_from is None else schedule.at_ms(due_from) or None,
+        "until_ms": None if due_until is None else max(1, schedule.at_ms(due_until)),
+        "key": key,
+        "properties": dict(properties or {}),
+    }
+    found: list[Int64s] = [np.zeros(0, np.int64)]
+    after: list[int] | None = None
+    while True:
+        page = await ask("messages.select", topic=full, after=after, **sought)
+        found.append(np.frombuffer(page["offsets"], "<i8").astype(np.int64))
+        after = page["next"]
+        if after is None:
+            return Selection(full, np.concatenate(found))
