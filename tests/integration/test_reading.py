@@ -11,6 +11,7 @@ import trio
 import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
+from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
 
 CONFIG = BrokerConfig(seed=0)
@@ -28,10 +29,10 @@ async def everything(
 
 
 async def test_a_range_of_offsets_is_read_in_order_and_repeatably(
-    mock_clock: trio.testing.MockClock,
+    mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """N1: whatever is due, acknowledged or forgotten, and across a restart."""
-    async with testing.start(config=CONFIG) as world:
+    async with testing.start(config=CONFIG, engine=engine) as world:
         async with world.connect() as broker:
             producer = await broker.producer("x")
             for first in range(0, 60, 7):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,7 +12,9 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
+from held import COMMIT, FETCH, Held
 
 HOUR_MS = 3_600_000
 PATIENT = BrokerConfig(
@@ -85,10 +88,10 @@ async def test_a_shared_subscription_begins_at_a_time(mock_clock: trio.testing.M
 
 
 async def test_an_ordered_subscription_begins_at_an_offset_or_at_a_time(
-    mock_clock: trio.testing.MockClock,
+    mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """N1, P7: a time is that of being accepted, because its order is the log's."""
-    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+    async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
         for hour in range(6):
             await publish(broker, "x", hour, hour)
             await world.clock.advance(hours=1)
@@ -182,9 +185,11 @@ async def test_an_acknowledgement_that_comes_after_a_seek_counts(
             assert await one.ack(kept, durable=True) == 0
 
 
-async def test_a_seek_is_whole_across_a_crash(mock_clock: trio.testing.MockClock) -> None:
+async def test_a_seek_is_whole_across_a_crash(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
     """N3, P6: the old one's acknowledgements in the journal mean nothing to the new one."""
-    async with testing.start(config=PATIENT) as world:
+    async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
             await publish(broker, "x", *[0] * 5, 1)
             async with broker.consumer("x", "s", position="earliest") as inbox:
@@ -274,6 +279,46 @@ async def test_what_a_merge_takes_out_under_a_seek_can_be_buried_once_it_is_fill
             await world.clock.advance(seconds=5)
             assert len(await broker.admin("dlq.list", **names, count=10)) == len(again) == 2
         assert world.server is server
+
+
+@pytest.mark.parametrize("kind", ["Plan.read", FETCH])
+async def test_what_is_being_read_from_the_disk_belongs_to_before_the_seek(
+    mock_clock: trio.testing.MockClock, kind: str
+) -> None:
+    """Invariant 5: it was decided on for the old place, and is sent from the new one only."""
+    held = Held()
+    async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
+        await publish(broker, "x", *[0] * 6)
+        await broker.admin("subscriptions.create", topic="x", subscription="s", position="earliest")
+        await world.checkpoint()
+        async with AsyncExitStack() as stack:
+            with held.hold(kind):
+                inbox = await stack.enter_async_context(broker.consumer("x", "s", permits=100))
+                await held.reached()
+                await inbox.seek(4)
+            messages = await arrived(inbox)
+            assert sorted(m.offset for m in messages) == [4, 5]
+            assert {m.attempt for m in messages} == {1}
+            await inbox.seek("earliest")
+            assert len(await taken(inbox)) == 6
+
+
+async def test_what_is_published_while_a_seek_is_made_durable_is_not_missed(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Invariant 4: it lies past the new place, whichever of the two commits first."""
+    held = Held()
+    async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s") as inbox, trio.open_nursery() as nursery:
+            await producer.send(b"before")
+            assert len(await arrived(inbox)) == 1
+            with held.hold(COMMIT):
+                nursery.start_soon(inbox.seek, "latest")
+                await held.reached()
+                nursery.start_soon(producer.send, b"meanwhile")
+                await trio.testing.wait_all_tasks_blocked()
+            assert await taken(inbox) == [b"meanwhile"]
 
 
 async def test_a_place_that_is_none_is_refused(mock_clock: trio.testing.MockClock) -> None:

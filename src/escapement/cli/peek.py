@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import click
+import trio
 
 from escapement.cli.parameters import moment
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import print_rows
 from escapement.client.broker import Broker
-from escapement.client.peeking import Upcoming
+from escapement.client.peeking import Peeking, Upcoming
 from escapement.client.schedule import at_ms
+
+_REPORT_S: Final = 1.0
 
 
 def _property(text: str) -> tuple[str, str]:
@@ -93,8 +97,12 @@ def peek(
             offset=offset,
             properties=dict(properties),
         )
-        async for one in peeking:
-            found.append(one)
+        async with trio.open_nursery() as nursery:
+            if sys.stderr.isatty():
+                nursery.start_soon(_report, peeking)
+            async for one in peeking:
+                found.append(one)
+            nursery.cancel_scope.cancel()
         return found
 
     rows = [_row(one) for one in with_broker(at_broker, look)]
@@ -103,6 +111,13 @@ def peek(
     else:
         columns = ("due_at_ms", "due_in_ms", "offset", "key", "size_bytes", "payload")
         print_rows(rows, columns, f"nothing of that is pending on {topic}")
+
+
+async def _report(peeking: Peeking) -> None:
+    """Say how far it is: something rare among millions takes a while."""
+    while True:
+        await trio.sleep(_REPORT_S)
+        click.echo(f"looked at {peeking.looked:,} messages", err=True)
 
 
 def _row(one: Upcoming) -> dict[str, Any]:
