@@ -14,7 +14,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
-from held import COMMIT, FETCH, Held
+from held import COMMIT, FETCH, KEYS, Held
 
 HOUR_MS = 3_600_000
 PATIENT = BrokerConfig(
@@ -281,7 +281,7 @@ async def test_what_a_merge_takes_out_under_a_seek_can_be_buried_once_it_is_fill
         assert world.server is server
 
 
-@pytest.mark.parametrize("kind", ["Plan.read", FETCH])
+@pytest.mark.parametrize("kind", [KEYS, FETCH])
 async def test_what_is_being_read_from_the_disk_belongs_to_before_the_seek(
     mock_clock: trio.testing.MockClock, kind: str
 ) -> None:
@@ -319,6 +319,38 @@ async def test_what_is_published_while_a_seek_is_made_durable_is_not_missed(
                 nursery.start_soon(producer.send, b"meanwhile")
                 await trio.testing.wait_all_tasks_blocked()
             assert await taken(inbox) == [b"meanwhile"]
+
+
+async def test_a_seek_is_not_carried_out_on_another_subscription_of_the_name(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """N3: while it waits for its turn, the one it was asked for is deleted."""
+    held = Held()
+    async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
+        await publish(broker, "x", 0)
+        asked = {"topic": "x", "subscription": "s"}
+        await broker.admin("subscriptions.create", **asked)
+        refused: list[escapement.EscapementError] = []
+
+        async def seek() -> None:
+            try:
+                await broker.admin("subscriptions.seek", **asked, position="time:0")
+            except escapement.EscapementError as error:
+                refused.append(error)
+
+        async with trio.open_nursery() as nursery:
+            with held.hold(COMMIT):
+                nursery.start_soon(lambda: broker.admin("subscriptions.delete", **asked))
+                await held.reached()
+                again = {**asked, "kind": "exclusive"}
+                nursery.start_soon(lambda: broker.admin("subscriptions.create", **again))
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(seek)
+                await trio.testing.wait_all_tasks_blocked()
+        (error,) = refused
+        assert isinstance(error, escapement.NotFound)
+        (row,) = await broker.admin("subscriptions.list", topic="x")
+        assert row["kind"] == "exclusive"
 
 
 async def test_a_place_that_is_none_is_refused(mock_clock: trio.testing.MockClock) -> None:

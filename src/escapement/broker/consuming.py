@@ -152,9 +152,10 @@ class Consuming:
         subscription = topic.subscription(name)
         if subscription is None:
             raise NotFound(f"{topic.name.full} has no subscription {name}")
-        position = await self._place(topic, subscription.record.kind, position)
+        kind = subscription.record.kind
+        position = await self._place(topic, kind, position)
         await self._registry.seek_subscription(
-            topic, name, position, lambda record: self._sought(topic, record)
+            topic, name, kind, position, lambda record: self._sought(topic, record)
         )
 
     def _sought(self, topic: Topic, record: SubscriptionRecord) -> None:

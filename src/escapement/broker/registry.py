@@ -239,18 +239,21 @@ class Registry:
         self,
         topic: Topic,
         name: str,
+        kind: catalog.Kind,
         position: Position,
         serve: Callable[[SubscriptionRecord], None],
     ) -> SubscriptionRecord:
         """Have a subscription begin again elsewhere: as a new record in the old one's place.
 
         Raises:
-          NotFound: if the topic has none of this name.
+          NotFound: if the topic has none of this name and kind.
           InvalidRequest: if the position lies past the log's end.
         """
         async with self._changes.alone(topic.name.full):
             self._check_there(topic)
             old = self.subscription_record(topic, name)
+            if old.kind != kind:  # another was made under its name: the position is not for it
+                raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
             now_ms = self._clock.now_ms()
             begins = beginning(old.kind, position, topic.next_offset, now_ms)
             return await self._begin(
