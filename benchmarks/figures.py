@@ -69,6 +69,13 @@ MEASUREMENTS = [
     Measurement("burst, batches(), from disk", "burst --restart", "--messages", 1_000_000, 5),
     Measurement("burst, batches(), 50-500 bytes", f"burst {MIXED}", "--messages", 1_000_000, 5),
     Measurement("lateness at 10,000 a second", "lateness --seconds 20", "--rate", 10_000, 5),
+    Measurement(
+        "lateness beside 1 million failures",
+        "lateness --seconds 20 --rate 5000",
+        "--failing",
+        1_000_000,
+        7,
+    ),
     Measurement("restart, 1 million pending", "restart", "--pending", 1_000_000, 5),
     Measurement("restart, 10 million pending", "restart", "--pending", 10_000_000, 5),
     Measurement("publish with 10 million pending", "pending", "--pending", 10_000_000, 7),
@@ -128,6 +135,10 @@ def line(name: str, found: dict[str, Any]) -> str:
     elif "lateness_ms" in found:
         late = found["lateness_ms"]
         figures.append(f"late p50 {late['p50']:.1f} / p99 {late['p99']:.1f} ms")
+    if "failed_per_second" in found:
+        p50, p99 = found["empty_late_p50_ms"], found["empty_late_p99_ms"]
+        figures.append(f"on an empty topic p50 {p50:.1f} / p99 {p99:.1f} ms")
+        figures.append(f"{found['failed_per_second']:,} failed a second")
     if "lost" in found:
         figures.append(f"lost {found['lost']}, early {found['early']}, twice {found['duplicates']}")
     load = found["machine"]["load"][0]

@@ -15,6 +15,8 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import InvalidRequest, NotFound
 from escapement.names import TopicName
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
 from held import COMMIT, Held
 
@@ -233,9 +235,20 @@ async def test_many_die_in_bounded_steps_and_each_has_one_copy(
     mock_clock: trio.testing.MockClock, seed: int
 ) -> None:
     """V1: thousands at once, while the broker is killed between any two of its steps."""
+    await die(SqliteEngine.in_memory(), 3_000, random.Random(seed))
+
+
+async def test_the_dead_have_one_copy_on_every_engine(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """V1."""
+    await die(engine, 3_000, random.Random(5))
+
+
+async def die(engine: Engine, count: int, rng: random.Random) -> None:
+    """So many messages fail for the last time; the broker is killed over and over meanwhile."""
     config = BrokerConfig(ack_wait_ms=10_000, seed=0, limits=BrokerLimits(deliver_messages=256))
-    count, rng = 3_000, random.Random(seed)
-    async with testing.start(config=config) as world:
+    async with testing.start(config=config, engine=engine) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
             await (await broker.producer("x")).send_many([b"%d" % n for n in range(count)])

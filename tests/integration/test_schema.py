@@ -104,3 +104,21 @@ def test_the_log_identity_is_random(engine: Engine) -> None:
     assert len(identity) == 16
     assert schema.log_identity(connection) != identity
     connection.close()
+
+
+def test_attempts_of_an_older_schema_are_the_first_part_of_the_new(engine: Engine) -> None:
+    """Also where a crash has left the migration half-way, on MySQL."""
+    known = schema.migrations()
+    (attempts,) = [migration for migration in known if migration.name == "attempts"]
+    before = known[: attempts.version - 1]
+    schema.migrate(engine, before)
+    connection = engine.connect()
+    connection.execute("INSERT INTO retries (subscription_id, data) VALUES (7, ?)", (b"tries",))
+    connection.close()
+    half = attempts._replace(text=attempts.text.replace("DROP TABLE", "NONSENSE; DROP TABLE"))
+    with pytest.raises(Exception, match="NONSENSE"):
+        schema.migrate(engine, [*before, half])
+    schema.migrate(engine, known)
+    assert query(engine, "SELECT * FROM attempts") == [(7, 0, b"tries")]
+    with pytest.raises(Exception, match="retries"):
+        query(engine, "SELECT * FROM retries")
