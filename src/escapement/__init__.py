@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from escapement.client.settings import Settings
     from escapement.message import Blobs, MessageBatch, MessageId, Times
     from escapement.protocol.fate import Fate
+    from escapement.traits import slot_of
 else:
     _HOMES: Final = {
         "escapement.client.batch": ("Batch", "Message"),
@@ -54,6 +55,7 @@ else:
         "escapement.client.settings": ("Settings",),
         "escapement.message": ("Blobs", "MessageBatch", "MessageId", "Times"),
         "escapement.protocol.fate": ("Fate",),
+        "escapement.traits": ("slot_of",),
     }
     _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -105,4 +107,5 @@ __all__ = [
     "StorageUnavailable",
     "Times",
     "connect",
+    "slot_of",
 ]

@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, UInt32s
 
 SLOTS: Final = 1 << 16
@@ -33,6 +34,11 @@ HAS_KEY: Final = 1 << 16
 PRIORITY_SHIFT: Final = 24
 # Traits from here on are those of messages with a priority other than the default.
 FIRST_PRIORITY: Final = 1 << PRIORITY_SHIFT
+
+# Which keys a consumer asks for: the first and the last slot; ``AUTO`` for what it is given;
+# None for what nobody asked for.
+KeyRange = tuple[int, int] | str | None
+AUTO: Final = "auto"
 
 _SLOT_MASK: Final = SLOTS - 1
 _OFFSET_BASIS: Final = 2_166_136_261
@@ -49,6 +55,19 @@ def slot_of(key: str | bytes) -> int:
     for byte in data[:HASHED_BYTES]:
         value = ((value ^ byte) * _PRIME) & _WORD
     return (value >> 16) ^ (value & _SLOT_MASK)
+
+
+def check_key_range(value: object) -> KeyRange:
+    """The key range that a plain value says. Raises ``InvalidRequest``."""
+    if value is None or value == AUTO:
+        return value
+    if isinstance(value, tuple | list) and len(value) == 2:
+        first, last = value
+        if type(first) is int and type(last) is int and 0 <= first <= last < SLOTS:
+            return first, last
+    raise InvalidRequest(
+        f"{value!r} is no range of keys: the first and the last slot, 0 to {SLOTS - 1}, or {AUTO!r}"
+    )
 
 
 def slots_of(keys: Blobs) -> UInt32s:

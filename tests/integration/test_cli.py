@@ -615,6 +615,19 @@ def test_the_lower_priority_goes_first(say: Say) -> None:
     assert say("consume", "graded", "s", "--count", "4") == "0\n50\n60\n255\n"
 
 
+def test_a_consumer_of_the_command_line_takes_a_range_of_keys(say: Say) -> None:
+    """V16, Q9: and the order is a policy like others."""
+    say("admin", "subscriptions", "create", "keyed", "s", "--order", "key", "--on-retry", "skip")
+    for key in ("a", "b", "c"):
+        say("produce", "keyed", key, "--key", key)
+    slot = escapement.slot_of("b")
+    words = ["consume", "keyed", "s", "--count", "1", "--keys"]
+    assert say(*words, f"{slot}-{slot}") == "b\n"
+    say(*words, "5", fails=2)
+    assert "no range of keys" in say(*words, "0-65536", fails=1)
+    assert say("consume", "keyed", "s", "--count", "2", "--keys", "auto") == "a\nc\n"
+
+
 def test_an_exclusive_subscription_ignores_delays(say: Say) -> None:
     """P7."""
     say("produce", "order", "late", "--delay", "1h")

@@ -1,4 +1,4 @@
-"""The order in which a shared subscription hands out: by priority."""
+"""The order in which a shared subscription hands out: by priority, by key, one at a time."""
 
 from __future__ import annotations
 
@@ -139,3 +139,162 @@ async def test_who_reads_the_log_gets_its_order_whatever_the_priorities(
         async with broker.consumer("x", "s", kind=kind) as inbox:
             await producer.send_many([b""] * 4, priorities=[60, 10, 255, 49])
             assert priorities_of(await arrived(inbox)) == [60, 10, 255, 49]
+
+
+# -- keys ------------------------------------------------------------------------------
+
+
+async def with_policy(broker: escapement.Broker, **policy: object) -> escapement.Producer:
+    """A producer of a topic that has a subscription with this policy."""
+    await broker.admin("subscriptions.create", topic="x", subscription="s", policy=policy)
+    return await broker.producer("x")
+
+
+def values_of(messages: Sequence[escapement.Message]) -> list[bytes]:
+    return [message.value for message in messages]
+
+
+async def test_consumers_get_the_keys_they_ask_for(mock_clock: trio.testing.MockClock) -> None:
+    """V16: exact ranges; what is in nobody's waits; what has no key goes to any."""
+    async with testing.start(config=SMALL) as world, world.connect() as broker:
+        producer = await subscribed(broker)
+        keys = [f"user-{n}" for n in range(400)]
+        low = [key.encode() for key in keys if escapement.slot_of(key) < 20_000]
+        high = [key.encode() for key in keys if escapement.slot_of(key) >= 20_000]
+        await producer.send_many([key.encode() for key in keys], keys=keys)
+        async with broker.consumer("x", "s", key_range=(0, 19_999), name="low") as inbox:
+            messages = await arrived(inbox)
+            assert values_of(messages) == low
+            await inbox.ack([message.id for message in messages], durable=True)
+            with pytest.raises(escapement.Conflict, match="which low has"):
+                async with broker.consumer("x", "s", key_range=(19_999, 30_000)):
+                    pass
+            await producer.send(b"no key")
+            assert values_of(await arrived(inbox)) == [b"no key"]
+            async with broker.consumer("x", "s", key_range=(20_000, 65_535)) as other:
+                assert values_of(await arrived(other)) == high
+        for wanted in ((0, 65_536), (5, 4), "some", (1, 2, 3)):
+            with pytest.raises(escapement.InvalidRequest, match="no range of keys"):
+                async with broker.consumer("x", "s", key_range=wanted):  # type: ignore[arg-type]
+                    pass
+        with pytest.raises(escapement.InvalidRequest, match="for shared subscriptions"):
+            async with broker.consumer("x", "log", kind="exclusive", key_range="auto"):
+                pass
+
+
+async def test_ranges_are_dealt_out_anew_when_consumers_come_and_go(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V16: what is in hands stays there, and holds its keys until it is done."""
+    async with testing.start(config=SMALL) as world, world.connect() as broker:
+        producer = await with_policy(broker, order="key")
+        keys = [f"user-{n}" for n in range(40)]
+        async with broker.consumer("x", "s", key_range="auto") as first:
+            await producer.send_many([b"1"] * 40, keys=keys)
+            held = await arrived(first)
+            assert len(held) == 40
+            async with broker.consumer("x", "s", key_range="auto") as second:
+                await producer.send_many([b"2"] * 40, keys=keys)
+                assert await arrived(first) == await arrived(second) == []
+                await first.ack([message.id for message in held], durable=True)
+                mine, yours = await arrived(first), await arrived(second)
+                assert len(mine) + len(yours) == 40
+                assert mine
+                assert yours
+                assert max(escapement.slot_of(m.key or "") for m in mine) < min(
+                    escapement.slot_of(m.key or "") for m in yours
+                )
+            again = await arrived(first)
+            assert {m.offset for m in again} == {m.offset for m in yours}
+
+
+@pytest.mark.parametrize("end", ["live", "crash", "checkpoint", "stop"])
+async def test_a_message_in_retry_holds_its_key_and_no_other(
+    end: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """Q9, V16: across restarts, too."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            producer = await with_policy(broker, order="key")
+            await producer.send_many(
+                [b"a1", b"a2", b"b1", b"b2", b"-", b"-"], keys=["a", "a", "b", "b", None, None]
+            )
+            async with broker.consumer("x", "s") as inbox:
+                a, b, *unkeyed = await arrived(inbox)
+                assert (a.value, b.value, len(unkeyed)) == (b"a1", b"b1", 2)
+                await b.ack(durable=True)
+                await a.nack(timedelta(seconds=30))
+                (b,) = await arrived(inbox)
+                assert b.value == b"b2"
+                await inbox.ack([m.id for m in (b, *unkeyed)], durable=True)
+            if end == "checkpoint":
+                await world.checkpoint()
+        if end != "live":
+            await (world.stop() if end == "stop" else world.crash())
+            await world.restart()
+        async with world.connect() as broker, broker.consumer("x", "s") as inbox:
+            await world.clock.advance(seconds=29)
+            assert await arrived(inbox) == []
+            await world.clock.advance(seconds=2)
+            (a,) = await arrived(inbox)
+            assert (a.value, a.attempt) == (b"a1", 2)
+            await a.nack(timedelta(hours=1))
+            skip = {"topic": "x", "subscription": "s", "policy": {"on_retry": "skip"}}
+            await broker.admin("subscriptions.update", **skip)
+            assert values_of(await arrived(inbox)) == [b"a2"]
+
+
+async def test_what_is_ready_is_not_held_up_by_what_is_due_later(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V16: the order of a key is by due time, and only among what is ready."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        producer = await with_policy(broker, order="key")
+        await producer.send(b"later", key="a", delay=timedelta(hours=1))
+        await producer.send(b"now", key="a")
+        async with broker.consumer("x", "s") as inbox:
+            assert values_of(await arrived(inbox)) == [b"now"]
+
+
+@pytest.mark.parametrize("on_retry", ["hold", "skip"])
+async def test_of_an_ordered_queue_one_message_is_out_at_a_time(
+    on_retry: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """Q9: in due order, over all consumers."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        producer = await with_policy(broker, order="topic", on_retry=on_retry)
+        await producer.send_many([b"0", b"1", b"2"], keys=["a", "b", None])
+        async with broker.consumer("x", "s") as one, broker.consumer("x", "s") as two:
+            (first,) = await arrived(one) + await arrived(two)
+            assert first.value == b"0"
+            await first.nack(timedelta(minutes=1))
+            found = await arrived(one) + await arrived(two)
+            assert values_of(found) == ([] if on_retry == "hold" else [b"1"])
+            await world.clock.advance(minutes=1, ms=10)
+            order = [b"0", b"1", b"2"] if on_retry == "hold" else [b"0", b"2"]
+            for value in order:
+                for message in found:
+                    await message.ack(durable=True)
+                found = await arrived(one) + await arrived(two)
+                assert values_of(found) == [value]
+
+
+async def test_who_asked_for_no_order_costs_and_changes_nothing(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V16: keys alone hold up nothing."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        producer = await subscribed(broker)
+        await producer.send_many([b""] * 50, keys=["a"] * 50)
+        assert [message.offset for message in await taken(broker)] == list(range(50))
+
+
+async def test_a_dead_letter_holds_up_nobody(mock_clock: trio.testing.MockClock) -> None:
+    """Q9: what was tried too often lets go of its key."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        producer = await with_policy(broker, order="topic", max_deliveries=1)
+        await producer.send_many([b"bad", b"good"])
+        async with broker.consumer("x", "s") as inbox:
+            (bad,) = await arrived(inbox)
+            await bad.nack(timedelta(hours=1))
+            assert values_of(await arrived(inbox)) == [b"good"]

@@ -17,6 +17,7 @@ from escapement.broker.ready import Rows
 from escapement.errors import EscapementError
 from escapement.message import MessageBatch
 from escapement.storage.policy import SubscriptionPolicy
+from escapement.traits import KeyRange
 
 
 class Outlet(Protocol):
@@ -59,6 +60,7 @@ class Consumer:
         "back_off",
         "closed",
         "id",
+        "key_range",
         "name",
         "outlet",
         "permits",
@@ -73,6 +75,7 @@ class Consumer:
         outlet: Outlet,
         ack_wait_ms: int,
         default_ack_wait_ms: int,
+        key_range: KeyRange = None,
     ) -> None:
         """A consumer that has not joined yet.
 
@@ -80,10 +83,12 @@ class Consumer:
           id: unique in this broker's life; ``wire_id`` is what its connection calls it.
           ack_wait_ms: what it asked for; 0 leaves it to its subscription.
           default_ack_wait_ms: what counts where neither says.
+          key_range: the keys it wants; see ``broker.keyranges``.
         """
         self.id = id
         self.wire_id = wire_id
         self.name = name
+        self.key_range = key_range
         self.outlet = outlet
         self.permits = 0
         self.closed = False

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from escapement.broker.consumer import Consumer, Outlet
 from escapement.broker.handle import ConsumerHandle
+from escapement.broker.keyranges import check_range
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.logreader import LogReader
 from escapement.broker.pump import Pump
@@ -23,6 +24,7 @@ from escapement.errors import (
     AlreadyExists,
     Conflict,
     EscapementError,
+    InvalidRequest,
     NotFound,
     StorageReadOnly,
     StorageUnavailable,
@@ -34,6 +36,7 @@ from escapement.storage.catalog import Kind, SubscriptionRecord
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.lane import State
 from escapement.storage.policy import SubscriptionPolicy
+from escapement.traits import KeyRange
 
 
 class Consuming:
@@ -80,14 +83,19 @@ class Consuming:
         consumer_name: str,
         wire_id: int,
         outlet: Outlet,
+        key_range: KeyRange = None,
     ) -> ConsumerHandle:
         """A consumer of a subscription, which is created if there is none.
 
         It is not served before :meth:`joined`, which must follow without an await between.
 
         Raises:
-          Conflict: the subscription is of another kind, or exclusive and taken.
+          Conflict: the subscription is of another kind, or exclusive and taken; or somebody
+            else has some of the keys.
+          InvalidRequest: a range of keys, and the subscription is not shared.
         """
+        if key_range is not None and kind != "shared":
+            raise InvalidRequest(f"a key range is for shared subscriptions, not {kind} ones")
         topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
         subscription = await self._ensure(topic, name, kind, position)
         if subscription.record.kind != kind:
@@ -100,9 +108,12 @@ class Consuming:
                 f"the exclusive subscription {name} of {topic.name.full} has a consumer; use "
                 "failover to let several stand by"
             )
+        check_range(subscription.consumers, key_range)
         self._last_id += 1
         default_ms = self._ack_wait_ms if kind == "shared" else 0
-        consumer = Consumer(self._last_id, wire_id, consumer_name, outlet, ack_wait_ms, default_ms)
+        consumer = Consumer(
+            self._last_id, wire_id, consumer_name, outlet, ack_wait_ms, default_ms, key_range
+        )
         return ConsumerHandle(topic, name, consumer)
 
     async def _ensure(

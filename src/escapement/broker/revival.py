@@ -111,7 +111,7 @@ class Revival:
         """Serve a new subscription in an old one's place; consumers go over, nothing else does."""
         del self.subscriptions[old.record.id]
         new = self._subscription(topic, record, new=True)
-        new.consumers.extend(old.give_up())
+        new.take_over(old.give_up())
         self._on_change(topic)
         return new
 

@@ -5,18 +5,27 @@ ready is handed out in one order, by rank. A message's *rank* is when it is due,
 the policy's ``priority_ageing_ms`` for each step of its priority away from the default.
 It never changes, so whoever waits is passed only by what becomes due a bounded time
 later, and none starves. V5.
+
+Where the policy asks for an order by key or of the topic, of each key one message is out
+of ready at a time (:mod:`~escapement.broker.keyhold`); where consumers ask for ranges of
+keys, they get those (:mod:`~escapement.broker.keyranges`), and what is in nobody's is
+passed over: it waits in the index until somebody comes or goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.amendments import Amendments
 from escapement.broker.band import BANDS, NORMAL, Band, bands_of
+from escapement.broker.deadletter import Reason
 from escapement.broker.dispatcher import level_out, share_out
+from escapement.broker.keyhold import KeyHold
+from escapement.broker.keyranges import KeyRanges
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.ready import Ready, Rows
 from escapement.broker.subscription import HandOver, Subscription
@@ -24,7 +33,10 @@ from escapement.message import Int64s, UInt32s
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.group import Acks, Attempts
 from escapement.storage.index import Key
-from escapement.storage.policy import SubscriptionPolicy
+from escapement.storage.policy import ANY_ORDER, HOLD, TOPIC_ORDER, SubscriptionPolicy
+
+# Where keys matter, so many rows are looked at in one go, at least.
+_WINDOW_ROWS: Final = 8192
 
 
 class SharedSubscription(Subscription):
@@ -55,6 +67,11 @@ class SharedSubscription(Subscription):
         self._doubtful_until_ms = doubtful_until_ms
         self._early_ms: int | None = None  # what is ready waits: the clock was set back
         self._turn = 0
+        self._hold: KeyHold | None = None  # where the policy asks for an order
+        self._dealer = KeyRanges([])
+        self._ranges: KeyRanges | None = None  # the dealer, where a consumer asked for keys
+        self._passed: Key | None = None  # the lowest key that was of nobody's range
+        self._set_order(record.policy)
 
     # -- what is mine -----------------------------------------------------------
 
@@ -75,7 +92,9 @@ class SharedSubscription(Subscription):
             if taken.intersects(rows.offsets):
                 rows = rows.pick(~taken.contains(rows.offsets))
         standing = self._amendments.standing(rows.due_ms, rows.offsets)
-        return rows if standing is None else rows.pick(standing)
+        if standing is not None:
+            rows = rows.pick(standing)
+        return rows if self._ranges is None else self._pass_over(rows, self._ranges)
 
     # -- bands ---------------------------------------------------------------------
 
@@ -170,6 +189,8 @@ class SharedSubscription(Subscription):
         if ready <= 0 or not self.consumers:
             return []
         ready = self.throttle.grant(ready, len(self.in_flight), now_ms)
+        if self._hold is not None or self._ranges is not None:
+            return self._assign_by_key(ready, now_ms, frame_messages, tried)
         capacities = [consumer.capacity for consumer in self.consumers]
         turn = self._turn % len(capacities)
         if self.record.policy.dispatch == "least_busy":
@@ -194,15 +215,20 @@ class SharedSubscription(Subscription):
 
     def _due_of(self, rows: Rows, now_ms: int) -> Rows:
         """Those that are due; the others are put back."""
-        due = rows.due_ms <= now_ms
+        due = self._are_due(rows, now_ms)
         if due.all():
             return rows
-        # The clock went back: far, and we shall be rewound, or else these wait.
-        early = rows.pick(~due)
-        early_ms = int(early.due_ms.min())
-        self._early_ms = early_ms if self._early_ms is None else min(self._early_ms, early_ms)
-        self._put_back(early)
+        self._put_back(rows.pick(~due))
         return rows.pick(due)
+
+    def _are_due(self, rows: Rows, now_ms: int) -> npt.NDArray[np.bool_]:
+        """Which are due; bool[n]."""
+        due = rows.due_ms <= now_ms
+        if not due.all():
+            # The clock went back: far, and we shall be rewound, or else these wait.
+            early_ms = int(rows.due_ms[~due].min())
+            self._early_ms = early_ms if self._early_ms is None else min(self._early_ms, early_ms)
+        return due
 
     def _take_apart(self, most: int, *, with_tried: bool) -> tuple[Rows, Rows]:
         """Remove and return up to ``most`` rows of all bands, the lowest rank first.
@@ -225,6 +251,9 @@ class SharedSubscription(Subscription):
         return before if before.any() else None
 
     def _again(self, rows: Rows, *, waited: bool) -> None:
+        if self._hold is not None:
+            self._hold.release(rows.offsets)
+            waited = False  # it may not come behind what is due later
         for band, part in self._split(rows):
             push = band.ready.push_tried if waited else band.ready.push
             push(part.in_order(band.ready.ageing_ms))
@@ -243,11 +272,111 @@ class SharedSubscription(Subscription):
         return Rows.concat([band.ready.rows() for band in self.bands])
 
     def set_policy(self, policy: SubscriptionPolicy) -> None:
-        changed = policy.priority_ageing_ms != self.record.policy.priority_ageing_ms
+        old = self.record.policy
         super().set_policy(policy)
-        if changed:
+        if (policy.order, policy.on_retry) != (old.order, old.on_retry):
+            self._set_order(policy)
+        if policy.priority_ageing_ms != old.priority_ageing_ms:
             for band in self.bands:
                 band.ready.set_ageing(policy.priority_ageing_ms)
+
+    # -- keys ----------------------------------------------------------------------
+
+    def _set_order(self, policy: SubscriptionPolicy) -> None:
+        self._hold = None
+        if policy.order == ANY_ORDER:
+            return
+        self._dealer = KeyRanges(self.consumers)
+        self._hold = KeyHold(whole=policy.order == TOPIC_ORDER)
+        self._hold.take(self.in_flight.rows())
+        if policy.on_retry == HOLD:
+            self._hold.take(self._waiting())
+        for band in self.bands:
+            band.ready.push(band.ready.drain())  # what has waited comes in its order now
+
+    def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
+        if self._hold is not None:
+            self._hold.release(rows.offsets)  # those that wait take their keys again
+        super()._return(rows, next_ms, now_ms, reason)
+
+    def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
+        if self._hold is not None and self.record.policy.on_retry == HOLD:
+            self._hold.take(rows.pick(next_ms > now_ms))
+        super()._retry(rows, next_ms, now_ms, waited=waited)
+
+    def _consumers_changed(self) -> None:
+        asked = any(consumer.key_range is not None for consumer in self.consumers)
+        if not asked and self._ranges is None and self._hold is None:
+            return
+        self._dealer = KeyRanges(self.consumers)
+        self._ranges = self._dealer if asked else None
+        if self._passed is not None:
+            self.fall_behind(self._passed)
+            self._passed = None
+        if self._ranges is None:
+            return
+        for band in self.bands:
+            rows = band.ready.rows().in_order()
+            fresh = rows.pick(rows.attempts == 0)
+            kept = self._pass_over(fresh, self._ranges)
+            gone = fresh.offsets[~np.isin(fresh.offsets, kept.offsets)]
+            if len(gone):
+                band.ready.withdraw(gone)
+                self.held.discard(gone)
+
+    def _pass_over(self, rows: Rows, ranges: KeyRanges) -> Rows:
+        """Those of rows, sorted by key, that somebody gets; the others wait in the index."""
+        wanted = ranges.wanted(rows)
+        if wanted.all():
+            return rows
+        at = int(np.argmin(wanted))
+        first = Key(int(rows.due_ms[at]), int(rows.offsets[at]))
+        self._passed = first if self._passed is None else min(self._passed, first)
+        return rows.pick(wanted)
+
+    def _assign_by_key(
+        self, ready: int, now_ms: int, frame_messages: int, tried: bool
+    ) -> list[HandOver]:
+        """As ``assign``, where it matters which message goes, or to whom."""
+        hold = self._hold
+        room = [min(consumer.capacity, frame_messages) for consumer in self.consumers]
+        wanted = min(ready, sum(room))
+        seen = np.zeros(0, bool)
+        if hold is not None:
+            hold.settle(self.held)
+            seen = hold.busy.copy()
+            wanted = min(wanted, 1) if hold.whole else wanted
+        runs: dict[tuple[int, bool], list[Rows]] = {}
+        aside: tuple[list[Rows], list[Rows]] = [], []
+        while wanted > 0:
+            parts = self._take_apart(max(2 * wanted, _WINDOW_ROWS), with_tried=tried)
+            if not any(part.height for part in parts):
+                break
+            for rows, is_old in zip(parts, (False, True), strict=True):
+                free = self._are_due(rows, now_ms)
+                if hold is not None:
+                    free &= hold.next_of_each(rows, seen)
+                open_rows, left = np.flatnonzero(free), np.ones(rows.height, bool)
+                for position, at in self._dealer.deal(
+                    rows, open_rows, self.consumers, room, wanted
+                ):
+                    runs.setdefault((position, is_old), []).append(rows.pick(at))
+                    room[position] -= len(at)
+                    wanted -= len(at)
+                    left[at] = False
+                aside[is_old].append(rows.pick(left))
+        ageing_ms = self.record.policy.priority_ageing_ms
+        self._put_back(Rows.concat(aside[0]).in_order(ageing_ms))
+        for band, part in self._split(Rows.concat(aside[1]).in_order(ageing_ms)):
+            band.ready.push_tried(part)
+        hands = []
+        for (position, is_old), found in runs.items():
+            run = Rows.concat(found)
+            hand = self._hand_over(self.consumers[position], run, now_ms)
+            hands.append(hand._replace(tried=is_old))
+            if hold is not None:
+                hold.take(run)
+        return hands
 
     # -- time ----------------------------------------------------------------------
 

@@ -153,6 +153,7 @@ class Subscription(ABC):
         """A consumer arrived."""
         consumer.obey(self.record.policy)
         self.consumers.append(consumer)
+        self._consumers_changed()
 
     def set_policy(self, policy: SubscriptionPolicy) -> None:
         """Go by another policy from now on; what is in flight keeps its deadline."""
@@ -160,6 +161,14 @@ class Subscription(ABC):
         self.throttle.set_policy(policy)
         for consumer in self.consumers:
             consumer.obey(policy)
+
+    def take_over(self, consumers: list[Consumer]) -> None:
+        """These were those of the subscription in whose place this one comes."""
+        self.consumers.extend(consumers)
+        self._consumers_changed()
+
+    def _consumers_changed(self) -> None:  # noqa: B027 (most need not know)
+        """Somebody came or went."""
 
     def leave(self, consumer: Consumer, now_ms: int) -> None:
         """A consumer is gone; what it holds is wanted again at once."""
@@ -170,6 +179,7 @@ class Subscription(ABC):
             return
         consumer.closed = True
         self.consumers.remove(consumer)
+        self._consumers_changed()
         rows = self.in_flight.take_back_consumer(consumer.id)
         self._return(rows, np.full(rows.height, now_ms), now_ms, reason)
 
@@ -499,6 +509,12 @@ class Subscription(ABC):
         rows = Rows.concat([rows for rows, _ in stated])
         next_ms = np.concatenate([np.zeros(0, np.int64), *(next_ms for _, next_ms in stated)])
         return AttemptTable(rows.offsets, rows.to_store(), next_ms, rows.due_ms)
+
+    def _waiting(self) -> Rows:
+        """What waits for another attempt; among it may be what was acknowledged meanwhile."""
+        timers = self._timers.entries()
+        at = np.flatnonzero(timers.ids >= 0)
+        return _timed(timers.take(at)) if len(at) else Rows.none()
 
     def all_attempts(self, now_ms: int) -> AttemptTable:
         """Every message that was tried before and is not done, and when next.

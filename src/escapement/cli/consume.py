@@ -21,6 +21,15 @@ from escapement.client.schedule import Where
 _PERMITS: Final = 1000
 
 
+def _key_range(text: str) -> tuple[int, int] | str:
+    first, dash, last = text.partition("-")
+    if dash and first.isdecimal() and last.isdecimal():
+        return int(first), int(last)
+    if text != "auto":
+        raise click.BadParameter(f"{text!r} is neither FIRST-LAST nor auto.")
+    return text
+
+
 @click.command(
     epilog="""\b
     Examples:
@@ -53,6 +62,14 @@ _PERMITS: Final = 1000
     help="Shared obeys delays; the others deliver in the order of arrival and ignore them.",
 )
 @click.option(
+    "--keys",
+    "key_range",
+    type=_key_range,
+    metavar="FIRST-LAST|auto",
+    help="Of a shared subscription, only messages whose keys hash to these slots, of 0-65535, "
+    "or to a part of its own; and those without a key.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Choice(["text", "json"]),
@@ -67,6 +84,7 @@ def consume(
     count: int | None,
     position: Where,
     kind: str,
+    key_range: tuple[int, int] | str | None,
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
@@ -90,7 +108,12 @@ def consume(
     async def work(broker: Broker) -> None:
         permits = _PERMITS if count is None else min(count, _PERMITS)
         async with broker.consumer(
-            topic, subscription, kind=kind, position=position, permits=permits
+            topic,
+            subscription,
+            kind=kind,
+            position=position,
+            permits=permits,
+            key_range=key_range,
         ) as inbox:
             await _until_interrupted(print_all, inbox)
 

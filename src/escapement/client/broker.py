@@ -31,6 +31,7 @@ from escapement.errors import Disconnected, InvalidRequest
 from escapement.message import NO_TIME, MessageId
 from escapement.protocol import commands as wire
 from escapement.protocol import limits
+from escapement.traits import KeyRange
 
 # A body's header, generously.
 _BODY_BYTES: Final = 64
@@ -126,6 +127,7 @@ class Broker:
         ack_wait: Delay | None = None,
         serializer: SerializerLike = bytes,
         name: str = "",
+        key_range: KeyRange = None,
     ) -> AsyncIterator[Inbox]:
         """An inbox on a subscription, which is created if need be.
 
@@ -143,6 +145,9 @@ class Broker:
             subscription's.
           serializer: see ``escapement.client.serializers``.
           name: of this consumer, for whoever looks at the broker.
+          key_range: of a shared subscription, only messages whose keys have a slot in
+            ``(first, last)`` (``escapement.slot_of``), or in the part that the subscription
+            gives it ("auto"); messages without a key go to anyone.
 
         Raises:
           InvalidRequest: before anything is sent, if an argument cannot be meant.
@@ -158,6 +163,7 @@ class Broker:
             ack_wait_ms=0 if ack_wait is None else schedule.delay_ms(ack_wait),
             choice=serializer,
             name=name,
+            key_range=key_range,
         )
         self._line.attach(inbox)
         await inbox.opened()

@@ -37,6 +37,7 @@ from escapement.names import TopicName, check_name
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 from escapement.protocol.limits import MAX_ACK_ROWS, MAX_PERMITS
+from escapement.traits import KeyRange, check_key_range
 
 log = logging.getLogger("escapement.client")
 
@@ -63,6 +64,7 @@ class Inbox(Attached):
         ack_wait_ms: int,
         choice: SerializerLike,
         name: str,
+        key_range: KeyRange,
     ) -> None:
         super().__init__(line)
         if not 1 <= permits <= MAX_PERMITS:
@@ -76,6 +78,9 @@ class Inbox(Attached):
         self._kind = kind
         self._position: Final = str(schedule.position(position))
         self._ack_wait_ms = ack_wait_ms
+        self._key_range = check_key_range(key_range)
+        if key_range is not None and kind != "shared":
+            raise InvalidRequest(f"a key range is for shared subscriptions, not {kind} ones")
         self.loads = serializer(choice).loads
         self._tray = Tray(permits)
         self._turns = 0
@@ -320,6 +325,7 @@ class Inbox(Attached):
             self._position,
             self._ack_wait_ms,
             self.name,
+            self._key_range,
         )
 
     def _closing(self, request_id: int) -> Command:

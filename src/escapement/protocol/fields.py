@@ -30,6 +30,7 @@ from escapement.protocol.limits import (
     MAX_NAME_CHARS,
     MAX_TOPIC_CHARS,
 )
+from escapement.traits import KeyRange, check_key_range
 
 
 class Kind(Protocol):
@@ -112,6 +113,20 @@ class Place:
         return value
 
     write = read
+
+
+class Keys:
+    """A range of keys: two slots, ``auto`` or nil; see ``escapement.traits``."""
+
+    def read(self, value: Any) -> KeyRange:
+        try:
+            return check_key_range(value)
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
+
+    def write(self, value: Any) -> Any:
+        checked = self.read(value)
+        return list(checked) if isinstance(checked, tuple) else checked
 
 
 class Body:

@@ -29,6 +29,12 @@ _MOST_WAIT_MS: Final = 366 * 86_400_000
 _MOST_RATE: Final = 1_000_000_000
 # A pause without an end; the last moment that a policy can name.
 FOREVER_MS: Final = (1 << 62) - 1
+# Values of ``SubscriptionPolicy.order`` and ``on_retry``.
+ANY_ORDER: Final = "any"
+KEY_ORDER: Final = "key"
+TOPIC_ORDER: Final = "topic"
+HOLD: Final = "hold"
+SKIP: Final = "skip"
 # The defaults of each kind, once: most of a hundred thousand topics have no policy.
 _NOTHING: Final[dict[type, Any]] = {}
 
@@ -93,6 +99,18 @@ def _share(default: float, help: str) -> float:
         return found
 
     return _ruled(default, help, "SHARE", read)
+
+
+def _word(default: str, words: tuple[str, ...], help: str) -> str:
+    """One of a few words, the default among them."""
+
+    def read(value: Any) -> str:
+        if value not in words:
+            raise InvalidRequest(f"{value!r} is not one of {', '.join(words)}")
+        found: str = value
+        return found
+
+    return _ruled(default, help, "|".join(words), read)
 
 
 def _number(default: int, most: int, help: str) -> int:
@@ -304,7 +322,18 @@ class SubscriptionPolicy(Policy):
         "What a step of priority is worth, if shared: a message goes before what is due up to "
         "this much earlier for each step that its priority is the lower number. 0: nothing.",
     )
-
+    order: str = _word(
+        ANY_ORDER,
+        (ANY_ORDER, KEY_ORDER, TOPIC_ORDER),
+        "If shared: one message of a key, or of the topic, is out at a time, the next when it "
+        "is done. any: no such order.",
+    )
+    on_retry: str = _word(
+        HOLD,
+        (HOLD, SKIP),
+        "Whether a message that waits for another attempt holds up those behind it in that "
+        "order, or is skipped.",
+    )
     # Attempts are counted in 15 bits.
     max_deliveries: int = _number(
         0,

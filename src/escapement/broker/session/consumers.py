@@ -66,6 +66,7 @@ class Consumers(Desk):
                 consumer_name=command.consumer_name,
                 wire_id=command.consumer_id,
                 outlet=self,
+                key_range=command.key_range,
             )
         except BaseException:
             self._handles.give_up(command.consumer_id)

@@ -24,6 +24,7 @@ from escapement.protocol.fields import (
     FlagColumn,
     Id,
     Integer,
+    Keys,
     Name,
     OffsetColumn,
     OptionalAckColumn,
@@ -33,6 +34,7 @@ from escapement.protocol.fields import (
     Topic,
 )
 from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_PERMITS
+from escapement.traits import KeyRange
 
 
 @command(20, "client")
@@ -52,6 +54,9 @@ class Subscribe(Command):
     position: Annotated[str, Place()]
     ack_wait_ms: Count
     consumer_name: OptionalName
+    key_range: Annotated[KeyRange, Keys()] = None
+
+    MAX_CONTAINERS = 2  # the frame and the two slots
 
 
 @command(21, "broker")
