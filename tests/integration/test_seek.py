@@ -321,6 +321,32 @@ async def test_what_is_published_while_a_seek_is_made_durable_is_not_missed(
             assert await taken(inbox) == [b"meanwhile"]
 
 
+async def test_what_was_handed_out_before_it_was_cancelled_is_filled_in_again_after_a_crash(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1, invariant 7: who had been handed it keeps it, and the index has it for him."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            await publish(broker, "public/default/x", 0, 0)
+            await everything_is_done(world, broker, "public/default/x")
+            async with broker.consumer("x", "s", position="earliest") as inbox:
+                assert len(await arrived(inbox)) == 2
+                await broker.admin(
+                    "subscriptions.create", topic="x", subscription="b", position="earliest"
+                )
+                (outcome,) = await broker.cancel([0], topic="x")
+                assert outcome.done
+                await world.crash()
+        await world.restart()
+        server = world.server
+        async with world.connect() as broker:
+            async with broker.consumer("x", "s") as inbox:
+                assert sorted(m.offset for m in await arrived(inbox)) == [0, 1]
+            async with broker.consumer("x", "b") as inbox:
+                assert [m.offset for m in await arrived(inbox)] == [1]
+        assert world.server is server
+
+
 async def test_a_seek_is_not_carried_out_on_another_subscription_of_the_name(
     mock_clock: trio.testing.MockClock,
 ) -> None:

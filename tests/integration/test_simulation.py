@@ -96,7 +96,9 @@ class Life:
         values = [b"%d" % (start + i) for i in range(count)]
         accepted_ms = self.world.clock.now_ms()
         receipts = await self.producer.send_many(
-            values, delay=[timedelta(seconds=delay) for delay in delays]
+            values,
+            delay=[timedelta(seconds=delay) for delay in delays],
+            priorities=self.rng.choice([None, [self.rng.choice([0, 50, 200]) for _ in values]]),
         )
         for value, delay, receipt in zip(values, delays, receipts, strict=True):
             assert receipt.id.offset not in self.published

@@ -102,7 +102,8 @@ class Filler:
             wanted &= ~subscription.acked.contains(offsets)
             standing = topic.amendments.uncancelled(offsets)
             if standing is not None:
-                wanted &= standing
+                # What it had been handed before that was cancelled it keeps.
+                wanted &= standing | subscription.holds(offsets)
             at = np.flatnonzero(wanted)
             if len(at):
                 self._index.add_again(topic.id, offsets[at], due_ms[at], batch.take(at))
