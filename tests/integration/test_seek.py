@@ -347,6 +347,22 @@ async def test_what_was_handed_out_before_it_was_cancelled_is_filled_in_again_af
         assert world.server is server
 
 
+async def test_a_seek_to_a_time_finds_what_was_moved_past_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1, N3: a message is due when it was last said to be."""
+    full = "public/default/x"
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, full, 1)
+        await publish(broker, full, 1)
+        (outcome,) = await broker.reschedule([1], delay=timedelta(hours=5), topic=full)
+        assert outcome.done
+        await world.clock.advance(hours=6)
+        await everything_is_done(world, broker, full)
+        async with broker.consumer(full, "s", position=moment(world, hours=3)) as inbox:
+            assert [m.offset for m in await arrived(inbox)] == [1]
+
+
 async def test_a_seek_is_not_carried_out_on_another_subscription_of_the_name(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -80,8 +80,9 @@ class Filler:
             return False  # it was deleted, or sought
         if record.fill_from >= record.fill_until:
             return False
-        # Where the beginning is a time, rows that lie before it as a whole are not read.
-        by_time = record.start_offset >= record.fill_until
+        # Where the beginning is a time, rows that lie before it as a whole are not read, unless
+        # messages were moved: a row says when they were due at first.
+        by_time = record.start_offset >= record.fill_until and topic.amendments.moves.empty
         parts, reached = await self._log.read_due(
             topic.id,
             record.fill_from,
