@@ -239,8 +239,9 @@ class Subscription(ABC):
     def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         """Which of these it has acknowledged, or was handed and has not let go; bool[n]."""
         handed = self.acked.contains(offsets)
-        if len(self.held):
-            handed |= self.held.contains(offsets) & ~self._never_sent(offsets)
+        held = np.flatnonzero(self.held.contains(offsets))
+        if len(held):
+            handed[held] |= ~self._never_sent(offsets[held])
         return handed
 
     @abstractmethod
