@@ -7,6 +7,8 @@ is away is no error: the step is tried again at the next round.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import trio
@@ -61,11 +63,15 @@ class Housekeeper:
         while True:
             await trio.sleep(ROUND_S)
             try:
-                await self._roll()
-                await self._free()
-                await self._expire_producers()
+                await self.round()
             except (StorageUnavailable, TransactionAborted) as error:
                 _logger.warning("housekeeping waits for the database: %s", error)
+
+    async def round(self) -> None:
+        """Do what there is to do now."""
+        await self._roll()
+        await self._free()
+        await self._expire_producers()
 
     async def set_parallelism(self, count: int) -> None:
         """Have the log go on in a new generation of so many tables, if it has another number.
@@ -100,14 +106,10 @@ class Housekeeper:
             connection.close()
 
     async def _free(self) -> None:
-        generations = self._log.generations
-
-        def step(connection: Connection) -> bool:
-            return removal.free_step(connection, generations)
-
         more = True
         while more:
-            more = await self._transact(step)
+            # Those of this very step: a generation that is retired is dropped behind it.
+            more = await self._transact(partial(_free_step, self._log.generations))
             await trio.sleep(_BREATH_S)
 
     async def _expire_producers(self) -> None:
@@ -132,3 +134,7 @@ class Housekeeper:
                 )
             if not after_id:
                 return
+
+
+def _free_step(generations: Sequence[Generation], connection: Connection) -> bool:
+    return removal.free_step(connection, generations)

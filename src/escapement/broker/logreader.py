@@ -167,6 +167,11 @@ class LogReader:
             self.close()
             raise
 
+    async def settled(self) -> None:
+        """Wait until the reads that are under way have ended."""
+        async with self._alone:
+            pass
+
     def close(self) -> None:
         """Give up the connection."""
         if self._connection is not None:

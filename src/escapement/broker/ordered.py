@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,9 @@ from escapement.broker.subscription import HandOver, Subscription
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.group import Acks, Attempts
+
+# Offsets without an acknowledgement that are looked at in one step.
+_MISSING_AT_ONCE: Final = 1 << 16
 
 
 class OrderedSubscription(Subscription):
@@ -129,6 +133,19 @@ class OrderedSubscription(Subscription):
                 batch = batch.take(at)
             self._buffer.append((Rows(due_ms[at], offsets, attempts), batch))
         self.position = max(self.position, end_offset)
+
+    def is_to_read(self, low: int, high: int) -> bool:
+        """Whether any of ``[low, high)`` is to be read, or read again."""
+        low = max(low, self.record.start_offset)
+        if self._has_undurable(low, high):
+            return True
+        while (low := self.acked.first_missing(low)) < high:
+            missing = self.acked.missing(low, high, _MISSING_AT_ONCE)
+            cancelled = self._amendments.durably_cancelled(missing)
+            if cancelled is None or not (cancelled & ~self.holds(missing)).all():
+                return True
+            low = int(missing[-1]) + 1
+        return False
 
     def break_read(self) -> None:
         """The read failed; it is tried again."""

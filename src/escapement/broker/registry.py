@@ -130,6 +130,10 @@ class Registry:
         """Whether a topic of this id exists."""
         return topic_id in self._names
 
+    def namespace_of(self, topic_id: int) -> Namespace:
+        """The namespace of a topic that exists."""
+        return self.namespaces.find(TopicName.parse(self._names[topic_id]).in_namespace)
+
     def has_shared(self, topic_id: int) -> bool:
         """Whether the topic has a shared subscription."""
         records = self._subscriptions.get(topic_id, {}).values()

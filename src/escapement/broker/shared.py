@@ -84,6 +84,15 @@ class SharedSubscription(Subscription):
         record = self.record
         return (offsets >= record.start_offset) | (due_ms >= record.start_due_ms)
 
+    def may_want(self, low: int, high: int, max_due_ms: int) -> bool:
+        """Whether any of ``[low, high)``, due by ``max_due_ms``, is not durably acknowledged.
+
+        May say so of what is not covered, or was cancelled.
+        """
+        if max_due_ms < self.record.start_due_ms:
+            low = max(low, self.record.start_offset)
+        return self.acked.first_missing(low) < high or self._has_undurable(low, high)
+
     def _fresh(self, rows: Rows) -> Rows:
         """Those of the rows that are mine and neither acknowledged nor held."""
         if int(rows.offsets.min()) < self.record.start_offset:

@@ -234,6 +234,10 @@ class Subscription(ABC):
             acked &= ~self.undurable.contains(offsets)
         return acked
 
+    def _has_undurable(self, low: int, high: int) -> bool:
+        """Whether an acknowledgement in ``[low, high)`` waits to be durable."""
+        return bool(len(self.undurable)) and bool(len(self.undurable.to_array(low, high)))
+
     # -- cancelling ----------------------------------------------------------------
 
     def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:

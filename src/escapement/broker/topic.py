@@ -475,6 +475,24 @@ class Topic:
             pending[rest] |= wanted
         return pending
 
+    def may_keep(self, low: int, high: int, max_due_ms: int, now_ms: int) -> bool:
+        """Whether any of ``[low, high)``, due by ``max_due_ms``, may be live; cheap.
+
+        May say so of what is not. O(log n) a subscription.
+        """
+        if self.subscribing or max_due_ms > now_ms:
+            return True
+        return any(one.may_want(low, high, max_due_ms) for one in self.shared.values())
+
+    def pins(self, low: int, high: int) -> bool:
+        """Whether someone is still to read ``[low, high)`` from the log itself."""
+        if self.subscribing:
+            return True
+        records = (one.record for one in self.shared.values())
+        if any(max(low, one.fill_from) < min(high, one.fill_until) for one in records):
+            return True
+        return any(one.is_to_read(low, high) for one in self.ordered.values())
+
     def dead(self, low: int, high: int) -> Int64s:
         """The offsets of ``[low, high)`` that nobody wants any more; sorted.
 

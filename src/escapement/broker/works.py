@@ -13,6 +13,7 @@ topic that wants to be woken) is joined here, by callables. Nothing runs before 
     Postman         letters from the inbox into the logs of their targets
     Undertaker      what was tried too often, into the inbox of its dead-letter topic
     Housekeeper     new log generations, what deletes left behind, idle producers
+    Forgetter       old log generations that nobody needs any more
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from escapement.broker.config import BrokerConfig
 from escapement.broker.consuming import Consuming
 from escapement.broker.deadletters import DeadLetters
 from escapement.broker.filler import Filler
+from escapement.broker.forgetter import Forgetter
 from escapement.broker.housekeeper import Housekeeper
 from escapement.broker.leasekeeper import LeaseKeeper
 from escapement.broker.logreader import LogReader
@@ -205,6 +207,17 @@ class Works:
         self.pump = Pump(
             ground.index, clock, limits, run, self.reader, self._may_dispatch, self.reschedule
         )
+        self.forgetter = Forgetter(
+            engine,
+            lease,
+            ground.log,
+            self.registry,
+            self.pipeline,
+            self.checkpointer,
+            self.reader,
+            clock,
+            run,
+        )
         self._filler = Filler(
             ground.index, clock, self.reader, self.checkpointer.room, self._filled
         )
@@ -250,6 +263,7 @@ class Works:
                 self._undertaker,
                 self.scheduler,
                 self.housekeeper,
+                self.forgetter,
             ):
                 nursery.start_soon(part.run)
             for topic in self.registry.active.values():

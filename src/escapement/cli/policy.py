@@ -16,7 +16,8 @@ from escapement.storage.policy import Policy, Rule, rule_of
 
 Function = Callable[..., Any]
 
-_UNITS: Final = ("_ms", "_bytes")
+# Durations are given with their unit.
+_DURATION: Final = "_ms"
 _DEFAULT: Final = "default"
 
 
@@ -51,9 +52,7 @@ def policy_options(policy: type[Policy]) -> Callable[[Function], Function]:
 
 
 def _flag(name: str) -> str:
-    for unit in _UNITS:
-        name = name.removesuffix(unit)
-    return "--" + name.replace("_", "-")
+    return "--" + name.removesuffix(_DURATION).replace("_", "-")
 
 
 def _reader(rule: Rule) -> Callable[[str], Any]:

@@ -34,7 +34,7 @@ from escapement.storage.group import Acks, Append, Attempts, Group, Letters, Res
 from escapement.storage.journal import START, JournalPosition
 from escapement.storage.lane import Lane, State
 from escapement.storage.lease import Lease, Recorded
-from escapement.storage.log import Log
+from escapement.storage.log import Generation, Log
 from escapement.storage.writer import Writer
 
 # Lanes overlap their waits for the disk; on few cores more of them gain nothing.
@@ -190,6 +190,10 @@ class CommitPipeline:
             raise item.error
         value: Any = item.value
         return value  # type: ignore[no-any-return]
+
+    def writes_to(self, generation: Generation) -> bool:
+        """Whether a group is under way that goes into this generation of the log."""
+        return any(lane.writes_to(generation) for lane in self._lanes)
 
     # -- running ---------------------------------------------------------------
 

@@ -52,7 +52,7 @@ from escapement.storage.group import (
     Statement,
     form_group,
 )
-from escapement.storage.log import Log
+from escapement.storage.log import Generation, Log
 from escapement.storage.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,10 @@ class Lane:
     @property
     def idle(self) -> bool:
         return not self._queue and self._group is None
+
+    def writes_to(self, generation: Generation) -> bool:
+        """Whether a group that is under way goes there."""
+        return self._group is not None and self._group.generation.id == generation.id
 
     def submit(self, item: Item) -> None:
         """Queue ``item`` for the next group.

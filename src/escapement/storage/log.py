@@ -5,9 +5,10 @@ group commit wrote of one topic, key ``(topic_id, base_offset)``. A row with a n
 base offset *restates* earlier messages, with other times: -1, -2, ..., the more negative
 the newer. A generation is a
 set of ``parallelism`` tables, a topic's rows in it are in the table ``topic_id %
-parallelism``; forgetting old messages will be dropping tables, and a change of
-parallelism takes effect with the next generation. A topic's offsets never decrease
-from one generation to the next, so reading walks them in order of their numbers.
+parallelism``; forgetting old messages is dropping tables, oldest first
+(storage/forgetting.py), and a change of parallelism takes effect with the next generation.
+A topic's offsets never decrease from one generation to the next, so reading walks them in
+order of their numbers.
 
 Every read is bounded in bytes and gives whole rows. Reads do not lock; they are asked
 only for what is known to be committed. A deleted topic's rows may vanish under a read or
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -123,9 +125,10 @@ def should_roll(current: Generation, now_ms: int) -> bool:
 class Log:
     """The generations, and how to read and write them through a connection."""
 
-    def __init__(self, generations: Sequence[Generation]) -> None:
+    def __init__(self, generations: Sequence[Generation], going: Sequence[Generation] = ()) -> None:
         assert generations, "a log has a generation from its first opening on"
         self._generations = tuple(generations)
+        self._going = tuple(going)
 
     @classmethod
     def open(
@@ -136,7 +139,17 @@ class Log:
             "SELECT id, parallelism, created_at_ms, size_bytes FROM generations ORDER BY id"
         ).rows
         if rows:
-            return cls([Generation(*row) for row in rows])
+            found = [Generation(*row) for row in rows]
+            marked = {
+                id
+                for (id,) in connection.execute(
+                    "SELECT id FROM removals WHERE kind = 'generation'"
+                ).rows
+            }
+            return cls(
+                [generation for generation in found if generation.id not in marked],
+                [generation for generation in found if generation.id in marked],
+            )
         first = Generation(1, parallelism, now_ms, 0)
         _create(engine, connection, lease, first)
         return cls([first])
@@ -149,6 +162,21 @@ class Log:
     def current(self) -> Generation:
         """The one that new rows go into."""
         return self._generations[-1]
+
+    @property
+    def going(self) -> tuple[Generation, ...]:
+        """Those that nobody reads any more, and whose tables are to be dropped."""
+        return self._going
+
+    def retire(self, generation: Generation) -> None:
+        """Nobody reads the oldest generation from now on; reads under way still may."""
+        assert generation.id == self._generations[0].id != self.current.id
+        self._going = (*self._going, generation)
+        self._generations = self._generations[1:]
+
+    def forget(self, generation: Generation) -> None:
+        """A generation that was going is gone."""
+        self._going = tuple(one for one in self._going if one.id != generation.id)
 
     def prepare(
         self, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
@@ -281,6 +309,28 @@ class Log:
                 raise LogDamaged(f"the log lacks a row that was committed: {_place(missing)}")
             yield rows
 
+    def page(
+        self,
+        connection: Connection,
+        generation: Generation,
+        topic_id: int,
+        low: int,
+        until: int,
+    ) -> list[tuple[RowKey, int]]:
+        """Keys of a topic's rows in one generation, from base offset ``low`` on, in order.
+
+        Each with when the last of its messages is due; no more than one query gives.
+        """
+        dated = _dated_keys(connection, generation, topic_id, low, until)
+        return list(islice(dated, _KEYS_AT_ONCE))
+
+    def fetch(
+        self, connection: Connection, keys: Sequence[RowKey], max_bytes: int
+    ) -> Iterator[list[LogRow]]:
+        """The rows named that are there, in the order named, in steps of about ``max_bytes``."""
+        for step in _bounded(keys, max_bytes):
+            yield self._fetch_found(connection, step)
+
     def scan(self, connection: Connection, max_bytes: int) -> Iterator[list[LogRow]]:
         """Every row of every topic, each topic's in order, in steps of about ``max_bytes``."""
         for generation in self._generations:
@@ -383,9 +433,13 @@ class Log:
     def _start(
         self, connection: Connection, topic_id: int, from_offset: int
     ) -> Iterator[tuple[Generation, int]]:
-        """The generations from the one that holds ``from_offset`` on, with where to begin."""
-        for at in reversed(range(len(self._generations))):
-            generation = self._generations[at]
+        """The generations from the one that holds ``from_offset`` on, with where to begin.
+
+        From the first there is, where the log begins later.
+        """
+        generations = self._generations
+        for at in reversed(range(len(generations))):
+            generation = generations[at]
             low = connection.execute(
                 f"SELECT MAX(base_offset) FROM {generation.table(topic_id)}"
                 " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?",
@@ -396,12 +450,14 @@ class Log:
                 break
         else:
             at = -1
-        for later in self._generations[at + 1 :]:
+        for later in generations[at + 1 :]:
             yield later, 0
 
     def _fetch_found(self, connection: Connection, keys: Sequence[RowKey]) -> list[LogRow]:
         """The rows of ``keys``, in that order, without those that are not there."""
-        by_id = {generation.id: generation for generation in self._generations}
+        # A read that began before a generation was retired goes on to its end.
+        known = (*self._generations, *self._going)
+        by_id = {generation.id: generation for generation in known}
         by_table: dict[str, list[RowKey]] = {}
         for key in keys:
             if key.generation not in by_id:

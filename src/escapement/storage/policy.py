@@ -23,8 +23,9 @@ from escapement.names import TopicName
 
 # What the column takes; the text is ASCII.
 MAX_TEXT_CHARS: Final = 4_000
+DAY_MS: Final = 86_400_000
 # A year: nothing that waits longer for a consumer is still being worked on.
-_MOST_WAIT_MS: Final = 366 * 86_400_000
+_MOST_WAIT_MS: Final = 366 * DAY_MS
 # More than any machine moves.
 _MOST_RATE: Final = 1_000_000_000
 # A pause without an end; the last moment that a policy can name.
@@ -282,6 +283,17 @@ class NamespacePolicy(Policy):
     """What may be decided for a namespace."""
 
     WHAT: ClassVar[str] = "namespace"
+
+    retention_ms: int = _duration(
+        DAY_MS,
+        "How long messages are kept, from their publication on, that nobody is to get any "
+        "more; whatever somebody is to get is kept anyway.",
+    )
+    retention_bytes: int = _number(
+        0,
+        1 << 62,
+        "Of those, no more is kept than this many bytes of the log, however young; 0: no bound.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

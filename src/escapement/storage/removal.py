@@ -1,6 +1,7 @@
 """Freeing what a deleted topic, subscription or mailbox left behind, in bounded steps.
 
-Owns the table ``removals``. The delete itself only takes the entry out of the catalog
+Owns the table ``removals``, in which generations of the log are marked too that go as a
+whole (storage/forgetting.py). The delete itself only takes the entry out of the catalog
 and marks its id here, in one transaction; ids are never reused, so nothing can find
 the rows again, and freeing them may take its time, and go on after a crash. One step
 is one short transaction that no commit has to wait for.
@@ -17,7 +18,7 @@ from escapement.storage.log import Generation
 # Rows deleted in one step: log rows are up to some megabytes each.
 _STEP_ROWS: Final = 64
 
-What = Literal["topic", "subscription", "mailbox"]
+What = Literal["topic", "subscription", "mailbox", "generation"]
 
 
 def mark(connection: Connection, kind: What, id: int) -> None:
@@ -27,7 +28,9 @@ def mark(connection: Connection, kind: What, id: int) -> None:
 
 def free_step(connection: Connection, generations: Sequence[Generation]) -> bool:
     """Free some rows inside the open transaction; False when there is nothing to free."""
-    marked = connection.execute("SELECT kind, id FROM removals LIMIT 1").rows
+    marked = connection.execute(
+        "SELECT kind, id FROM removals WHERE kind <> 'generation' LIMIT 1"
+    ).rows
     if not marked:
         return False
     kind, id = marked[0]
@@ -43,8 +46,13 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
         more = more or _free(connection, "attempts", "subscription_id", "part", id)
     if not more:
-        connection.execute("DELETE FROM removals WHERE kind = ? AND id = ?", (kind, id))
+        done(connection, kind, id)
     return True
+
+
+def done(connection: Connection, kind: What, id: int) -> None:
+    """Nothing of ``id`` is left."""
+    connection.execute("DELETE FROM removals WHERE kind = ? AND id = ?", (kind, id))
 
 
 def _free_log(connection: Connection, generation: Generation, topic_id: int) -> bool:
