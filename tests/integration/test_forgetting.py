@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
 from itertools import count
 
 import trio
@@ -19,6 +22,7 @@ from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
 
 DAY_MS = 86_400_000
+YEAR = timedelta(days=365)
 NAMESPACE = "t/n"
 TOPIC = "t/n/x"
 PATIENT = BrokerConfig(
@@ -74,6 +78,14 @@ async def roll(world: World) -> None:
 async def forget(world: World) -> None:
     """One round of forgetting, as far as it comes."""
     await _finish(world, world.server.works.forgetter.round)
+
+
+async def without_index(world: World) -> None:
+    """Another start, for which the log alone says what there is."""
+    await world.crash()
+    shutil.rmtree(world.index_directory)
+    world.index_directory.mkdir()
+    await world.restart()
 
 
 async def _finish(world: World, work: Callable[[], Awaitable[None]]) -> None:
@@ -159,6 +171,25 @@ async def test_bytes_bound_what_is_kept_for_its_age(mock_clock: trio.testing.Moc
             assert generations(engine) == wanted
 
 
+async def test_a_generation_that_is_mostly_done_ends_before_its_day(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11: where nothing is retained, what is done does not wait for midnight."""
+    engine = SqliteEngine.in_memory()
+    config = replace(PATIENT, limits=replace(PATIENT.limits, sparse_generation_bytes=5_000))
+    async with testing.start(config=config, engine=engine) as world, world.connect() as broker:
+        producer = await begin(broker)
+        for kept, taken, wanted in ((100, 0, [1]), (0, 500, [2])):
+            await producer.send_many([b"." * 100] * (kept + taken))
+            if taken:
+                await take(broker)
+            await world.checkpoint()
+            await world.clock.advance(minutes=2)
+            await _finish(world, world.server.works.housekeeper.round)
+            await forget(world)
+            assert generations(engine) == wanted
+
+
 async def test_a_log_that_was_forgotten_begins_later(mock_clock: trio.testing.MockClock) -> None:
     """N1, Q7: reading, seeking and subscribing at earliest find what the log still has."""
     engine = SqliteEngine.in_memory()
@@ -210,17 +241,21 @@ async def test_a_seek_while_it_is_looked_at_keeps_a_generation(
 async def test_a_crash_at_any_step_of_forgetting_is_made_good(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """P6, Q7: whatever has been done of it, the next start ends it; nothing else is lost."""
+    """P6, P11, Q7: whatever has been done of it, the next start ends it; nothing is lost."""
     faulty = FaultyEngine(engine)
+    late: list[bytes] = []
     async with testing.start(config=PATIENT, engine=faulty) as world:
         async with world.connect() as broker:
             await begin(broker)
         # A start takes a while on MySQL: there every third step.
         for number in count(1, 3 if engine.kind == "mysql" else 1):
+            late.append(b"late %d" % number)
             async with world.connect() as broker:
                 producer = await broker.producer(TOPIC)
-                await producer.send_many([b"%d" % n for n in range(100)])
-                await take(broker)
+                await producer.send(late[-1], delay=YEAR)
+                await producer.send_many([b"%d" % n + b"." * 100 for n in range(300)])
+                assert len(await take(broker)) == 300
+                await world.checkpoint()
                 await roll(world)
                 await producer.send(b"kept")
             newer = generations(engine)[1:]
@@ -229,6 +264,7 @@ async def test_a_crash_at_any_step_of_forgetting_is_made_good(
             await world.crash()
             faulty.before = no_fault
             await world.restart()
+            await world.checkpoint()
             await forget(world)
             assert generations(engine) == newer
             async with world.connect() as broker:
@@ -236,6 +272,10 @@ async def test_a_crash_at_any_step_of_forgetting_is_made_good(
             if not dies.dead:
                 break
         assert number > 10
+        await without_index(world)
+        async with world.connect() as broker:
+            await world.clock.advance(days=366)
+            assert await take(broker) == late
 
 
 class DiesAt:
@@ -252,3 +292,51 @@ class DiesAt:
         self.left -= 1
         if self.dead:
             raise StorageUnavailable("the broker's process has ended")
+
+
+async def test_one_message_in_a_thousand_due_next_year_keeps_little_of_the_log(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P11: what is live is relocated, the log shrinks to under 2 % in one round."""
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            for batch in range(10):
+                delays = [YEAR if n == batch else timedelta(0) for n in range(1000)]
+                values = [b"%d.%d" % (batch, n) + b"." * 100 for n in range(1000)]
+                await producer.send_many(values, delay=delays)
+            assert len(await take(broker)) == 9_990
+            await world.checkpoint()
+            before = log_bytes(engine)
+            await a_day_later(world)
+            assert generations(engine) == [2]
+            assert log_bytes(engine) < 0.02 * before
+            await producer.send(b"a reason to go on")
+            assert len(await take(broker)) == 1
+            await world.checkpoint()
+            await a_day_later(world)
+            assert generations(engine) == [2, 3]  # of what is mostly live nothing is moved
+        await without_index(world)
+        async with world.connect() as broker:
+            assert await take(broker) == []
+            moved = await broker.reschedule(
+                [escapement.MessageId(TOPIC, 0)], delay=timedelta(days=1)
+            )
+            assert moved.done.tolist() == [True]
+            await world.clock.advance(days=2)
+            assert [value[:3] for value in await take(broker)] == [b"0.0"]
+            await world.clock.advance(days=365)
+            late = [value[:3] for value in await take(broker)]
+            assert late == [b"%d.%d" % (n, n) for n in range(1, 10)]
+
+
+def log_bytes(engine: Engine) -> int:
+    """Size of all rows of the log."""
+    connection = engine.connect()
+    try:
+        found = connection.execute("SELECT id, parallelism FROM generations").rows
+        tables = [f"log_{id}_{shard}" for id, parallelism in found for shard in range(parallelism)]
+        sizes = [f"SELECT COALESCE(SUM(size_bytes), 0) FROM {table}" for table in tables]
+        return sum(int(connection.execute(size).rows[0][0]) for size in sizes)
+    finally:
+        connection.close()

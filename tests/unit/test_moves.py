@@ -89,3 +89,23 @@ def test_many_moves_are_merged_and_a_damaged_row_is_noticed() -> None:
     for damaged in (row[:-1], b"", row[:9] + b"\x01" + row[10:]):
         with pytest.raises(StorageError):
             Moves().load_chunk(0, damaged)
+
+
+@given(moved=OFFSETS, done=OFFSETS, end=st.integers(0, 65_600))
+def test_what_was_discarded_is_gone_from_the_rows_as_well(
+    moved: set[int], done: set[int], end: int
+) -> None:
+    moves = Moves()
+    moves.put(column(sorted(moved)), column([7] * len(moved)), column([9] * len(moved)))
+    rows = moves.dirty_chunks()
+    due_ms, offsets = moves.below(end)
+    assert offsets.tolist() == sorted(offset for offset in moved if offset < end)
+    assert set(due_ms.tolist()) <= {7}
+    moves.discard(column(sorted(done & moved)))
+    rows |= moves.dirty_chunks()
+    stored = Moves()
+    for chunk, row in rows.items():
+        if row:
+            stored.load_chunk(chunk, row)
+    for one in (moves, stored):
+        assert EVERY[one.contains(EVERY)].tolist() == sorted(moved - done)

@@ -7,12 +7,13 @@ gone. A generation may go when
    ``retention_ms``, or it has ``retention_bytes`` in newer generations;
 2. nobody is still to read it: an ordered subscription what it has not acknowledged, a fill
    of a shared one its past;
-3. none of its messages is live (``Topic.live``);
+3. none of its messages is live (``Topic.live``), after those that are were stated again in
+   the current generation (broker/relocation.py);
 4. no group commit is under way into it and the journal names none of its rows, so that
    after a crash nobody asks for them. A checkpoint sees to that.
 
-What was found is true until the generation is retired, because a message that is dead
-stays so for the subscriptions that there are; where a topic has another subscription by
+What was found is true until the generation is retired, because a message that is dead, or
+relocated, stays so for the subscriptions that there are; where a topic has another subscription by
 then (one was made or sought), it is looked at again. Retiring is one synchronous step, after
 which whoever reads the log finds it beginning later. Then it is marked for good, the reads
 under way are waited for, and its tables are dropped (storage/forgetting.py).
@@ -26,22 +27,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import numpy as np
 import trio
 
 from escapement.broker.checkpointer import Checkpointer
 from escapement.broker.logreader import LogReader
 from escapement.broker.registry import Registry
+from escapement.broker.relocation import Relocation
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import StorageUnavailable
+from escapement.errors import NotFound, StorageUnavailable
 from escapement.storage import forgetting
 from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.forgetting import Holding
+from escapement.storage.index import DelayedIndex
 from escapement.storage.lease import Lease
-from escapement.storage.log import Generation, Log, LogRow, RowKey
+from escapement.storage.log import Generation, Log, RowKey
 
 _logger = logging.getLogger(__name__)
 
@@ -51,6 +53,11 @@ _STEP_BYTES: Final = 1 << 20
 _BREATH_S: Final = 0.02
 # Between two steps of deleting rows, so that commits always come first.
 _DELETE_BREATH_S: Final = 0.05
+# Live messages are relocated when the log is so many times as large as the index: so the log
+# is never much more than that, and what is mostly live is not written again and again.
+_SPARSE: Final = 4
+# A generation that is sparse ends early, but not below this age: each is a few tables.
+_NEXT_MS: Final = 60_000
 # Before every key of the log.
 _LOWEST: Final = -(1 << 63)
 
@@ -63,22 +70,31 @@ class Forgetter:
         engine: Engine,
         lease: Lease,
         log: Log,
+        index: DelayedIndex,
         registry: Registry,
         pipeline: CommitPipeline,
         checkpointer: Checkpointer,
         reader: LogReader,
         clock: Clock,
         run: Run,
+        sparse_bytes: int,
     ) -> None:
+        """As the parts of a broker, and:
+
+        Args:
+          sparse_bytes: a smaller generation does not end before its time.
+        """
         self._engine = engine
         self._lease = lease
         self._log = log
+        self._index = index
         self._registry = registry
         self._pipeline = pipeline
         self._checkpointer = checkpointer
         self._reader = reader
         self._clock = clock
         self._run = run
+        self._sparse_bytes = sparse_bytes
         self._held: dict[int, list[Holding]] = {}  # by generation that nothing is added to
         # Of the oldest generation: topics with nothing live in it, and their subscriptions.
         self._empty: dict[int, frozenset[int]] = {}
@@ -91,6 +107,8 @@ class Forgetter:
                 await self.round()
             except (StorageUnavailable, TransactionAborted) as error:
                 _logger.warning("forgetting waits for the database: %s", error)
+            except NotFound:
+                pass  # a topic was deleted meanwhile
 
     async def round(self) -> None:
         """Finish what is going, then drop whatever may go, oldest first."""
@@ -115,6 +133,10 @@ class Forgetter:
         if self._pinned(held) or not self._still_empty(held):
             return False
         self._log.retire(oldest)
+        now_ms = self._clock.now_ms()
+        for one in held:
+            if self._registry.exists(one.topic_id):
+                self._registry.activate(one.topic_id).forget_moves(one.end_offset, now_ms)
         self._held.pop(oldest.id, None)
         self._empty.clear()
         await self._go(oldest)
@@ -205,20 +227,42 @@ class Forgetter:
         whole = held.first_offset, held.end_offset, held.max_due_ms
         if not held.restated and not topic.may_keep(*whole, self._clock.now_ms()):
             return True
+        if not topic.restatements_known:
+            topic.know_restatements(await self._reader.lowest_base(topic.id))
+        relocation = Relocation(topic, self._pipeline, self._clock)
         low = _LOWEST if held.restated else held.first_offset
-        while True:
-            dated = await self._run(
-                self._log.page, connection, oldest, topic.id, low, held.end_offset
-            )
-            if not dated:
-                return True
+        while dated := await self._run(
+            self._log.page, connection, oldest, topic.id, low, held.end_offset
+        ):
             low = dated[-1][0].base_offset + 1
-            wanted = self._worth_reading(topic, dated)
-            steps = self._log.fetch(connection, wanted, _STEP_BYTES)
+            steps = self._log.fetch(connection, self._worth_reading(topic, dated), _STEP_BYTES)
             while (rows := await self._run(next, steps, None)) is not None:
-                if any(self._has_live(topic, row) for row in rows):
+                live = [relocation.gather(row) for row in rows]
+                if any(live) and not self._is_sparse():
+                    return False
+                if relocation.is_due and not await relocation.state():
                     return False
                 await trio.sleep(_BREATH_S)
+        return await relocation.state()
+
+    def _is_sparse(self) -> bool:
+        """Whether the log is large for what is live: the index holds little else."""
+        size_bytes = sum(one.size_bytes for one in self._log.generations)
+        return size_bytes >= _SPARSE * self._index_bytes
+
+    @property
+    def _index_bytes(self) -> int:
+        return self._index.memory_bytes + self._index.disk_bytes
+
+    def wants_next(self, now_ms: int) -> bool:
+        """Whether the current generation has grown old with most of it done."""
+        current = self._log.current
+        longest_ms = max((one.policy.retention_ms for one in self._registry.namespaces), default=0)
+        return (
+            current.size_bytes >= self._sparse_bytes
+            and now_ms - current.created_at_ms >= max(longest_ms, _NEXT_MS)
+            and current.size_bytes >= _SPARSE * self._index_bytes
+        )
 
     def _worth_reading(self, topic: Topic, dated: list[tuple[RowKey, int]]) -> list[RowKey]:
         now_ms = self._clock.now_ms()
@@ -230,12 +274,6 @@ class Forgetter:
                 key.base_offset, key.base_offset + key.message_count, max_due_ms, now_ms
             )
         ]
-
-    def _has_live(self, topic: Topic, row: LogRow) -> bool:
-        offsets = row.content.offsets
-        if offsets is None:
-            offsets = np.arange(row.key.base_offset, row.end_offset)
-        return bool(topic.live(row.content.due_ms, offsets, self._clock.now_ms()).any())
 
     # -- it goes ---------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ is away is no error: the step is tried again at the next round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -46,7 +46,13 @@ class Housekeeper:
         clock: Clock,
         run: Run,
         parallelism: int,
+        wants_next: Callable[[int], bool],
     ) -> None:
+        """As the parts of a broker, and:
+
+        Args:
+          wants_next: whether the log had better go on in a new generation now.
+        """
         self._engine = engine
         self._lease = lease
         self._log = log
@@ -55,6 +61,7 @@ class Housekeeper:
         self._clock = clock
         self._run = run
         self._parallelism = parallelism
+        self._wants_next = wants_next
         self._rolling = trio.Lock()
         self._producers_at_ms = clock.now_ms() + _PRODUCER_ROUND_MS
 
@@ -89,7 +96,8 @@ class Housekeeper:
 
     async def _roll(self) -> None:
         async with self._rolling:
-            if should_roll(self._log.current, self._clock.now_ms()):
+            now_ms = self._clock.now_ms()
+            if should_roll(self._log.current, now_ms) or self._wants_next(now_ms):
                 await self._begin_generation(self._parallelism)
 
     async def _begin_generation(self, parallelism: int) -> None:

@@ -42,6 +42,9 @@ class BrokerLimits:
     window_messages: int = 2_000_000  # keys in all wheels, 20 bytes each; the rest waits on disk
     checkpoint_interval_s: float = 5.0
 
+    # -- the log
+    sparse_generation_bytes: int = 64 * MIB  # so large, old and mostly done, it ends before its day
+
     # -- a subscription
     ready_messages: int = 100_000  # what finds no room lowers the read mark
     unacked_messages: int = 4_000_000  # in flight and in retry; dispatch pauses

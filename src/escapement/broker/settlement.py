@@ -59,7 +59,10 @@ class Settlement:
         for part in group.topics:
             self._append(part, now_ms)
         for restated in group.restated:
-            self._move(restated, now_ms)
+            if restated.item.times is None:
+                self._relocate(restated)
+            else:
+                self._move(restated, now_ms)
         for acks in group.acks:
             if acks.subscription_id < 0:
                 self._cancel(acks)
@@ -93,6 +96,13 @@ class Settlement:
             self._progress.touched.add(topic.id)
             self._on_appended(topic)
         restatement.done(None)
+
+    def _relocate(self, restated: Restated) -> None:
+        topic = self._registry.active.get(restated.item.topic_id)  # None: deleted meanwhile
+        if topic is not None:
+            topic.relocated(restated.item.offsets, restated.due_ms)
+            self._progress.touched.add(topic.id)
+        restated.item.context()
 
     def _cancel(self, cancelled: Acks) -> None:
         topic = self._registry.active.get(cancelled.topic_id)  # None: deleted while it committed

@@ -281,6 +281,16 @@ class Topic:
         if self.shared:
             self.place(due_ms, offsets, now_ms, traits)
 
+    def relocated(self, offsets: Int64s, due_ms: Int64s) -> None:
+        """The log states these once more, as they were; their first statement may go."""
+        self.amendments.moves.put(offsets, due_ms, due_ms)
+
+    def forget_moves(self, below: int, now_ms: int) -> None:
+        """The log begins at ``below`` now: of what lies before, only what is live has a time."""
+        due_ms, offsets = self.amendments.moves.below(below)
+        if len(offsets):
+            self.amendments.moves.discard(offsets[~self.live(due_ms, offsets, now_ms)])
+
     @property
     def restatements_known(self) -> bool:
         """Whether ``next_restatement`` can be asked for."""

@@ -197,6 +197,7 @@ class Works:
             clock,
             run,
             config.table_parallelism or ground.log.current.parallelism,
+            lambda now_ms: self.forgetter.wants_next(now_ms),
         )
 
     def _move(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
@@ -211,12 +212,14 @@ class Works:
             engine,
             lease,
             ground.log,
+            ground.index,
             self.registry,
             self.pipeline,
             self.checkpointer,
             self.reader,
             clock,
             run,
+            limits.sparse_generation_bytes,
         )
         self._filler = Filler(
             ground.index, clock, self.reader, self.checkpointer.room, self._filled

@@ -60,7 +60,9 @@ class Append:
 
 @dataclass(slots=True, eq=False)
 class Restate:
-    """Earlier messages with other times. ``fail`` is called, once, if it is not made durable.
+    """Earlier messages with other times, or, without ``times``, with the same as before.
+
+    ``fail`` is called, once, if it is not made durable.
 
     ``base_offset`` is the negative key of its row, never used before; ``offsets`` ascend.
     """
@@ -69,7 +71,7 @@ class Restate:
     base_offset: int
     offsets: Int64s
     body: Buffer
-    times: Times
+    times: Times | None
     stale_ms: Int64s  # when they were due before
     context: Any = None
     fail: Callable[[EscapementError], None] = _ignore
@@ -249,7 +251,9 @@ def form_group(
         if isinstance(item, Append):
             by_topic.setdefault(item.topic_id, []).append(item)
         elif isinstance(item, Restate):
-            due_ms = item.times.resolve(accepted_at_ms, len(item.offsets))
+            due_ms = item.stale_ms
+            if item.times is not None:
+                due_ms = item.times.resolve(accepted_at_ms, len(item.offsets))
             group.restated.append(Restated(item, due_ms))
         elif isinstance(item, Acks):
             group.acks.append(item)

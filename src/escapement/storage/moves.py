@@ -2,8 +2,10 @@
 
 A restatement in the log gives a message another time, and the delivery order a second key
 for it. The map says which of a message's keys counts; any other is *stale*. It says so as
-long as the log has both: a subscription that is sought back finds both in the index. An
-entry also knows the first of its message's times, since when it may have been delivered.
+long as the log has both: a subscription that is sought back finds both in the index. What was
+relocated, stated again with the time that it had, has an entry too: the row that first stated
+it is gone. Once that is so, and nobody wants the message, its entry is discarded. An entry
+also knows the first of its message's times, since when it may have been delivered.
 
 Entries are columns sorted by offset: a large one, and a small one for what came lately,
 which is merged into the large one when it has grown. So a single move costs by what is
@@ -130,6 +132,21 @@ class Moves:
             return None
         stale: Bools = self.current(offsets, due_ms) != due_ms
         return stale if stale.any() else None
+
+    # -- forgetting ------------------------------------------------------------
+
+    def below(self, end: int) -> tuple[Int64s, Int64s]:
+        """When those before ``end`` are due, and which these are: (due_ms, offsets)."""
+        self._merge()
+        found = self._old.pick(slice(0, int(self._old.offsets.searchsorted(end))))
+        return found.due_ms, found.offsets
+
+    def discard(self, offsets: Int64s) -> None:
+        """Forget these; ascending."""
+        if len(offsets):
+            self._merge()
+            self._old = self._old.pick(~np.isin(self._old.offsets, offsets, assume_unique=True))
+            self._changed.update(np.unique(offsets >> _CHUNK_BITS).tolist())
 
     # -- rows ------------------------------------------------------------------
 

@@ -1,0 +1,130 @@
+"""How much of the log is left when one message in a thousand is due next year (P11).
+
+    python benchmarks/retention.py [--log URL | --sqlite] [--messages 10000000]
+
+Publishes batches of a thousand messages of 100 bytes, the last of each due in a year, and takes
+and acknowledges the others, in a namespace that retains nothing. Then waits until the broker has
+forgotten what is done, and prints the size of the log before and after. Without a URL a private
+MariaDB or MySQL server is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import trio
+from figures import databases
+
+from escapement.bench.host import host
+from escapement.client.broker import Broker, connect
+from escapement.message import Blobs, MessageBatch, Times
+from escapement.storage.engine.base import Connection
+from escapement.storage.engine.open import open_engine
+
+NAMESPACE, TOPIC = "bench/retention", "bench/retention/x"
+BATCH = 1_000
+YEAR_MS = 366 * 86_400_000
+# Batches without a receipt yet.
+IN_FLIGHT = 16
+
+
+def log_bytes(connection: Connection) -> int:
+    """Size of all rows of the log."""
+    found = connection.execute("SELECT id, parallelism FROM generations").rows
+    tables = [f"log_{id}_{shard}" for id, parallelism in found for shard in range(parallelism)]
+    sizes = [f"SELECT COALESCE(SUM(size_bytes), 0) FROM {table}" for table in tables]
+    return sum(int(connection.execute(size).rows[0][0]) for size in sizes)
+
+
+def file_bytes(connection: Connection, path: Path | None) -> int:
+    """What the log takes on disk: the tables of MySQL, or the used pages of SQLite's file."""
+    if path is not None:
+        pages = [
+            connection.execute(f"PRAGMA {name}").rows[0][0]
+            for name in ("page_count", "freelist_count", "page_size")
+        ]
+        return int((pages[0] - pages[1]) * pages[2])
+    found = connection.execute("SELECT id, parallelism FROM generations").rows
+    for id, parallelism in found:
+        for shard in range(parallelism):
+            connection.execute(f"ANALYZE TABLE log_{id}_{shard}")
+    return int(
+        connection.execute(
+            "SELECT SUM(data_length) FROM information_schema.tables"
+            " WHERE table_schema = DATABASE() AND table_name REGEXP '^log_[0-9]'"
+        ).rows[0][0]
+    )
+
+
+async def publish(broker: Broker, batches: int) -> None:
+    """All messages, some batches at a time."""
+    batch = MessageBatch(Blobs.of([b"." * 100] * BATCH))
+    delays = np.zeros(BATCH, np.int64)
+    delays[-1] = YEAR_MS
+    left = iter(range(batches))
+    async with await broker.producer(TOPIC) as producer, trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            for _ in left:
+                await producer.send_batch(batch, Times(delays))
+
+        for _ in range(IN_FLIGHT):
+            nursery.start_soon(send)
+
+
+async def take(broker: Broker, messages: int) -> None:
+    """All that is due, acknowledged durably."""
+    async with broker.consumer(TOPIC, "s", permits=100_000) as inbox:
+        while messages:
+            batch = await inbox.next_batch(60)
+            assert batch is not None, f"{messages} messages do not come"
+            messages -= len(batch.offsets)
+            await batch.ack()
+        await inbox.flush_acks()
+
+
+async def measure(log: str | None, data: Path, messages: int) -> None:
+    """Publish, take, and watch the log shrink."""
+    batches = messages // BATCH
+    async with host(None, data, log) as on, connect(on.url) as broker:
+        await broker.admin("namespaces.create", namespace=NAMESPACE)
+        policy = {"retention_ms": 0}
+        await broker.admin("namespaces.update", namespace=NAMESPACE, policy=policy)
+        await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+        engine = open_engine(log, data)
+        connection = engine.connect()
+        path = Path(engine.location) if engine.kind == "sqlite" else None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publish, broker, batches)
+            nursery.start_soon(take, broker, batches * (BATCH - 1))
+        most, began_s = 0, trio.current_time()
+        print(f"{messages:,} messages, {batches:,} of them due next year")
+        while True:
+            rows, files = log_bytes(connection), file_bytes(connection, path)
+            most = max(most, rows)
+            share = rows / most
+            seconds = trio.current_time() - began_s
+            print(f"{seconds:6.0f} s: rows {rows:,} bytes ({share:.2%}), on disk {files:,}")
+            if share < 0.02:
+                break
+            await trio.sleep(10)
+        connection.close()
+        engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--log", help="a database to use instead of a private server's")
+    parser.add_argument("--sqlite", action="store_true", help="the embedded log")
+    parser.add_argument("--messages", type=int, default=10_000_000)
+    parser.add_argument("--data", type=Path, required=True, help="an empty directory")
+    options = parser.parse_args()
+    options.data.mkdir(parents=True, exist_ok=True)
+    with databases(options) as database, database() as log:
+        trio.run(measure, log, options.data, options.messages)
+
+
+if __name__ == "__main__":
+    main()
