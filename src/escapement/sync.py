@@ -114,21 +114,37 @@ class Broker:
         """What the broker publishes again and again."""
         return Schedules(self._portal, self._broker.schedules)
 
-    def cancel(self, what: amending.What, *, topic: str | None = None) -> Outcomes:
+    def find(self, topic: str, dedup: Sequence[str]) -> list[MessageId | None]:
+        """The messages that were published with dedup keys; see ``escapement.Broker.find``."""
+        return self._portal.call(self._broker.find, topic, dedup)
+
+    def cancel(
+        self,
+        what: amending.What | None = None,
+        *,
+        topic: str | None = None,
+        dedup: str | Sequence[str] | None = None,
+    ) -> Outcomes:
         """Cancel messages not handed out yet; see ``escapement.Broker.cancel``."""
-        return self._portal.call(partial(self._broker.cancel, what, topic=topic))
+        return self._portal.call(partial(self._broker.cancel, what, topic=topic, dedup=dedup))
 
     def select(self, topic: str, **options: Any) -> Selection:
         """The pending messages that match; see ``escapement.Broker.select``."""
         return self._portal.call(partial(self._broker.select, topic, **options))
 
-    def reschedule(self, what: amending.What, **options: Any) -> Outcomes:
+    def reschedule(self, what: amending.What | None = None, **options: Any) -> Outcomes:
         """Give messages another time; see ``escapement.Broker.reschedule``."""
         return self._portal.call(partial(self._broker.reschedule, what, **options))
 
-    def run_now(self, what: amending.What, *, topic: str | None = None) -> Outcomes:
+    def run_now(
+        self,
+        what: amending.What | None = None,
+        *,
+        topic: str | None = None,
+        dedup: str | Sequence[str] | None = None,
+    ) -> Outcomes:
         """Have messages due now; see ``escapement.Broker.run_now``."""
-        return self._portal.call(partial(self._broker.run_now, what, topic=topic))
+        return self._portal.call(partial(self._broker.run_now, what, topic=topic, dedup=dedup))
 
     def read(
         self, topic: str, start: int = 0, stop: int | None = None, **options: Any
@@ -230,11 +246,16 @@ class Producer:
         return self._portal.call(partial(self._producer.send_many, values, **options))
 
     def send_batch(
-        self, batch: MessageBatch, times: Times | None = None, *, sequence: int | None = None
+        self,
+        batch: MessageBatch,
+        times: Times | None = None,
+        *,
+        dedup: Sequence[str | None] | None = None,
+        sequence: int | None = None,
     ) -> Receipts:
         """Send columns as they are; see ``escapement.Producer.send_batch``."""
         return self._portal.call(
-            partial(self._producer.send_batch, batch, times, sequence=sequence)
+            partial(self._producer.send_batch, batch, times, dedup=dedup, sequence=sequence)
         )
 
     def message(self, value: Any) -> MessageBuilder[Receipt]:

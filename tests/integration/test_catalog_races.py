@@ -255,7 +255,7 @@ def publication(outcomes: list[str], sequence: int) -> Publication:
         batch,
         NO_TIMES,
         batch.encode(),
-        done=lambda base_offset, again: outcomes.append("stored"),
+        done=lambda stored: outcomes.append("stored"),
         failed=lambda error: outcomes.append(error.code),
     )
 

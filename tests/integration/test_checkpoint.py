@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from committing import AtStep, Crash, FaultyEngine, HandClock, no_fault
+from escapement.dedup import digests
 from escapement.errors import LeaseLost
 from escapement.storage import catalog, checkpoint, journal, lease, producers, schema
 from escapement.storage.attempts import AttemptTable, encode_attempts
@@ -18,9 +19,11 @@ from escapement.storage.checkpoint import (
     AttemptPart,
     Checkpoint,
     ChunkRow,
+    KeyPart,
     ProducerRow,
     SubscriptionRow,
 )
+from escapement.storage.dedupkeys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import JournalPosition
 from escapement.storage.journalentry import JournalEntry, encode_entry
@@ -31,6 +34,7 @@ from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
 ONE: Final = np.ones(1, np.int64)
 TABLE: Final = AttemptTable(ONE, ONE, ONE, ONE)
 TRIES: Final = encode_attempts(TABLE)
+KEYS: Final = KeyTable(digests(["a", "b"]), np.array([1, 2]), np.array([3, 3]))
 
 
 def part(subscription_id: int, number: int) -> AttemptPart:
@@ -100,18 +104,25 @@ def test_empty_data_deletes_and_the_rest_stays(
         engine,
         connection,
         held,
-        Checkpoint(chunks=chunks, attempts=[part(1, 0), part(2, 0), part(2, 7)]),
+        Checkpoint(
+            chunks=chunks,
+            attempts=[part(1, 0), part(2, 0), part(2, 7)],
+            keys=[KeyPart(1, 0, KEYS), KeyPart(2, 0, KEYS), KeyPart(2, 3, KEYS)],
+        ),
     )
     second = Checkpoint(
         chunks=[ChunkRow(1, 0, b""), ChunkRow(1, 1, b"new")],
         attempts=[part(2, 8)],
         attempts_from={2: 8},
+        keys=[KeyPart(2, 4, KEYS)],
+        keys_from={2: 3},
     )
     for _ in range(2):  # written again when its COMMIT lost the reply
         checkpoint.write(engine, connection, held, second)
     state = checkpoint.load_state(connection)
     assert state.chunks == {1: [(1, b"new")], 2: [(0, b"old"), (1, b"old")]}
     assert state.attempts == {1: [(0, TRIES)], 2: [(8, TRIES)]}
+    assert state.keys == {1: [(0, encode_keys(KEYS))], 2: [(n, encode_keys(KEYS)) for n in (3, 4)]}
 
 
 def test_what_was_deleted_meanwhile_is_not_brought_back(

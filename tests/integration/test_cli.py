@@ -497,6 +497,17 @@ def test_messages_are_cancelled_by_id_and_each_is_answered_for(
     assert "another topic" in capsysbinary.readouterr().err.decode()
 
 
+def test_a_dedup_key_is_stored_once_and_names_its_message(say: Say) -> None:
+    """B3, B1: the same id is printed twice, and the message cancelled by its key."""
+    first = say("produce", "once", "a", "--dedup", "order-7", "--delay", "1h")
+    assert say("produce", "once", "again", "--dedup", "order-7") == first
+    (row,) = json.loads(say("cancel", "once", "--dedup", "order-7", "-o", "json"))
+    assert row == {"id": first.strip(), "fate": "cancelled", "handed": []}
+    assert "no message with the dedup key" in say("cancel", "once", "--dedup", "x", fails=1)
+    assert "one message" in say("produce", "once", "a", "b", "--dedup", "y", fails=2)
+    say("cancel", "once", "0", "--dedup", "order-7", fails=2)
+
+
 def test_messages_are_rescheduled_by_id(say: Say) -> None:
     """B1: after a delay, to a time, and to now."""
     say("admin", "subscriptions", "create", "replan", "s")

@@ -1,11 +1,11 @@
 """A random life of a broker, held against a naive model.
 
-Publishing, cancelling, moving, time, consumers that come, go, acknowledge, give back or
-fall silent, seeks, checkpoints, crashes, clean restarts, a lost index, a clock that is set
-back, settings that change: in any order, on the virtual clock, with bounds so small that
-every one of them is met. The model knows for each subscription what it must get and what it
-has durably acknowledged. After every delivery and at the end the design's invariants are
-checked.
+Publishing, with dedup keys and without, cancelling, moving, time, consumers that come, go,
+acknowledge, give back or fall silent, seeks, checkpoints, crashes, clean restarts, a lost
+index, a clock that is set back, settings that change: in any order, on the virtual clock,
+with bounds so small that every one of them is met. The model knows for each subscription
+what it must get and what it has durably acknowledged. After every delivery and at the end
+the design's invariants are checked.
 
 A failure names its seed; ``ESCAPEMENT_SEED=n`` replays it alone.
 """
@@ -41,6 +41,7 @@ TOPIC = "t/n/x"
 # The subscription whose messages are tried a bounded number of times.
 MORTAL = "c"
 NEVER_MS = 1 << 62
+DEDUP_WINDOW_MS = 600_000
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Life:
         self.world = world
         self.rng = rng
         self.published: dict[int, tuple[bytes, int]] = {}  # offset -> value, due
+        self.keys: dict[str, tuple[int, int]] = {}  # dedup key -> offset, when published
         self.cancelled: set[int] = set()
         self.first_ms: dict[int, int] = {}  # of what was moved: the first of its times
         self.claims: dict[str, Claim] = {}
@@ -95,14 +97,25 @@ class Life:
         start = len(self.published)
         values = [b"%d" % (start + i) for i in range(count)]
         accepted_ms = self.world.clock.now_ms()
+        keys = [self.rng.choice([None, None, None, "k", "l", "m", "n"]) for _ in range(count)]
         receipts = await self.producer.send_many(
             values,
             delay=[timedelta(seconds=delay) for delay in delays],
             priorities=self.rng.choice([None, [self.rng.choice([0, 50, 200]) for _ in values]]),
+            dedup=keys,
         )
-        for value, delay, receipt in zip(values, delays, receipts, strict=True):
-            assert receipt.id.offset not in self.published
-            self.published[receipt.id.offset] = (value, accepted_ms + delay * 1000)
+        for value, delay, key, receipt in zip(values, delays, keys, receipts, strict=True):
+            offset = receipt.id.offset
+            first = self.keys.get(key or "")
+            if first is not None and first[1] + DEDUP_WINDOW_MS > accepted_ms:
+                assert receipt.duplicate, f"{value!r} was stored as {first[0]}"
+                assert offset == first[0]
+                continue
+            assert not receipt.duplicate
+            assert offset not in self.published
+            self.published[offset] = (value, accepted_ms + delay * 1000)
+            if key is not None:
+                self.keys[key] = (offset, accepted_ms)
 
     async def post(self) -> None:
         """The same through the inbox; perhaps the broker dies while letters are moved."""

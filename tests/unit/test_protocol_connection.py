@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from escapement.dedup import digests
 from escapement.errors import (
     Busy,
     LocalProtocolError,
@@ -25,6 +26,7 @@ from escapement.protocol.connection import CLOSED, NEED_DATA, Connection, State
 
 BODY = MessageBatch(Blobs.of([b"one", b"two", b"three"])).encode()
 COLUMN = np.array([7, 8, 9], np.int64)
+DIGESTS = digests(["one", None, "three"])
 HELLO = c.Hello(limits.PROTOCOL_VERSION, "test", {"zstd": False})
 WELCOME = c.Welcome(limits.PROTOCOL_VERSION, "b", "b-1", {limits.LIMIT_FRAME_BYTES: 1 << 20})
 
@@ -39,6 +41,10 @@ SAMPLES: list[c.Command] = [
     c.Publish(1, 0, -1, None, None, BODY),
     c.Publish(1, 5, 3, COLUMN, COLUMN, BODY),
     c.Receipt(1, 5, 3, 100, False),
+    c.Publish(1, 5, 3, None, None, BODY, DIGESTS),
+    c.Receipt(1, 5, 3, -1, True, COLUMN, np.array([1, 0, 1], np.uint8)),
+    c.Find(4, "t", DIGESTS),
+    c.Found(4, COLUMN),
     c.CloseProducer(2, 1),
     c.ProducerClosed(1, "producer_fenced", "newer", False),
     c.Subscribe(3, 1, "t", "s", "shared", "latest", 0, ""),

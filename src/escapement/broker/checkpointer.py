@@ -4,8 +4,8 @@ In this order, always:
 
 1. in one synchronous step, remember how far each lane has come and freeze the index;
 2. write what is live of it as a segment, fsync, swap the manifest, fsync;
-3. write the state (cursors, attempts, producers, offsets), and last trim the journal up to
-   the positions of step 1, in short transactions.
+3. write the state (cursors, attempts, dedup keys, producers, offsets), and last trim the
+   journal up to the positions of step 1, in short transactions.
 
 So the journal is never shorter than what the index lacks, and a crash between any two
 steps only makes the next start read a little more. The state is taken *after* step 2 and
@@ -37,6 +37,7 @@ from escapement.storage.checkpoint import (
     AttemptPart,
     Checkpoint,
     ChunkRow,
+    KeyPart,
     MoveRow,
     ProducerRow,
     SubscriptionRow,
@@ -59,6 +60,7 @@ class Progress:
     positions: dict[int, JournalPosition]  # by lane: the last group that was taken in
     touched: set[int] = field(default_factory=set)  # topics changed since the last checkpoint
     producers: dict[int, ProducerRow] = field(default_factory=dict)
+    keyed: set[int] = field(default_factory=set)  # topics that remember dedup keys
 
 
 class Checkpointer:
@@ -77,12 +79,14 @@ class Checkpointer:
         run: Run,
         interval_s: float,
         parts: dict[int, Parts],
+        key_parts: dict[int, Parts],
     ) -> None:
         """As the parts of a broker, and:
 
         Args:
           interval_s: seconds between checkpoints that nobody asks for.
           parts: what is stored of attempts, by subscription id.
+          key_parts: what is stored of dedup keys, by topic id.
         """
         self._engine = engine
         self._lease = lease
@@ -95,6 +99,7 @@ class Checkpointer:
         self._run = run
         self._interval_s = interval_s
         self.parts = parts
+        self._key_parts = key_parts
         self._spacious = trio.lowlevel.ParkingLot()
         self._wanted = trio.Event()
         self._lock = trio.Lock()
@@ -112,7 +117,7 @@ class Checkpointer:
             with trio.move_on_after(self._interval_s):
                 await self._wanted.wait()
             self._wanted = trio.Event()
-            if self._index.needs_checkpoint or self._changed:
+            if self._index.needs_checkpoint or self._changed or self._has_stale_keys:
                 await self.checkpoint()
 
     async def room(self) -> None:
@@ -124,6 +129,16 @@ class Checkpointer:
     @property
     def _changed(self) -> bool:
         return self._progress.positions != self._covered or bool(self._unwritten.trims)
+
+    @property
+    def _has_stale_keys(self) -> bool:
+        now_ms = self._clock.now_ms()
+        topics = map(self._registry.active.get, self._progress.keyed)
+        return any(
+            topic.dedup.is_stale(now_ms, topic.policy.dedup_window_ms)
+            for topic in topics
+            if topic is not None
+        )
 
     async def checkpoint(self) -> None:
         """Write one now. A database that is away is no error: the rest comes later."""
@@ -188,6 +203,7 @@ class Checkpointer:
                 attempts += self._take_attempts(subscription, restated)
             for chunk, data in topic.amendments.moves.dirty_chunks().items():
                 moves[topic_id, chunk] = MoveRow(topic_id, chunk, data)
+        keys, keys_from = self._take_keys()
         subscriptions = {row.subscription_id: row for row in self._unwritten.subscriptions}
         subscriptions |= {row.subscription_id: row for row in fills}
         # What was deleted meanwhile must not come back.
@@ -198,6 +214,8 @@ class Checkpointer:
             [row for row in chunks.values() if row.subscription_id in alive],
             [part for part in attempts if part.subscription_id in alive],
             {id: part for id, part in self._unwritten.attempts_from.items() if id in alive},
+            keys,
+            keys_from,
             next_offsets,
             list(producers.values()),
             list(subscriptions.values()),
@@ -206,6 +224,31 @@ class Checkpointer:
             [row for row in moves.values() if self._registry.exists(row.topic_id)],
         )
         return checkpoint, restated
+
+    def _take_keys(self) -> tuple[list[KeyPart], dict[int, int]]:
+        """Dedup keys that came since the last checkpoint, or all of a topic; and what goes."""
+        now_ms = self._clock.now_ms()
+        exists = self._registry.exists
+        keys = [part for part in self._unwritten.keys if exists(part.topic_id)]
+        keys_from = {id: part for id, part in self._unwritten.keys_from.items() if exists(id)}
+        self._key_parts = {id: parts for id, parts in self._key_parts.items() if exists(id)}
+        for topic_id in list(self._progress.keyed):
+            topic = self._registry.active.get(topic_id)
+            if topic is None:
+                self._progress.keyed.discard(topic_id)
+                continue
+            remembered = topic.dedup
+            remembered.forget(now_ms, topic.policy.dedup_window_ms)
+            parts = self._key_parts.setdefault(topic_id, Parts())
+            if parts.wants_rewrite(len(remembered)):
+                keys_from[topic_id] = parts.rewrite()
+                tables = remembered.all_keys()
+            else:
+                tables = remembered.take_unstated()
+            keys += [KeyPart(topic_id, parts.add(len(one.offsets)), one) for one in tables]
+            if not len(remembered):
+                self._progress.keyed.discard(topic_id)
+        return keys, keys_from
 
     def _take_attempts(
         self, subscription: Subscription, restated: list[_Restated]

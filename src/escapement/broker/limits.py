@@ -61,6 +61,9 @@ class BrokerLimits:
     schedules: int = 100_000  # a few hundred bytes each; the next one is refused
     schedule_bytes: int = 256 * KIB  # payload and key of each; larger ones are refused
 
+    # -- dedup keys
+    dedup_keys: int = 4_000_000  # of all topics, 32 bytes each; publishes with new ones are refused
+
     # -- time
     max_sleep_s: float = 0.5  # how soon a jump of the wall clock is noticed
     stop_timeout_s: float = 8.0  # for commits and the last checkpoint when stopping

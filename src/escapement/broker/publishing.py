@@ -15,10 +15,11 @@ from escapement.broker.checkpointer import Checkpointer
 from escapement.broker.handle import ProducerHandle
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.producer import Producer
-from escapement.broker.publication import Publication
+from escapement.broker.publication import Publication, Stored
 from escapement.broker.registry import Registry
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
+from escapement.dedup import Digests
 from escapement.durations import format as duration_text
 from escapement.errors import (
     DelaysDisabled,
@@ -28,7 +29,7 @@ from escapement.errors import (
     NotFound,
     ProducerFenced,
 )
-from escapement.message import Times
+from escapement.message import Int64s, Times
 from escapement.names import TopicName, check_name
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.group import Append
@@ -129,6 +130,7 @@ class Publishing:
         Raises:
           DelaysDisabled, DelayTooLong, InvalidRequest: for its times; nothing happened.
           ProducerFenced, SequenceGap, Busy: for its sequence.
+          Busy, LimitExceeded: there is no room to remember its dedup keys.
           StorageUnavailable, StorageReadOnly: the log takes nothing now.
         """
         topic, producer = handle.topic, handle.producer
@@ -138,10 +140,15 @@ class Publishing:
         count = len(publication.batch)
         known = producer.admit(handle, publication.sequence, count, publication.after)
         if known == count:
-            publication.done(-1, True)
+            publication.done(Stored(-1, True))
             return
         publication.producer = producer
         publication.trim(known)
+        window_ms = topic.policy.dedup_window_ms
+        if publication.digests is not None and window_ms:
+            now_ms = self._clock.now_ms()
+            topic.dedup.forget(now_ms, window_ms)
+            publication.sort_out(topic.dedup, now_ms - window_ms)
 
         def fail(error: EscapementError) -> None:
             publication.refused(error)
@@ -157,9 +164,22 @@ class Publishing:
                 publication.last_sequence,
                 publication,
                 fail,
+                digests=publication.new_digests if window_ms else None,
             )
         )
+        publication.queued()
         producer.queued(publication.last_sequence)
+
+    def find(self, name: TopicName, digests: Digests) -> Int64s:
+        """The offset of the message stored with each dedup key; int64[n].
+
+        -1 where there is none, its key is not remembered any more, or it is not durable yet.
+
+        Raises:
+          NotFound: there is no such topic.
+        """
+        topic = self._registry.topic(name)
+        return topic.dedup.find(digests, self._clock.now_ms() - topic.policy.dedup_window_ms)
 
     def check_times(self, topic: Topic, times: Times) -> None:
         """Whether a topic takes messages with these times.

@@ -203,7 +203,9 @@ class Registry:
             del self._names[record.id]
             self._subscriptions.pop(record.id, None)
             self.producers.drop_topic(record.id)
-            self.active.pop(record.id, None)
+            gone = self.active.pop(record.id, None)
+            if gone is not None:
+                gone.dedup.drop()
             return record.id
 
     # -- subscriptions ----------------------------------------------------------------

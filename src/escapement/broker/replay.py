@@ -1,9 +1,9 @@
 """Replays what happened since the last checkpoint: the second half of recovery.
 
-The journal's acknowledgements and attempts go onto the cursors, and the log rows that
-the index lacks go into it, in bounded steps; whenever memory fills on the way, a
-checkpoint is written. Until all is replayed such a checkpoint claims no more of the
-journal than the index had, or a crash in the middle of recovery would lose the rest.
+The journal's acknowledgements and attempts go onto the cursors, dedup keys to their topics,
+and the log rows that the index lacks go into it, in bounded steps; whenever memory fills
+on the way, a checkpoint is written. Until all is replayed such a checkpoint claims no more
+of the journal than the index had, or a crash in the middle of recovery would lose the rest.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Replay:
         await self._replay_moves()
         self._replay_acks()
         self._replay_attempts()
+        self._replay_keys()
         await self._replay_rows()
         self._progress.positions.update(state.journal_ends)
         self._activate()
@@ -146,6 +147,18 @@ class Replay:
                         attempts.next_ms[at],
                         stored=False,
                     )
+
+    def _replay_keys(self) -> None:
+        # What is stored is brought to life at once, because it has to be forgotten in time.
+        for topic_id in self._revival.keyed_topics:
+            if self._registry.exists(topic_id):
+                self._registry.activate(topic_id)
+                self._progress.keyed.add(topic_id)
+        for row in self._ground.journal:
+            for topic_id, keys in row.entry.keyed:
+                if self._registry.exists(topic_id):
+                    self._registry.activate(topic_id).dedup.recover(keys)
+                    self._progress.keyed.add(topic_id)
 
     def _subscription(self, subscription_id: int) -> Subscription | None:
         """The living subscription; None if it was deleted since."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from escapement.broker.amendments import cancellations_id
 from escapement.broker.budget import WindowBudget
+from escapement.broker.dedup import DedupKeys, KeyBudget
 from escapement.broker.filler import Filler
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.ordered import OrderedSubscription
@@ -26,6 +27,7 @@ from escapement.names import TopicName
 from escapement.storage.attempts import decode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.commit import CommitPipeline
+from escapement.storage.dedupkeys import decode_keys
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key
 
 
@@ -37,6 +39,7 @@ class Revival:
         as they are used.
       moves: the times of moved messages by topic id, likewise.
       attempts: their parts by subscription id, likewise.
+      keys: dedup keys in parts by topic id, likewise.
       end_offsets: where the log goes on, of topics that have grown since the checkpoint.
       doubtful_until_ms: of what was accepted by then, a broker before us may have delivered
         more than is recorded.
@@ -54,6 +57,7 @@ class Revival:
         chunks: dict[int, list[tuple[int, bytes]]],
         moves: dict[int, list[tuple[int, bytes]]],
         attempts: dict[int, list[tuple[int, bytes]]],
+        keys: dict[int, list[tuple[int, bytes]]],
         end_offsets: Mapping[int, int],
         doubtful_until_ms: int,
         on_change: Callable[[Topic], None],
@@ -65,10 +69,12 @@ class Revival:
         self._clock = clock
         self._limits = limits
         self._budget = WindowBudget(limits.window_messages)
+        self._key_budget = KeyBudget(limits.dedup_keys)
         self._rng = rng
         self._chunks = chunks
         self._moves = moves
         self._attempts = attempts
+        self._keys = keys
         self._end_offsets = end_offsets
         self.doubtful_until_ms = doubtful_until_ms
         self._on_change = on_change
@@ -76,6 +82,11 @@ class Revival:
         self.recovered_at_ms = clock.now_ms()
         self.replaying = True  # the journal may still add to what is brought to life
         self.subscriptions: dict[int, Subscription] = {}  # every living one, by id
+
+    @property
+    def keyed_topics(self) -> list[int]:
+        """The ids of topics whose dedup keys wait to be brought to life."""
+        return list(self._keys)
 
     def has_attempts(self, subscription_id: int) -> bool:
         """Whether attempts of this one wait to be brought to life."""
@@ -90,7 +101,18 @@ class Revival:
     ) -> Topic:
         """Make a topic and all of its subscriptions."""
         end = max(record.next_offset, self._end_offsets.get(record.id, 0))
-        topic = Topic(record.id, name, namespace, record.policy, end, self._index, self._budget)
+        topic = Topic(
+            record.id,
+            name,
+            namespace,
+            record.policy,
+            end,
+            self._index,
+            self._budget,
+            DedupKeys(self._key_budget),
+        )
+        for _, data in self._keys.pop(record.id, []):
+            topic.dedup.load(decode_keys(data))
         for chunk, data in self._chunks.pop(cancellations_id(record.id), []):
             topic.amendments.cancelled.load_chunk(chunk, data)
         for chunk, data in self._moves.pop(record.id, []):

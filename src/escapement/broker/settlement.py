@@ -57,7 +57,7 @@ class Settlement:
         now_ms = self._clock.now_ms()
         self._progress.positions[group.lane] = group.position
         for part in group.topics:
-            self._append(part, now_ms)
+            self._append(part, group.accepted_at_ms, now_ms)
         for restated in group.restated:
             if restated.item.times is None:
                 self._relocate(restated)
@@ -110,12 +110,17 @@ class Settlement:
             topic.amendments.cancel_committed(cancelled.offsets)
             self._progress.touched.add(topic.id)
 
-    def _append(self, part: TopicGroup, now_ms: int) -> None:
+    def _append(self, part: TopicGroup, accepted_at_ms: int, now_ms: int) -> None:
         topic = self._registry.active.get(part.topic_id)  # None: deleted while it committed
         publications: list[Publication | Carriage] = [append.context for append in part.appends]
         if topic is not None:
-            batch = MessageBatch.concat([publication.batch for publication in publications])
-            topic.accept(part.base_offset, part.due_ms, batch, now_ms)
+            if len(part.due_ms):
+                batches = [publication.batch for publication in publications]
+                topic.accept(part.base_offset, part.due_ms, MessageBatch.concat(batches), now_ms)
+            keys = part.keys(accepted_at_ms)
+            if keys is not None:
+                topic.dedup.store(keys)
+                self._progress.keyed.add(topic.id)
             self._progress.touched.add(topic.id)
         for publication, base_offset in zip(publications, part.base_offsets, strict=True):
             publication.committed(base_offset)

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from escapement.broker.amendments import Amendments
 from escapement.broker.budget import WindowBudget
+from escapement.broker.dedup import DedupKeys
 from escapement.broker.ordered import OrderedSubscription
 from escapement.broker.producer import Producer
 from escapement.broker.publishrate import PublishRate
@@ -62,6 +63,7 @@ class Topic:
         "_wheel",
         "accepted_since_ms",
         "amendments",
+        "dedup",
         "deleting",
         "id",
         "name",
@@ -86,6 +88,7 @@ class Topic:
         next_offset: int,
         index: DelayedIndex,
         budget: WindowBudget,
+        dedup: DedupKeys,
     ) -> None:
         self.id = id
         self.name = name
@@ -99,6 +102,7 @@ class Topic:
         self._last_restatement: int | None = None
         self.sizes = Sizes()
         self.publish_rate = PublishRate()
+        self.dedup = dedup
         self.published = 0  # messages since this broker serves the topic
         self.deleting = False  # nothing more is taken
         self.subscribing = 0  # subscriptions being made durable: nothing may be forgotten

@@ -186,6 +186,7 @@ class Works:
             run,
             limits.checkpoint_interval_s,
             {id: Parts.of(stored) for id, stored in ground.state.attempts.items()},
+            {id: Parts.of(stored) for id, stored in ground.state.keys.items()},
         )
         self._compactor = Compactor(ground.index, self.registry, clock, run)
         self.housekeeper = Housekeeper(
@@ -234,6 +235,7 @@ class Works:
             chunks=ground.state.chunks,
             moves=ground.state.moves,
             attempts=ground.state.attempts,
+            keys=ground.state.keys,
             end_offsets=ground.next_offsets(),
             # What of it an earlier owner delivered, nobody knows for sure.
             doubtful_until_ms=lease.doubtful_until_ms if lease.was_clean else clock.now_ms(),

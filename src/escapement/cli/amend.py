@@ -20,11 +20,18 @@ from escapement.cli.table import print_rows
 from escapement.client.broker import Broker
 from escapement.client.outcome import Outcome, Outcomes
 from escapement.client.selection import Selection
-from escapement.errors import Conflict
+from escapement.errors import Conflict, NotFound
 from escapement.names import TopicName
 from escapement.protocol.fate import Fate
 
 _ids_argument = click.argument("ids", nargs=-1, metavar="[ID...]")
+_dedup_option = click.option(
+    "--dedup",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    help="Instead of an ID, the dedup key of a message; may be given several times.",
+)
 _output_option = click.option(
     "-o",
     "--output",
@@ -52,11 +59,12 @@ _WORDS: Final = {
 
 
 def _which_option(command: Command) -> Command:
-    """ID arguments, or filters; given together as ``which``."""
+    """ID arguments, dedup keys, or filters; given together as ``which``."""
 
     @wraps(command)
     def wrapped(
         ids: Sequence[str],
+        keys: Sequence[str],
         due_from: datetime | None,
         due_until: datetime | None,
         key: str | None,
@@ -65,36 +73,46 @@ def _which_option(command: Command) -> Command:
         **given: Any,
     ) -> Any:
         filtered = any(value is not None for value in (due_from, due_until, key)) or everything
-        if bool(ids) == filtered:
-            raise click.UsageError("Name messages by ID, or by --from, --until, --key or --all.")
-        which = _Which(ids, due_from, due_until, key, dry_run)
+        if bool(ids) + bool(keys) + filtered != 1:
+            raise click.UsageError(
+                "Name messages by ID, or by --dedup, or by --from, --until, --key or --all."
+            )
+        which = _Which(ids, keys, due_from, due_until, key, dry_run)
         return command(which=which, **given)
 
     decorated: Any = wrapped
-    for option in reversed((_ids_argument, *_FILTERS)):
+    for option in reversed((_ids_argument, _dedup_option, *_FILTERS)):
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
 class _Which:
-    """Which messages of a topic: by id, or by filter."""
+    """Which messages of a topic: by id, by dedup key, or by filter."""
 
     ids: Sequence[str]
+    keys: Sequence[str]
     due_from: datetime | None
     due_until: datetime | None
     key: str | None
     dry_run: bool
 
-    def named(self, topic: str) -> Selection | None:
-        """Those that have been named by id, if any have."""
-        if not self.ids:
-            return None
-        offsets = np.array(_offsets(topic, self.ids), np.int64)
-        return Selection(TopicName.parse(topic).full, offsets)
+    @property
+    def by_name(self) -> bool:
+        """Whether each of them is named."""
+        return bool(self.ids or self.keys)
 
-    async def matching(self, broker: Broker, topic: str) -> Selection:
-        """Those that match now."""
+    async def find(self, broker: Broker, topic: str, ids: Sequence[int]) -> Selection:
+        """Those that are named, with these offsets or by dedup key, or match now."""
+        if self.ids:
+            return Selection(TopicName.parse(topic).full, np.array(ids, np.int64))
+        if self.keys:
+            found = await broker.find(topic, self.keys)
+            for key, id in zip(self.keys, found, strict=True):
+                if id is None:
+                    raise NotFound(f"{topic} remembers no message with the dedup key {key!r}")
+            offsets = np.array([id.offset for id in found if id is not None], np.int64)
+            return Selection(TopicName.parse(topic).full, offsets)
         return await broker.select(
             topic, due_from=self.due_from, due_until=self.due_until, key=self.key
         )
@@ -109,10 +127,10 @@ def _amend(
     act: Callable[[Broker, Selection], Awaitable[Outcomes]],
 ) -> None:
     """Find the messages, have them changed a part at a time, and say what became of them."""
-    named = which.named(topic)
+    ids = _offsets(topic, which.ids)  # before anybody is asked, and `-` is read once
 
     async def work(broker: Broker) -> Outcomes | int:
-        found = await which.matching(broker, topic) if named is None else named
+        found = await which.find(broker, topic, ids)
         if which.dry_run:
             return len(found)
         outcomes = []
@@ -126,7 +144,7 @@ def _amend(
     result = with_broker(at_broker, work)
     if isinstance(result, int):
         click.echo(f"{result} messages would be tried")
-    elif named is not None:
+    elif which.by_name:
         _report(result, done, output)
     else:
         _report_counts(result, done, output)
@@ -147,6 +165,7 @@ def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
     Examples:
       escapement cancel orders 17
       escapement cancel shop/eu/orders 17 18 shop/eu/orders@19 -o json
+      escapement cancel orders --dedup order-7
       jq .offset due.json | escapement cancel orders -
       escapement cancel orders --key order-7 --dry-run
       escapement cancel orders --from 2026-12-24T00:00Z --until 2026-12-25T00:00Z

@@ -74,6 +74,11 @@ def _property(text: str) -> tuple[str, str]:
     metavar="NAME=VALUE",
     help="A property, for whoever receives it; may be given several times.",
 )
+@click.option(
+    "--dedup",
+    metavar="KEY",
+    help="Store it only if the topic had none with this key lately; one message only.",
+)
 @click.option("--stdin", is_flag=True, help="Send each line of standard input.")
 @click.option(
     "--file", type=click.File("rb"), metavar="FILE", help="Send each line of a file; - is stdin."
@@ -87,6 +92,7 @@ def produce(
     key: str | None,
     priority: int,
     properties: tuple[tuple[str, str], ...],
+    dedup: str | None,
     stdin: bool,
     file: BinaryIO | None,
     at_broker: tuple[str, int],
@@ -101,6 +107,8 @@ def produce(
         raise click.UsageError("--delay or --at, not both.")
     if bool(messages) + stdin + (file is not None) != 1:
         raise click.UsageError("Give messages as arguments, or --stdin, or --file.")
+    if dedup is not None and len(messages) != 1:
+        raise click.UsageError("--dedup names one message: give that as an argument.")
     source = sys.stdin.buffer if stdin else file
     delay = None if delay_ms is None else (delay_ms, "ms")
 
@@ -112,6 +120,7 @@ def produce(
             keys=None if key is None else [key] * len(values),
             properties=[dict(properties)] * len(values) if properties else None,
             priorities=None if priority == DEFAULT_PRIORITY else priority,
+            dedup=None if dedup is None else [dedup],
         )
         _print(receipts)
 

@@ -7,19 +7,20 @@ known, unless no broker answers in time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import anyio
 import numpy as np
 
+from escapement.client.asking import ask_again
 from escapement.client.delivery import Columns, Row
+from escapement.client.finding import find
 from escapement.client.line import Line
 from escapement.client.outcome import Bools, Outcomes
 from escapement.client.receipt import Receipt, Receipts
 from escapement.client.selection import Selection
-from escapement.errors import Disconnected, InvalidRequest
+from escapement.errors import InvalidRequest
 from escapement.message import Int64s, MessageId
 from escapement.names import TopicName
 from escapement.protocol import commands as wire
@@ -32,17 +33,24 @@ One = MessageId | Receipt | Row | int
 What = One | Receipts | Columns | Selection | Int64s | Iterable[One]
 
 
-async def cancel(line: Line, what: What, topic: str | None) -> Outcomes:
+async def cancel(
+    line: Line, what: What | None, topic: str | None, dedup: str | Sequence[str] | None
+) -> Outcomes:
     """See ``escapement.Broker.cancel``."""
-    name, offsets = name_messages(what, topic)
+    name, offsets = await locate(line, what, topic, dedup)
     return await _amend(line, name, offsets, lambda number, part: wire.Cancel(number, name, part))
 
 
 async def reschedule(
-    line: Line, what: What, topic: str | None, delay_ms: int, at_ms: int
+    line: Line,
+    what: What | None,
+    topic: str | None,
+    dedup: str | Sequence[str] | None,
+    delay_ms: int,
+    at_ms: int,
 ) -> Outcomes:
     """See ``escapement.Broker.reschedule``."""
-    name, offsets = name_messages(what, topic)
+    name, offsets = await locate(line, what, topic, dedup)
     return await _amend(
         line,
         name,
@@ -54,13 +62,15 @@ async def reschedule(
 async def _amend(
     line: Line, topic: str, offsets: Int64s, make: Callable[[int, Int64s], Command]
 ) -> Outcomes:
-    """Ask for some at a time."""
+    """Ask for some at a time; what is at -1 is unknown without asking."""
+    there = offsets[offsets >= 0]
     parts = []
-    for low in range(0, len(offsets), REQUEST_IDS):
-        part = offsets[low : low + REQUEST_IDS]
-        answer = await _ask(line, partial(_command, make, part))
+    for low in range(0, len(there), REQUEST_IDS):
+        part = there[low : low + REQUEST_IDS]
+        answer = await ask_again(line, partial(_command, make, part))
+        assert isinstance(answer, wire.Amended)
         parts.append(Outcomes(topic, part, answer.fates, _handed(answer)))
-    return Outcomes.concat(topic, parts)
+    return Outcomes.concat(topic, parts).among(offsets)
 
 
 def _command(make: Callable[[int, Int64s], Command], part: Int64s, number: int) -> Command:
@@ -75,18 +85,21 @@ def _handed(answer: wire.Amended) -> dict[str, Bools]:
     }
 
 
-async def _ask(line: Line, make: Callable[[int], Command]) -> wire.Amended:
-    """Ask until there is an answer, in time."""
-    deadline_s = anyio.current_time() + line.settings.request_timeout_s
-    while True:
-        try:
-            answer = await line.ask(make)
-        except Disconnected:
-            if line.closed is not None or anyio.current_time() >= deadline_s:
-                raise
-            continue
-        assert isinstance(answer, wire.Amended)
-        return answer
+async def locate(
+    line: Line, what: What | None, topic: str | None, dedup: str | Sequence[str] | None
+) -> tuple[str, Int64s]:
+    """The full name of the topic, and the offsets in it; -1 for an unknown dedup key.
+
+    Raises:
+      InvalidRequest: unless messages of one topic are named, in one of the two ways.
+    """
+    if dedup is None:
+        if what is None:
+            raise InvalidRequest("name the messages, or their dedup keys with dedup=")
+        return name_messages(what, topic)
+    if what is not None or topic is None:
+        raise InvalidRequest("dedup= goes with topic=, and with nothing else")
+    return await find(line, topic, [dedup] if isinstance(dedup, str) else dedup)
 
 
 def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final
 
 import anyio
 
-from escapement.client import amending, schedule, selection
+from escapement.client import amending, finding, schedule, selection
 from escapement.client.address import Address
 from escapement.client.amending import What
 from escapement.client.forecast import Forecast
@@ -177,7 +177,27 @@ class Broker:
         """What the broker publishes again and again."""
         return Schedules(self.admin)
 
-    async def cancel(self, what: What, *, topic: str | None = None) -> Outcomes:
+    async def find(self, topic: str, dedup: Sequence[str]) -> list[MessageId | None]:
+        """The messages that were published with dedup keys; None where none is known.
+
+        A key is known while the topic's window (``dedup_window_ms``) lasts, and once its
+        message is durable.
+
+        Raises:
+          InvalidRequest: if a key is no text.
+          NotFound: if there is no such topic.
+          EscapementError: if the broker refuses, or there is none in time.
+        """
+        name, offsets = await finding.find(self._line, topic, dedup)
+        return [MessageId(name, offset) if offset >= 0 else None for offset in offsets.tolist()]
+
+    async def cancel(
+        self,
+        what: What | None = None,
+        *,
+        topic: str | None = None,
+        dedup: str | Sequence[str] | None = None,
+    ) -> Outcomes:
         """Cancel messages for every subscription that has not been handed them yet.
 
         The answer is final: what is ``done`` is never handed to any of these again, whatever
@@ -189,7 +209,9 @@ class Broker:
           what: ids, receipts (of ``send`` and ``send_many``) or delivered messages of one
             topic, any number of them; what ``select`` gave; or bare offsets, also as an int64
             array.
-          topic: of bare offsets; as for ``producer``.
+          topic: of bare offsets and dedup keys; as for ``producer``.
+          dedup: instead of ``what``, the dedup keys of the messages, which are known while
+            the topic's window lasts.
 
         Raises:
           InvalidRequest: before anything is sent, if these are not messages of one topic.
@@ -197,7 +219,7 @@ class Broker:
           EscapementError: if the broker refuses, or there is none in time. Of more than
             32,768 messages some may then be cancelled.
         """
-        return await amending.cancel(self._line, what, topic)
+        return await amending.cancel(self._line, what, topic, dedup)
 
     async def select(
         self,
@@ -226,11 +248,12 @@ class Broker:
 
     async def reschedule(
         self,
-        what: What,
+        what: What | None = None,
         *,
         delay: Delay | None = None,
         at: datetime | None = None,
         topic: str | None = None,
+        dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
         """Give messages another time, for every shared subscription not handed them yet.
 
@@ -239,7 +262,7 @@ class Broker:
         Exclusive and failover subscriptions ignore times, and go on doing so.
 
         Args:
-          what, topic: as for ``cancel``.
+          what, topic, dedup: as for ``cancel``.
           delay, at: as for ``Producer.send``; one of them. A time that has passed is now.
 
         Raises:
@@ -250,11 +273,17 @@ class Broker:
         """
         if delay is None and at is None:
             raise InvalidRequest("say when: a delay or a time; or run_now")
-        return await amending.reschedule(self._line, what, topic, *schedule.one(delay, at))
+        return await amending.reschedule(self._line, what, topic, dedup, *schedule.one(delay, at))
 
-    async def run_now(self, what: What, *, topic: str | None = None) -> Outcomes:
+    async def run_now(
+        self,
+        what: What | None = None,
+        *,
+        topic: str | None = None,
+        dedup: str | Sequence[str] | None = None,
+    ) -> Outcomes:
         """Have messages due now; else as ``reschedule``."""
-        return await amending.reschedule(self._line, what, topic, NO_TIME, NO_TIME)
+        return await amending.reschedule(self._line, what, topic, dedup, NO_TIME, NO_TIME)
 
     def read(
         self,

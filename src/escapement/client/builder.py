@@ -24,6 +24,7 @@ class MessageBuilder(Generic[Sent]):
         self._key: str | None = None
         self._properties: dict[str, Any] = {}
         self._priority = DEFAULT_PRIORITY
+        self._dedup: str | None = None
 
     def delay_at(self, amount: int | float | timedelta, unit: str | None = None) -> Self:
         """Deliver it so long after the broker has taken it: ``delay_at(3, "minutes")``."""
@@ -50,6 +51,11 @@ class MessageBuilder(Generic[Sent]):
         self._priority = priority
         return self
 
+    def dedup(self, key: str) -> Self:
+        """Store it only if no message with this dedup key was stored lately."""
+        self._dedup = key
+        return self
+
     def send(self) -> Sent:
         """Send it; see ``Producer.send``, whose result is returned (to be awaited, or not)."""
         return self._send(
@@ -59,4 +65,5 @@ class MessageBuilder(Generic[Sent]):
             key=self._key,
             properties=self._properties,
             priority=self._priority,
+            dedup=self._dedup,
         )

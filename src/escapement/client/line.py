@@ -244,6 +244,7 @@ class Line:
                 | wire.Done(request_id=number)
                 | wire.AdminReply(request_id=number)
                 | wire.Page(request_id=number)
+                | wire.Found(request_id=number)
             ):
                 self._answer(number, command)
             case (

@@ -29,11 +29,12 @@ import numpy as np
 
 from escapement.client.parcel import Draft, Parcel
 from escapement.client.retry import Retry
+from escapement.dedup import NO_DIGEST, Digests
 from escapement.errors import Disconnected, EscapementError, InvalidRequest, LimitExceeded
-from escapement.message import Int64s, MessageBatch, Times
+from escapement.message import Int64s, MessageBatch, Times, UInt8s
 
-# What a message weighs beside its bytes: lengths, times, and its place in the lists.
-_ROW_BYTES: Final = 32
+# What a message weighs beside its bytes: lengths, times, a dedup key, its place in the lists.
+_ROW_BYTES: Final = 48
 NEVER: Final = float("inf")
 
 
@@ -97,6 +98,7 @@ class Outbox:
         at_ms: int,
         sequence: int | None,
         now_s: float,
+        dedup: bytes = NO_DIGEST,
     ) -> tuple[Parcel, int]:
         """Take one message; returns its parcel and its row there. O(1).
 
@@ -120,7 +122,7 @@ class Outbox:
             draft = None
         if draft is None:
             draft = self._draft = Draft(number, now_s, now_s + self.bounds.send_timeout_s)
-        row = draft.add(payload, key, properties, priority, delay_ms, at_ms, size)
+        row = draft.add(payload, key, properties, priority, delay_ms, at_ms, dedup, size)
         self.messages += 1
         self.size_bytes += size
         if row + 1 >= self.bounds.batch_messages:
@@ -128,7 +130,12 @@ class Outbox:
         return draft.parcel, row
 
     def add_batch(
-        self, batch: MessageBatch, times: Times, sequence: int | None, now_s: float
+        self,
+        batch: MessageBatch,
+        times: Times,
+        sequence: int | None,
+        now_s: float,
+        dedup: Digests | None = None,
     ) -> list[Parcel]:
         """Take a batch as it is, in as many parcels as the limits ask for.
 
@@ -141,10 +148,13 @@ class Outbox:
         if settled is not None:
             return [settled]
         self._close()
-        parcels = []
+        parcels: list[Parcel] = []
+        row = 0
         for piece, piece_times in pieces:
             parcel = Parcel(number, now_s + self.bounds.send_timeout_s)
-            parcel.fill(piece, piece_times, piece.size_bytes + _ROW_BYTES * len(piece))
+            digests = None if dedup is None else dedup[row : row + len(piece)]
+            row += len(piece)
+            parcel.fill(piece, piece_times, digests, piece.size_bytes + _ROW_BYTES * len(piece))
             self._parcels.append(parcel)
             self.messages += parcel.count
             self.size_bytes += parcel.size_bytes
@@ -220,14 +230,21 @@ class Outbox:
 
     # -- what comes back -----------------------------------------------------------
 
-    def receipt(self, sequence: int, base_offset: int, duplicate: bool) -> None:
+    def receipt(
+        self,
+        sequence: int,
+        base_offset: int,
+        duplicate: bool,
+        offsets: Int64s | None = None,
+        repeated: UInt8s | None = None,
+    ) -> None:
         """The parcel that begins at ``sequence`` is durable; unknown ones are ignored."""
         parcel = self._find(sequence)
         if parcel is not None:
             self._retry.succeeded()
             self.stored = max(self.stored, parcel.last_sequence)
             self._remove(parcel)
-            parcel.settle(base_offset, duplicate)
+            parcel.settle(base_offset, duplicate, offsets, repeated)
 
     def refused(self, sequence: int, error: EscapementError, now_s: float) -> None:
         """The parcel was not stored: sent again later if that may help, else failed.

@@ -19,7 +19,8 @@ class Outcome:
     """What became of one message.
 
     ``handed`` names the subscriptions that had been handed it before: they keep it, whatever
-    became of it for the others.
+    became of it for the others. An ``id`` with offset -1 stands for a dedup key that is not
+    known.
     """
 
     id: MessageId
@@ -59,6 +60,19 @@ class Outcomes:
             np.concatenate([part.fates for part in parts]) if parts else np.zeros(0, np.uint8),
             {name: np.concatenate([part.handed_to(name) for part in parts]) for name in names},
         )
+
+    def among(self, offsets: Int64s) -> Outcomes:
+        """These, at the places of ``offsets`` from 0 on; what is at -1 is unknown."""
+        there = offsets >= 0
+        if there.all():
+            return self
+        fates = np.full(len(offsets), Fate.UNKNOWN, np.uint8)
+        fates[there] = self.fates
+        handed = {}
+        for name, mask in self._handed.items():
+            handed[name] = np.zeros(len(offsets), bool)
+            handed[name][there] = mask
+        return Outcomes(self.topic, offsets, fates, handed)
 
     @property
     def done(self) -> Bools:

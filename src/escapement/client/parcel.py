@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from escapement.client.promise import Promise
+from escapement.dedup import NO_DIGEST, Digests, column
 from escapement.errors import EscapementError
 from escapement.message import (
     DEFAULT_PRIORITY,
@@ -18,6 +19,7 @@ from escapement.message import (
     Int64s,
     MessageBatch,
     Times,
+    UInt8s,
 )
 
 
@@ -30,11 +32,14 @@ class Parcel(Promise):
         "body",
         "count",
         "deadline_s",
+        "dedup",
         "delay_ms",
         "duplicate",
         "error",
         "known",
+        "offsets",
         "refusal",
+        "repeated",
         "sent",
         "sequence",
         "size_bytes",
@@ -50,10 +55,13 @@ class Parcel(Promise):
         self.delay_ms: Int64s | None = None
         self.at_ms: Int64s | None = None
         self.body = b""
+        self.dedup: Digests | None = None
         self.sent = False
         self.refusal: EscapementError | None = None  # the last, if it is known not stored
         self.base_offset = -1
         self.duplicate = False
+        self.offsets: Int64s | None = None  # of each, where they are not consecutive
+        self.repeated: UInt8s | None = None
         self.error: EscapementError | None = None
 
     @property
@@ -61,11 +69,14 @@ class Parcel(Promise):
         """The number of its last message."""
         return self.sequence + self.count - 1
 
-    def fill(self, batch: MessageBatch, times: Times, size_bytes: int) -> None:
+    def fill(
+        self, batch: MessageBatch, times: Times, dedup: Digests | None, size_bytes: int
+    ) -> None:
         """Take the columns."""
         self.count = len(batch)
         self.size_bytes = size_bytes
         self.delay_ms, self.at_ms = times.delay_ms, times.at_ms
+        self.dedup = dedup
         self.body = batch.encode()
 
     def trim(self, rows: int) -> None:
@@ -76,12 +87,20 @@ class Parcel(Promise):
             None if self.delay_ms is None else self.delay_ms[rows:],
             None if self.at_ms is None else self.at_ms[rows:],
         )
-        self.fill(rest, times, self.size_bytes * len(rest) // self.count)
+        dedup = None if self.dedup is None else self.dedup[rows:]
+        self.fill(rest, times, dedup, self.size_bytes * len(rest) // self.count)
         self.sequence += rows
         self.known += rows
 
-    def settle(self, base_offset: int = -1, duplicate: bool = False) -> None:
-        """It is durable; the offsets are consecutive, or unknown at -1."""
+    def settle(
+        self,
+        base_offset: int = -1,
+        duplicate: bool = False,
+        offsets: Int64s | None = None,
+        repeated: UInt8s | None = None,
+    ) -> None:
+        """It is durable; the offsets are consecutive, or unknown at -1, or a column."""
+        self.offsets, self.repeated = offsets, repeated
         self.base_offset = base_offset
         self.duplicate = duplicate
         self.body = b""
@@ -96,10 +115,14 @@ class Parcel(Promise):
     def offset_of(self, row: int) -> int:
         """The offset of the message that was added as ``row``; -1 if it is not known."""
         row -= self.known
+        if row >= 0 and self.offsets is not None:
+            return int(self.offsets[row])
         return self.base_offset + row if row >= 0 and self.base_offset >= 0 else -1
 
     def is_duplicate(self, row: int) -> bool:
         """Whether that message had been stored before it was (last) sent."""
+        if row >= self.known and self.repeated is not None:
+            return bool(self.repeated[row - self.known])
         return self.duplicate or row < self.known
 
 
@@ -108,6 +131,7 @@ class Draft:
 
     __slots__ = (
         "_ats",
+        "_dedup",
         "_delays",
         "_keys",
         "_payloads",
@@ -130,6 +154,7 @@ class Draft:
         self._priorities: list[int] = []
         self._delays: list[int] = []
         self._ats: list[int] = []
+        self._dedup: list[bytes] = []
 
     def add(
         self,
@@ -139,6 +164,7 @@ class Draft:
         priority: int,
         delay_ms: int,
         at_ms: int,
+        dedup: bytes,
         size_bytes: int,
     ) -> int:
         """Add a message; returns its row."""
@@ -148,6 +174,7 @@ class Draft:
         self._priorities.append(priority)
         self._delays.append(delay_ms)
         self._ats.append(at_ms)
+        self._dedup.append(dedup)
         self.next_sequence += 1
         self.size_bytes += size_bytes
         return len(self._payloads) - 1
@@ -164,7 +191,10 @@ class Draft:
             priorities,
         )
         times = Times(_column(self._delays), _column(self._ats))
-        self.parcel.fill(batch, times, self.size_bytes)
+        dedup = None
+        if self._dedup.count(NO_DIGEST) < len(self._dedup):
+            dedup = column(self._dedup)
+        self.parcel.fill(batch, times, dedup, self.size_bytes)
         return self.parcel
 
 

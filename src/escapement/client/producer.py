@@ -27,6 +27,7 @@ from escapement.client.receipt import Pending, Receipt, Receipts
 from escapement.client.retry import Retry
 from escapement.client.schedule import Delay
 from escapement.client.serializers import SerializerLike, serializer
+from escapement.dedup import NO_DIGEST, digest, digests
 from escapement.errors import EscapementError, InvalidRequest, ProducerFenced
 from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch, Times
 from escapement.names import TopicName, anonymous_name, check_name
@@ -71,6 +72,7 @@ class Producer(Attached):
         key: str | None = None,
         properties: Mapping[str, Any] | None = None,
         priority: int = DEFAULT_PRIORITY,
+        dedup: str | None = None,
         sequence: int | None = None,
     ) -> Receipt:
         """Send one message and wait until it is durable.
@@ -85,6 +87,9 @@ class Producer(Attached):
           key: for the application's own use.
           properties: a small map of plain values, for the application's own use.
           priority: 0 to 255; of what is due, shared subscriptions take the lower first.
+          dedup: says that messages are the same: of two with one key, sent by whomever within
+            the topic's window (``dedup_window_ms``, 10 minutes), only the first is stored, and
+            the receipt of the second has its id.
           sequence: the message's number, if the application counts by itself: of one
             that is stored already, the receipt says so.
 
@@ -100,6 +105,7 @@ class Producer(Attached):
             key=key,
             properties=properties,
             priority=priority,
+            dedup=dedup,
             sequence=sequence,
         )
         return await pending.wait()
@@ -113,6 +119,7 @@ class Producer(Attached):
         key: str | None = None,
         properties: Mapping[str, Any] | None = None,
         priority: int = DEFAULT_PRIORITY,
+        dedup: str | None = None,
         sequence: int | None = None,
     ) -> Pending:
         """Send one message; the receipt may be waited for later, with ``await``.
@@ -125,9 +132,11 @@ class Producer(Attached):
         packed = content.properties(properties) if properties else b""
         if priority != DEFAULT_PRIORITY:
             content.check_priority(priority)
+        same = NO_DIGEST if dedup is None else digest(dedup)
         await self._have_room()
+        now_s = anyio.current_time()
         parcel, row = self._outbox.add(
-            payload, key_bytes, packed, priority, delay_ms, at_ms, sequence, anyio.current_time()
+            payload, key_bytes, packed, priority, delay_ms, at_ms, sequence, now_s, same
         )
         self._line.wake(self)
         return Pending(self.topic, parcel, row)
@@ -141,6 +150,7 @@ class Producer(Attached):
         keys: Sequence[str | None] | None = None,
         properties: Sequence[Mapping[str, Any] | None] | None = None,
         priorities: Any = None,
+        dedup: Sequence[str | None] | None = None,
         sequence: int | None = None,
     ) -> Receipts:
         """Send messages as one batch (or a few, if the broker's limits ask for it).
@@ -152,6 +162,7 @@ class Producer(Attached):
           keys: one each, or None.
           properties: one map each, or None.
           priorities: one for all, or one each.
+          dedup: one key each, or None; see ``send``.
           sequence: the number of the first; see ``send``.
 
         Raises:
@@ -171,10 +182,16 @@ class Producer(Attached):
         for column in (batch.keys, batch.properties, batch.priorities):
             if column is not None and len(column) != count:
                 raise InvalidRequest(f"a column of {len(column)} came with {count} messages")
-        return await self.send_batch(batch, schedule.times(delay, at, count), sequence=sequence)
+        times = schedule.times(delay, at, count)
+        return await self.send_batch(batch, times, dedup=dedup, sequence=sequence)
 
     async def send_batch(
-        self, batch: MessageBatch, times: Times | None = None, *, sequence: int | None = None
+        self,
+        batch: MessageBatch,
+        times: Times | None = None,
+        *,
+        dedup: Sequence[str | None] | None = None,
+        sequence: int | None = None,
     ) -> Receipts:
         """Send columns as they are; the fastest way. Errors as ``send_many``."""
         if not len(batch):
@@ -183,8 +200,11 @@ class Producer(Attached):
         for column in (times.delay_ms, times.at_ms):
             if column is not None and len(column) != len(batch):
                 raise InvalidRequest(f"{len(column)} times were given for {len(batch)} messages")
+        same = None if dedup is None else digests(dedup)
+        if same is not None and len(same) != len(batch):
+            raise InvalidRequest(f"{len(same)} dedup keys were given for {len(batch)} messages")
         await self._have_room()
-        parcels = self._outbox.add_batch(batch, times, sequence, anyio.current_time())
+        parcels = self._outbox.add_batch(batch, times, sequence, anyio.current_time(), same)
         self._line.wake(self)
         for parcel in parcels:
             await parcel.wait()
@@ -253,7 +273,13 @@ class Producer(Attached):
             parcels, again_s = outbox.take(now_s)
             for parcel, after in parcels:
                 command = wire.Publish(
-                    self.id, parcel.sequence, after, parcel.delay_ms, parcel.at_ms, parcel.body
+                    self.id,
+                    parcel.sequence,
+                    after,
+                    parcel.delay_ms,
+                    parcel.at_ms,
+                    parcel.body,
+                    parcel.dedup,
                 )
                 try:
                     self._line.send(command)
@@ -273,7 +299,13 @@ class Producer(Attached):
     def heard(self, command: Command) -> None:
         match command:
             case wire.Receipt():
-                self._outbox.receipt(command.sequence, command.base_offset, command.duplicate)
+                self._outbox.receipt(
+                    command.sequence,
+                    command.base_offset,
+                    command.duplicate,
+                    command.offsets,
+                    command.repeated,
+                )
             case wire.Refused():
                 error = command.error()
                 if isinstance(error, ProducerFenced):

@@ -18,8 +18,9 @@ from escapement.message import Int64s, MessageId
 class Receipt:
     """One message is durable.
 
-    ``duplicate`` says that it had been stored before, by an earlier attempt whose receipt
-    was lost; its ``id`` may then not be known.
+    ``duplicate`` says that it had been stored before: by an earlier attempt whose receipt was
+    lost, or as another message with the same dedup key, whose ``id`` this is. The ``id`` may
+    then not be known.
     """
 
     id: MessageId | None
@@ -38,11 +39,15 @@ class Receipts:
         for parcel in parcels:
             count = parcel.known + parcel.count
             column = np.full(count, -1, np.int64)
-            if parcel.base_offset >= 0:
+            if parcel.offsets is not None:
+                column[parcel.known :] = parcel.offsets
+            elif parcel.base_offset >= 0:
                 column[parcel.known :] = np.arange(
                     parcel.base_offset, parcel.base_offset + parcel.count
                 )
             repeated = np.full(count, parcel.duplicate)
+            if parcel.repeated is not None:
+                repeated[parcel.known :] = parcel.repeated
             repeated[: parcel.known] = True
             offsets.append(column)
             duplicates.append(repeated)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from escapement.dedup import DIGEST, Digests
 from escapement.errors import InvalidRequest
 from escapement.message import Buffer, Int64s
 from escapement.position import Position
@@ -237,6 +238,12 @@ AttemptColumn = Annotated[
 FlagColumn = Annotated[
     npt.NDArray[np.uint8] | None, Column(np.dtype("u1"), MAX_BATCH_MESSAGES, optional=True)
 ]
+OptionalOffsets = Annotated[
+    Int64s | None, Column(_INT64, MAX_BATCH_MESSAGES, low=-1, optional=True)
+]
+FoundColumn = Annotated[Int64s, Column(_INT64, MAX_BATCH_MESSAGES, low=-1)]
+DigestColumn = Annotated[Digests, Column(DIGEST, MAX_BATCH_MESSAGES)]
+OptionalDigests = Annotated[Digests | None, Column(DIGEST, MAX_BATCH_MESSAGES, optional=True)]
 FateColumn = Annotated[npt.NDArray[np.uint8], Column(np.dtype("u1"), MAX_ACK_ROWS)]
 AckColumn = Annotated[Int64s, Column(_INT64, MAX_ACK_ROWS, low=0)]
 OptionalAckColumn = Annotated[Int64s | None, Column(_INT64, MAX_ACK_ROWS, low=0, optional=True)]

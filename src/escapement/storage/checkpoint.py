@@ -1,8 +1,9 @@
 """A checkpoint: the state the journal adds up to, written so that the journal can go.
 
-Owns the tables ``cursor_chunks``, ``moves`` and ``attempts``, and the order of what a checkpoint
-changes in the others. It is written in short transactions, each with the lease check,
-because a long one would make a renewal of the lease wait, and every commit behind it.
+Owns the tables ``cursor_chunks``, ``moves``, ``attempts`` and ``dedup_keys``, and the order
+of what a checkpoint changes in the others. It is written in short transactions, each with the
+lease check, because a long one would make a renewal of the lease wait, and every commit behind
+it.
 The journal is trimmed last. All values are absolute and replaying the journal over a
 newer state changes nothing, so a checkpoint that ends half-way, or whose COMMIT lost its
 reply, does no harm and is simply written again.
@@ -22,6 +23,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from escapement.storage import catalog, journal
 from escapement.storage.attempts import AttemptTable, encode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
+from escapement.storage.dedupkeys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import JournalPosition
 from escapement.storage.lease import Lease, check
@@ -34,7 +36,7 @@ from escapement.storage.schema import log_identity
 _LEAST: Final = -(1 << 63)
 # Chunks fetched at once: each has up to 128 KiB, most have a few hundred bytes.
 _CHUNKS_AT_ONCE: Final = 256
-# Parts of attempts fetched at once: each has up to 2 MiB.
+# Parts of attempts or dedup keys fetched at once: each has up to 2 MiB.
 _PARTS_AT_ONCE: Final = 16
 # Rows written in one transaction: some tens of milliseconds. One of this many bytes
 # counts as two, and so on.
@@ -47,6 +49,8 @@ _ADD_ATTEMPTS: Final = "REPLACE INTO attempts (subscription_id, part, data) VALU
 _DROP_ATTEMPTS: Final = "DELETE FROM attempts WHERE subscription_id = ? AND part < ?"
 _SET_MOVES: Final = "REPLACE INTO moves (topic_id, chunk, data) VALUES (?, ?, ?)"
 _DROP_MOVES: Final = "DELETE FROM moves WHERE topic_id = ? AND chunk = ?"
+_ADD_KEYS: Final = "REPLACE INTO dedup_keys (topic_id, part, data) VALUES (?, ?, ?)"
+_DROP_KEYS: Final = "DELETE FROM dedup_keys WHERE topic_id = ? AND part < ?"
 _SET_NEXT_OFFSET: Final = "UPDATE topics SET next_offset = ? WHERE id = ?"
 _SET_PRODUCER: Final = (
     "UPDATE producers SET last_sequence = ?, last_offset = ?, updated_at_ms = ? WHERE id = ?"
@@ -86,6 +90,14 @@ class MoveRow(NamedTuple):
     data: bytes
 
 
+class KeyPart(NamedTuple):
+    """One part of the dedup keys that a topic remembers."""
+
+    topic_id: int
+    part: int
+    table: KeyTable
+
+
 class ProducerRow(NamedTuple):
     """How far a producer has come, and when it last did anything."""
 
@@ -111,6 +123,8 @@ class Checkpoint:
     chunks: Sequence[ChunkRow] = ()
     attempts: Sequence[AttemptPart] = ()
     attempts_from: Mapping[int, int] = field(default_factory=dict)  # lower parts are deleted
+    keys: Sequence[KeyPart] = ()
+    keys_from: Mapping[int, int] = field(default_factory=dict)  # lower parts are deleted
     next_offsets: Mapping[int, int] = field(default_factory=dict)  # by topic id
     producers: Sequence[ProducerRow] = ()
     subscriptions: Sequence[SubscriptionRow] = ()
@@ -132,6 +146,7 @@ class State:
     chunks: dict[int, list[tuple[int, bytes]]]  # subscription: (chunk, data)
     moves: dict[int, list[tuple[int, bytes]]]  # topic: (chunk, data)
     attempts: dict[int, list[tuple[int, bytes]]]  # subscription: (part, data), ascending
+    keys: dict[int, list[tuple[int, bytes]]]  # topic: (part, data) of its dedup keys
     trims: dict[int, JournalPosition]  # by lane: what the checkpoint covers
     journal_ends: dict[int, JournalPosition]  # by lane: where the pipeline goes on
 
@@ -173,7 +188,8 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         schedules=list(read_schedules(connection, bundle_id)),
         chunks=_read_chunks(connection, "cursor_chunks", "subscription_id"),
         moves=_read_chunks(connection, "moves", "topic_id"),
-        attempts=_read_attempts(connection),
+        attempts=_read_parts(connection, "attempts", "subscription_id"),
+        keys=_read_parts(connection, "dedup_keys", "topic_id"),
         trims=journal.trims(connection, bundle_id),
         journal_ends=journal.ends(connection, bundle_id),
     )
@@ -201,6 +217,10 @@ def _changes(checkpoint: Checkpoint) -> Iterator[Change]:
     # After what replaces them.
     for id, part_number in checkpoint.attempts_from.items():
         yield _DROP_ATTEMPTS, (id, part_number)
+    for keys in checkpoint.keys:
+        yield _ADD_KEYS, (keys.topic_id, keys.part, encode_keys(keys.table))
+    for id, part_number in checkpoint.keys_from.items():
+        yield _DROP_KEYS, (id, part_number)
     for id, next_offset in checkpoint.next_offsets.items():
         yield _SET_NEXT_OFFSET, (next_offset, id)
     for producer in checkpoint.producers:
@@ -249,17 +269,20 @@ def _read_chunks(
             return found
 
 
-def _read_attempts(connection: Connection) -> dict[int, list[tuple[int, bytes]]]:
+def _read_parts(
+    connection: Connection, table: str, owner: str
+) -> dict[int, list[tuple[int, bytes]]]:
+    """The parts ``(part, data)`` of each owner, ascending."""
     found: dict[int, list[tuple[int, bytes]]] = {}
-    subscription_id = part = -1
+    id = last = -1
     while True:
         rows = connection.execute(
-            "SELECT subscription_id, part, data FROM attempts"
-            " WHERE subscription_id >= ? AND NOT (subscription_id = ? AND part <= ?)"
-            f" ORDER BY subscription_id, part LIMIT {_PARTS_AT_ONCE}",
-            (subscription_id, subscription_id, part),
+            f"SELECT {owner}, part, data FROM {table}"
+            f" WHERE {owner} >= ? AND NOT ({owner} = ? AND part <= ?)"
+            f" ORDER BY {owner}, part LIMIT {_PARTS_AT_ONCE}",
+            (id, id, last),
         ).rows
-        for subscription_id, part, data in rows:
-            found.setdefault(subscription_id, []).append((part, data))
+        for id, last, data in rows:
+            found.setdefault(id, []).append((last, data))
         if len(rows) < _PARTS_AT_ONCE:
             return found

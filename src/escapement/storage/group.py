@@ -17,8 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from escapement.dedup import DIGEST, NO_DIGEST, Digests
 from escapement.errors import EscapementError
 from escapement.message import NO_TIMES, Buffer, Int64s, Times
+from escapement.storage.dedupkeys import KEY_BYTES, Keyed, KeyTable
 from escapement.storage.engine.base import Connection
 from escapement.storage.journal import JournalPosition
 from escapement.storage.journalentry import Acked, AttemptColumns, JournalEntry, ProducerMark
@@ -29,6 +31,7 @@ from escapement.storage.logrow import encode_row
 # A row must fit a packet of the database (16 MiB by default) with room to spare; only a
 # group with a body of several megabytes comes near.
 MAX_ROW_BYTES: Final = 8 << 20
+_NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
 
 
 def _ignore(error: EscapementError) -> None:
@@ -40,7 +43,10 @@ class Append:
     """A batch for the log. ``fail`` is called, once, if it will not be made durable.
 
     ``letter_ids`` are the letters of the inbox that it was read from; they are taken out
-    in the same transaction.
+    in the same transaction. ``digests`` are the messages' dedup keys, V16[count].
+
+    A batch of which everything is stored already has no messages and no body: it says how
+    far its producer has come, and is answered behind all that was handed in before it.
     """
 
     topic_id: int
@@ -52,10 +58,12 @@ class Append:
     context: Any = None
     fail: Callable[[EscapementError], None] = _ignore
     letter_ids: Sequence[int] = ()
+    digests: Digests | None = None
 
     @property
     def size_bytes(self) -> int:
-        return len(self.body) + 8 * self.count
+        keys = 0 if self.digests is None else KEY_BYTES * self.count
+        return len(self.body) + 8 * self.count + keys
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +184,23 @@ class TopicGroup:
     def bodies(self) -> list[Buffer]:
         return [append.body for append in self.appends]
 
+    def keys(self, accepted_at_ms: int) -> KeyTable | None:
+        """The dedup keys of its messages; None if there are none."""
+        found = [
+            (append.digests, base)
+            for append, base in zip(self.appends, self.base_offsets, strict=True)
+            if append.digests is not None
+        ]
+        if not found:
+            return None
+        digests = np.concatenate([column for column, _ in found])
+        offsets = np.concatenate([np.arange(base, base + len(column)) for column, base in found])
+        keyed = digests != _NO_DIGEST
+        count = int(keyed.sum())
+        if not count:
+            return None
+        return KeyTable(digests[keyed], offsets[keyed], np.full(count, accepted_at_ms))
+
 
 @dataclass(slots=True, eq=False)
 class Restated:
@@ -288,7 +313,7 @@ def _form_topic(topic_id: int, base: int, appends: list[Append], accepted_at_ms:
             due.append(np.full(untimed, accepted_at_ms, np.int64))
             untimed = 0
         due.append(append.times.resolve(accepted_at_ms, append.count))
-    if untimed:
+    if untimed or not due:
         due.append(np.full(untimed, accepted_at_ms, np.int64))
     due_ms = due[0] if len(due) == 1 else np.concatenate(due)
     assert len(due_ms) == at - base
@@ -304,24 +329,30 @@ def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
         RowKey(row.generation.id, row.topic_id, row.base_offset, row.message_count, len(row.data))
         for row in rows
     ]
-    return rows, JournalEntry(keys, _acked(group), _attempted(group), _producers(group))
+    return rows, JournalEntry(
+        keys, _acked(group), _attempted(group), _producers(group), _keyed(group)
+    )
 
 
 def _encode_topic(group: Group, topic: TopicGroup) -> list[NewRow]:
+    appends, bases = topic.appends, topic.base_offsets
+    if not all(append.count for append in appends):
+        bases = [base for append, base in zip(appends, bases, strict=True) if append.count]
+        appends = [append for append in appends if append.count]
     rows = []
     first = 0
-    while first < len(topic.appends):
+    while first < len(appends):
         # Bodies of one row: at least one, and no more than fit.
         size, end = 0, first
-        while end < len(topic.appends):
-            size += topic.appends[end].size_bytes
+        while end < len(appends):
+            size += appends[end].size_bytes
             if end > first and size > MAX_ROW_BYTES:
                 break
             end += 1
-        base = topic.base_offsets[first]
-        limit = topic.base_offsets[end] if end < len(topic.appends) else topic.end_offset
+        base = bases[first]
+        limit = bases[end] if end < len(appends) else topic.end_offset
         due_ms = topic.due_ms[base - topic.base_offset : limit - topic.base_offset]
-        bodies = [append.body for append in topic.appends[first:end]]
+        bodies = [append.body for append in appends[first:end]]
         rows.append(
             NewRow(
                 group.generation,
@@ -374,6 +405,11 @@ def _attempted(group: Group) -> AttemptColumns | None:
         np.concatenate([a.next_ms for a in group.attempts]),
         np.concatenate([a.due_ms for a in group.attempts]),
     )
+
+
+def _keyed(group: Group) -> list[Keyed]:
+    found = [(topic.topic_id, topic.keys(group.accepted_at_ms)) for topic in group.topics]
+    return [Keyed(topic_id, keys) for topic_id, keys in found if keys is not None]
 
 
 def _producers(group: Group) -> list[ProducerMark]:

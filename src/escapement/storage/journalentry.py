@@ -1,8 +1,8 @@
 """What one group commit did besides its log rows' data, as bytes.
 
 Columns throughout: the rows it wrote to the log, the offsets that subscriptions
-acknowledged, the attempts counted, and how far each producer has come. Layout,
-little-endian::
+acknowledged, the attempts counted, how far each producer has come, and which dedup keys
+its messages had. Layout, little-endian::
 
     version u8 | 0 u8 x3 | rows u32 | acks u32 | attempts u32 | producers u32 | crc32 u32
     rows        5 columns of i64: generation, topic, base offset, messages, size_bytes
@@ -10,6 +10,8 @@ little-endian::
     attempts    5 columns of i64: subscription, offset, attempt, next_ms, due_ms
     producers   3 columns of i64: producer, last sequence, last offset
     offsets     of each ack, end to end (storage/offsetcolumn.py)
+    keys        version 2 only: topics u32, then 2 columns: topic i64, length u32, then
+                the tables of each, end to end (storage/dedupkeys.py)
 
 The checksum covers everything but itself. No I/O.
 """
@@ -27,13 +29,17 @@ import numpy.typing as npt
 
 from escapement.errors import LogDamaged, StorageError
 from escapement.message import Buffer, Int64s
+from escapement.storage.dedupkeys import Keyed, decode_keys, encode_keys
 from escapement.storage.log import RowKey
 from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
 
 _VERSION: Final = 1
+# With dedup keys; else it is as the first version was.
+_KEYED: Final = 2
 _HEAD: Final = struct.Struct("<BxxxIIII")
 _CRC: Final = struct.Struct("<I")
 _START: Final = _HEAD.size + _CRC.size
+_COUNT: Final = struct.Struct("<I")
 
 Table = npt.NDArray[np.int64]
 
@@ -75,6 +81,7 @@ class JournalEntry:
     acks: Sequence[Acked] = ()
     attempts: AttemptColumns | None = None
     producers: Sequence[ProducerMark] = ()
+    keyed: Sequence[Keyed] = ()
 
 
 def encode_entry(entry: JournalEntry) -> bytes:
@@ -89,8 +96,11 @@ def encode_entry(entry: JournalEntry) -> bytes:
         _columns(entry.producers, 3),
         *offsets,
     ]
+    if entry.keyed:
+        parts += _encode_keyed(entry.keyed)
     count = 0 if attempts is None else len(attempts)
-    head = _HEAD.pack(_VERSION, len(entry.rows), len(entry.acks), count, len(entry.producers))
+    version = _KEYED if entry.keyed else _VERSION
+    head = _HEAD.pack(version, len(entry.rows), len(entry.acks), count, len(entry.producers))
     crc = zlib.crc32(head)
     for part in parts:
         crc = zlib.crc32(part, crc)
@@ -110,7 +120,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
     (crc,) = _CRC.unpack_from(view, _HEAD.size)
     if zlib.crc32(view[_START:], zlib.crc32(view[: _HEAD.size])) != crc:
         raise LogDamaged("a journal entry fails its checksum")
-    if version != _VERSION:
+    if version not in (_VERSION, _KEYED):
         raise LogDamaged(f"a journal entry has the unknown version {version}")
     if len(view) - _START < 40 * rows + 12 * acks + 40 * attempts + 24 * producers:
         raise LogDamaged("a journal entry ends inside its columns")
@@ -121,7 +131,8 @@ def decode_entry(data: Buffer) -> JournalEntry:
     at += 4 * acks
     attempt_table, at = _table(view, at, 5, attempts)
     producer_table, at = _table(view, at, 3, producers)
-    if len(view) - at != sum(lengths):
+    rest = len(view) - at - sum(lengths)
+    if rest < 0 or (rest and version == _VERSION):
         raise LogDamaged("a journal entry's offsets are not as long as it says")
     acked = []
     for subscription_id, length in zip(subscriptions[0].tolist(), lengths, strict=True):
@@ -132,7 +143,34 @@ def decode_entry(data: Buffer) -> JournalEntry:
         acked,
         AttemptColumns(*attempt_table) if attempts else None,
         [ProducerMark(*row) for row in producer_table.T.tolist()],
+        _decode_keyed(view[at:]) if version == _KEYED else [],
     )
+
+
+def _encode_keyed(keyed: Sequence[Keyed]) -> list[bytes]:
+    tables = [encode_keys(one.keys) for one in keyed]
+    return [
+        _COUNT.pack(len(keyed)),
+        np.fromiter((one.topic_id for one in keyed), "<i8", len(keyed)).tobytes(),
+        np.fromiter(map(len, tables), "<u4", len(keyed)).tobytes(),
+        *tables,
+    ]
+
+
+def _decode_keyed(view: memoryview) -> list[Keyed]:
+    count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
+    at = _COUNT.size + 12 * count
+    if not count or len(view) < at:
+        raise LogDamaged("a journal entry ends inside its dedup keys")
+    topics = np.frombuffer(view, "<i8", count, _COUNT.size).tolist()
+    lengths = np.frombuffer(view, "<u4", count, _COUNT.size + 8 * count).tolist()
+    if len(view) - at != sum(lengths):
+        raise LogDamaged("a journal entry's dedup keys are not as long as it says")
+    keyed = []
+    for topic_id, length in zip(topics, lengths, strict=True):
+        keyed.append(Keyed(topic_id, decode_keys(view[at : at + length])))
+        at += length
+    return keyed
 
 
 def _columns(records: Sequence[tuple[int, ...]], width: int) -> bytes:

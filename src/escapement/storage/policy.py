@@ -311,6 +311,11 @@ class TopicPolicy(Policy):
     max_publish_rate_per_producer: float = _rate(
         "Messages a second that each producer may publish. 0: no limit."
     )
+    dedup_window_ms: int = _duration(
+        600_000,
+        "How long after a message was published another with its dedup key is taken for the "
+        "same; 0: dedup keys are ignored.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

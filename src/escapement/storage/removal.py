@@ -37,6 +37,7 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
     if kind == "topic":
         more = any(_free_log(connection, generation, id) for generation in generations)
         more = more or _free(connection, "producers", "topic_id", "id", id)
+        more = more or _free(connection, "dedup_keys", "topic_id", "part", id)
         # Its cancelled messages stand under the negative id.
         more = more or _free(connection, "cursor_chunks", "subscription_id", "chunk", -id)
         more = more or _free(connection, "moves", "topic_id", "chunk", id)

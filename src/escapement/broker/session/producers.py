@@ -7,7 +7,7 @@ import trio
 from escapement.broker.broker import Broker
 from escapement.broker.handle import ProducerHandle
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.publication import Publication
+from escapement.broker.publication import Publication, Stored
 from escapement.broker.session.desk import Desk
 from escapement.broker.session.handles import Handles
 from escapement.broker.session.outbound import Outbound
@@ -99,10 +99,9 @@ class Producers(Desk):
                 batch,
                 times,
                 command.body,
-                done=lambda base, again: self._receipt(
-                    command, len(batch), size_bytes, base, again
-                ),
+                done=lambda stored: self._receipt(command, len(batch), size_bytes, stored),
                 failed=lambda error: self._refusal(command, size_bytes, error),
+                digests=command.dedup,
             )
             self._unconfirmed_bytes += size_bytes
             try:
@@ -119,13 +118,9 @@ class Producers(Desk):
             raise InvalidRequest(f"no producer {command.producer_id} is open here")
         return handle
 
-    def _receipt(
-        self, command: wire.Publish, count: int, size_bytes: int, base_offset: int, again: bool
-    ) -> None:
+    def _receipt(self, command: wire.Publish, count: int, size_bytes: int, stored: Stored) -> None:
         self._confirm(size_bytes)
-        self._outbound.send(
-            wire.Receipt(command.producer_id, command.sequence, count, base_offset, again)
-        )
+        self._outbound.send(wire.Receipt(command.producer_id, command.sequence, count, *stored))
 
     def _refusal(self, command: wire.Publish, size_bytes: int, error: EscapementError) -> None:
         self._confirm(size_bytes)

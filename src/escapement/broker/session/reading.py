@@ -1,4 +1,4 @@
-"""Reading topics by offset, over one connection."""
+"""Reading topics by offset, and finding offsets, over one connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ class Reading(Desk):
     def __init__(self, broker: Broker, outbound: Outbound) -> None:
         self._broker = broker
         self._outbound = outbound
+        self.at_once = {wire.Find: self._find}
         self.aside = {wire.Read: self._read}
+
+    def _find(self, command: wire.Find) -> None:
+        offsets = self._broker.publishing.find(TopicName.parse(command.topic), command.dedup)
+        self._outbound.send(wire.Found(command.request_id, offsets))
 
     async def _read(self, command: wire.Read) -> None:
         topic = self._broker.registry.topic(TopicName.parse(command.topic))

@@ -38,7 +38,7 @@ from escapement.protocol.commands.producing import (
     Publish,
     Receipt,
 )
-from escapement.protocol.commands.reading import Page, Read
+from escapement.protocol.commands.reading import Find, Found, Page, Read
 from escapement.protocol.commands.refusal import Refused, carried
 
 __all__ = [
@@ -59,7 +59,9 @@ __all__ = [
     "Deliver",
     "Done",
     "Extend",
+    "Find",
     "Flow",
+    "Found",
     "Goodbye",
     "Hello",
     "Nack",

@@ -16,8 +16,11 @@ from escapement.protocol.fields import (
     Count,
     CountOrNone,
     Explanation,
+    FlagColumn,
     Id,
+    OptionalDigests,
     OptionalName,
+    OptionalOffsets,
     TimeColumn,
     Topic,
 )
@@ -69,6 +72,8 @@ class Publish(Command):
     The broker refuses with ``sequence_gap`` what comes after a message that it has not
     stored: else, of two batches under way, the first could be refused and the second
     stored, and the first, sent again, would pass for a duplicate and be lost.
+
+    ``dedup`` has the digest of each message's dedup key, zero where it has none.
     """
 
     producer_id: Id
@@ -77,6 +82,7 @@ class Publish(Command):
     delay_ms: TimeColumn
     at_ms: TimeColumn
     body: BodyBytes
+    dedup: OptionalDigests = None
 
     MAX_BYTES = MAX_FRAME_BYTES
 
@@ -96,18 +102,24 @@ class Publish(Command):
                 raise RemoteProtocolError(
                     f"a batch of {len(batch)} messages came with {len(column)} times"
                 )
+        if self.dedup is not None and len(self.dedup) != len(batch):
+            raise RemoteProtocolError(
+                f"a batch of {len(batch)} messages came with {len(self.dedup)} dedup keys"
+            )
         if self.sequence > MAX_INT64 - len(batch):
             raise RemoteProtocolError(f"no number is left for all messages from {self.sequence} on")
         return batch, Times(self.delay_ms, self.at_ms)
 
 
 @command(13, "broker")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Receipt(Command):
     """The batch that began at ``sequence`` is durable.
 
     Its messages have the offsets ``base_offset .. base_offset + count - 1``; -1 if it
-    was stored earlier (``duplicate``) and they are not known any more.
+    was stored earlier (``duplicate``) and they are not known any more. Where dedup keys were
+    known, ``offsets`` has the offset of each message, -1 if it is not known any more, and
+    ``repeated`` is 1 for each that was stored earlier.
     """
 
     producer_id: Id
@@ -115,6 +127,17 @@ class Receipt(Command):
     count: Count
     base_offset: CountOrNone
     duplicate: Boolean
+    offsets: OptionalOffsets = None
+    repeated: FlagColumn = None
+
+    MAX_BYTES = MAX_FRAME_BYTES
+
+    def check(self) -> None:
+        for column in (self.offsets, self.repeated):
+            if column is not None and len(column) != self.count:
+                raise ValueError(f"a column of {len(column)} came with {self.count} messages")
+        if (self.offsets is None) != (self.repeated is None):
+            raise ValueError("offsets and repeated come together")
 
 
 @command(14, "client")

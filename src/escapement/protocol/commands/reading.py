@@ -1,4 +1,4 @@
-"""Reading a topic by offset, without a subscription."""
+"""Reading a topic by offset, without a subscription; and by dedup key, to the offset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from escapement.protocol.fields import (
     BodyBytes,
     Count,
     CountOrNone,
+    DigestColumn,
     DueColumn,
+    FoundColumn,
     Id,
     Integer,
     OffsetColumn,
@@ -73,3 +75,26 @@ class Page(Command):
                 f"a page of {len(batch)} messages came with {len(self.offsets)} offsets"
             )
         return batch
+
+
+@command(35, "client")
+@dataclass(frozen=True, slots=True, eq=False)
+class Find(Command):
+    """Asks for the messages that were stored with dedup keys, named by their digests."""
+
+    request_id: Id
+    topic: Topic
+    dedup: DigestColumn
+
+    MAX_BYTES = MAX_FRAME_BYTES
+
+
+@command(36, "broker")
+@dataclass(frozen=True, slots=True, eq=False)
+class Found(Command):
+    """The offset of each message of a Find, in its order; -1 where no key is remembered."""
+
+    request_id: Id
+    offsets: FoundColumn
+
+    MAX_BYTES = MAX_FRAME_BYTES

@@ -1,0 +1,40 @@
+"""Finding messages by the dedup keys with which they were published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from escapement.client.asking import ask_again
+from escapement.client.line import Line
+from escapement.dedup import Digests, digests
+from escapement.message import Int64s
+from escapement.names import TopicName
+from escapement.protocol import commands as wire
+from escapement.protocol.commands import Command
+
+# Keys in one request: a few milliseconds of the broker's time, and others go between.
+REQUEST_KEYS: Final = 32_768
+
+
+async def find(line: Line, topic: str, keys: Sequence[str]) -> tuple[str, Int64s]:
+    """The full name of the topic, and the offset of each message; -1: it is not known.
+
+    Raises:
+      InvalidRequest: if a key is no text.
+      NotFound: if there is no such topic.
+    """
+    name = TopicName.parse(topic).full
+    wanted = digests(keys)
+    parts = [np.zeros(0, np.int64)]
+    for low in range(0, len(wanted), REQUEST_KEYS):
+        answer = await ask_again(line, _find(name, wanted[low : low + REQUEST_KEYS]))
+        assert isinstance(answer, wire.Found)
+        parts.append(answer.offsets)
+    return name, np.concatenate(parts)
+
+
+def _find(topic: str, part: Digests) -> Callable[[int], Command]:
+    return lambda number: wire.Find(number, topic, part)
