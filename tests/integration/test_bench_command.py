@@ -20,6 +20,7 @@ COMMANDS = [
     "publish --messages 200 --batch-size 1 --in-flight 20 --window-ms 0",
     f"burst --messages 500 --window-ms 100 --one-by-one --pending 300 {SENDING}",
     "burst --messages 500 --window-ms 100 --restart",
+    "burst --messages 500 --window-ms 100 --keys 20 --priorities",
     f"lateness --rate 500 --seconds 1 --window-ms 100 --pending 300 {SENDING}",
     "lateness --rate 500 --seconds 2 --window-ms 100 --failing 300 --back-off-ms 400",
     f"restart --pending 1000 --messages 300 --window-ms 60000 --at-once {SENDING}",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from escapement.bench.filling import fill, fill_beside
+from escapement.bench.filling import PLAIN, Dress, fill, fill_beside
 from escapement.bench.outcome import Outcome, Run
 from escapement.bench.stage import CpuMeter, Setting, Stage, now_ms, sleep_until, stage
 from escapement.bench.take import take_all, take_batches, take_one_by_one
@@ -35,6 +35,7 @@ class Burst:
     permits: int
     one_by_one: bool  # `async for message in inbox` instead of `inbox.batches()`
     restart: bool  # stop and start the broker before the first is due
+    dress: Dress = PLAIN  # keys come with an order: one message of each is out at a time
 
 
 async def measure(setting: Setting, burst: Burst) -> Outcome:
@@ -54,17 +55,20 @@ async def measure(setting: Setting, burst: Burst) -> Outcome:
         "permits": burst.permits,
         "taken": "one by one" if burst.one_by_one else "in batches",
         "after a restart": "yes" if burst.restart else "no",
+        "keys, in order": burst.dress.keys,
+        "priorities": "random" if burst.dress.priorities else "none",
     }
     return Outcome("burst", on.engine, described, runs)
 
 
 async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run | None:
     """One burst; None if it was due before all was ready."""
-    topic, subscription = await on.new_subscription()
+    policy = {"order": "key"} if burst.dress.keys else {}
+    topic, subscription = await on.new_subscription(policy)
     tally = Tally()
     first_ms = now_ms() + lead_ms + (_RESTART_MS if burst.restart else 0)
     at_ms = first_ms + on.rng.integers(0, max(1, burst.window_ms), burst.messages)
-    tally.sent(await fill(on, topic, at_ms, f"{what}: scheduling"), at_ms)
+    tally.sent(await fill(on, topic, at_ms, f"{what}: scheduling", burst.dress), at_ms)
     if burst.restart:
         await on.host.stop()
         await on.host.start()

@@ -17,6 +17,7 @@ from escapement.bench import pending as pendings
 from escapement.bench import publish as publishing
 from escapement.bench import restart as restarts
 from escapement.bench import steady
+from escapement.bench.filling import Dress
 from escapement.bench.options import Measure, Use, measured, need_own_broker
 from escapement.bench.stage import Setting
 
@@ -71,6 +72,14 @@ def publish(setting: Setting, messages: int | None, window_ms: int) -> Measure:
 @bench.command(short_help="Messages a second that are due together.")
 @click.option("--one-by-one", is_flag=True, help="Take them with `async for message in inbox`.")
 @click.option("--restart", is_flag=True, help="Stop and start the broker before they are due.")
+@click.option(
+    "--keys",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Each has one of so many keys, and of each key one message is out at a time; 0: none.",
+)
+@click.option("--priorities", is_flag=True, help="Each has a random priority.")
 @_permits
 @measured(
     messages=Use(1_000_000, "How many in each run."),
@@ -78,12 +87,20 @@ def publish(setting: Setting, messages: int | None, window_ms: int) -> Measure:
     tick_ms=Use("10ms", "Tick of the namespace."),
 )
 def burst(
-    setting: Setting, messages: int, window_ms: int, one_by_one: bool, restart: bool, permits: int
+    setting: Setting,
+    messages: int,
+    window_ms: int,
+    one_by_one: bool,
+    restart: bool,
+    keys: int,
+    priorities: bool,
+    permits: int,
 ) -> Measure:
     """Messages a second that are due together, until durably acknowledged."""
     if restart:
         need_own_broker(setting, "--restart")
-    load = bursts.Burst(messages, window_ms, permits, one_by_one, restart)
+    dress = Dress(keys, priorities)
+    load = bursts.Burst(messages, window_ms, permits, one_by_one, restart, dress)
     return functools.partial(bursts.measure, setting, load)
 
 

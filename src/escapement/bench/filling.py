@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,7 @@ import trio
 from escapement.bench.stage import Stage, now_ms
 from escapement.client.broker import connect
 from escapement.client.producer import Producer
-from escapement.message import Int64s, Times
+from escapement.message import Blobs, Int64s, MessageBatch, Times
 
 # Different batches that are sent in turns: enough that nothing is cached by its content.
 VARIETY: Final = 32
@@ -21,11 +22,32 @@ _PENDING_WINDOW_MS: Final = 30 * 86_400_000
 _STEP: Final = 500_000
 
 
-async def fill(on: Stage, topic: str, at_ms: Int64s, what: str) -> Int64s:
+@dataclass(frozen=True, slots=True)
+class Dress:
+    """What messages have beside a payload."""
+
+    keys: int = 0  # one of so many; 0: none
+    priorities: bool = False  # a random one, of all there are
+
+    def put_on(self, batch: MessageBatch, rng: np.random.Generator) -> MessageBatch:
+        """The batch with what is wanted."""
+        count = len(batch)
+        keys = priorities = None
+        if self.keys:
+            keys = Blobs.of([b"key-%d" % n for n in rng.integers(0, self.keys, count).tolist()])
+        if self.priorities:
+            priorities = rng.integers(0, 256, count, dtype=np.uint8)
+        return MessageBatch(batch.payloads, keys, None, priorities)
+
+
+PLAIN: Final = Dress()
+
+
+async def fill(on: Stage, topic: str, at_ms: Int64s, what: str, dress: Dress = PLAIN) -> Int64s:
     """Schedule a message at each of these times; returns their offsets, in the same order."""
     setting = on.setting
     size = setting.batch_size
-    source = [setting.payload.batch(on.rng, size) for _ in range(VARIETY)]
+    source = [dress.put_on(setting.payload.batch(on.rng, size), on.rng) for _ in range(VARIETY)]
     offsets = np.zeros(len(at_ms), np.int64)
     firsts = iter(range(0, len(at_ms), size))
     done = 0

@@ -90,10 +90,12 @@ class Stage:
         self._topics += 1
         return f"{self._namespace}/run-{self._topics}"
 
-    async def new_subscription(self) -> tuple[str, str]:
+    async def new_subscription(self, policy: dict[str, str] | None = None) -> tuple[str, str]:
         """A topic with a shared subscription, and the subscription's name."""
         topic = self.new_topic()
-        await self.admin("subscriptions.create", topic=topic, subscription="bench")
+        await self.admin(
+            "subscriptions.create", topic=topic, subscription="bench", policy=policy or {}
+        )
         return topic, "bench"
 
 

@@ -50,8 +50,7 @@ class KeyHold:
         return np.where(have_keys(rows.traits), key_slots(rows.traits), _FREE)
 
     def take(self, rows: Rows) -> None:
-        """These hold their keys from now on; those that do already go on."""
-        rows = rows.pick(~np.isin(rows.offsets, self._offsets))
+        """These, which did not, hold their keys from now on."""
         slots = self._slots_of(rows)
         keyed = slots != _FREE
         self._offsets = np.concatenate((self._offsets, rows.offsets[keyed]))

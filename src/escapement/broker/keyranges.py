@@ -93,7 +93,7 @@ class KeyRanges:
             owners[:] = np.where(have_keys(traits), self._owners[key_slots(traits)], _ANY)
         left = list(room)
         dealt: list[list[Int64s]] = [[] for _ in consumers]
-        for position in np.unique(owners[owners >= 0]).tolist():
+        for position in np.flatnonzero(np.bincount(owners[owners >= 0])).tolist():
             mine = open_rows[owners == position][: left[position]]
             dealt[position].append(mine)
             left[position] -= len(mine)

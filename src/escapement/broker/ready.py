@@ -96,15 +96,7 @@ class Rows(NamedTuple):
 
     def in_order(self, ageing_ms: int = 0) -> Rows:
         """Sorted by rank, then offset; linear where rows are a few sorted runs."""
-        ranks = self.ranks(ageing_ms)
-        if not self.height:
-            return self
-        low_rank, low_offset = int(ranks.min()), int(self.offsets.min())
-        bits = (int(self.offsets.max()) - low_offset).bit_length()
-        if (int(ranks.max()) - low_rank).bit_length() + bits > _INT64_BITS:
-            return self.pick(np.lexsort((self.offsets, ranks)))
-        packed = ((ranks - low_rank) << bits) | (self.offsets - low_offset)
-        return self.pick(np.argsort(packed, kind="stable"))
+        return self.pick(_order_of(self.ranks(ageing_ms), self.offsets))
 
     @staticmethod
     def concat(parts: list[Rows]) -> Rows:
@@ -246,6 +238,10 @@ class Ready:
         self._runs_count -= most - want
         return Rows.concat(parts)
 
+    def put_first(self, rows: Rows) -> None:
+        """Return untried rows just taken, unused; nothing was added since. O(1)."""
+        self._to_front(rows)
+
     def put_back(self, rows: Rows) -> None:
         """Return rows just taken, unused."""
         self._side.push(rows)
@@ -339,6 +335,17 @@ class _Pile:
         assert self.count == sum(run.height for run in self.runs)
 
 
+def _order_of(ranks: Int64s, offsets: Int64s) -> npt.NDArray[np.intp]:
+    """The order of rows; linear where they are a few sorted runs, which the sort finds."""
+    if not len(ranks):
+        return np.zeros(0, np.intp)
+    low_rank, low_offset = int(ranks.min()), int(offsets.min())
+    bits = (int(offsets.max()) - low_offset).bit_length()
+    if (int(ranks.max()) - low_rank).bit_length() + bits > _INT64_BITS:
+        return np.lexsort((offsets, ranks))
+    return np.argsort(((ranks - low_rank) << bits) | (offsets - low_offset), kind="stable")
+
+
 def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, list[int]]:
     """The first ``most`` rows of sorted parts, in order, and how many are of each."""
     filled = [part for part in parts if part.height]
@@ -346,7 +353,7 @@ def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, l
         rows = filled[0].pick(slice(0, most)) if filled else Rows.none()
         return rows, [rows.height if part.height else 0 for part in parts]
     rows = Rows.concat(filled)
-    order = np.lexsort((rows.offsets, rows.ranks(ageing_ms)))[:most]
+    order = _order_of(rows.ranks(ageing_ms), rows.offsets)[:most]
     whose = np.repeat(np.arange(len(parts)), [part.height for part in parts])
     # Each part is sorted, so what was chosen of it is its beginning.
     return rows.pick(order), np.bincount(whose[order], minlength=len(parts)).tolist()

@@ -142,9 +142,8 @@ class SharedSubscription(Subscription):
         if rows.traits is None:
             return [(self.normal, rows)]
         bands = bands_of(rows.traits)
-        return [
-            (self._band(which), rows.pick(bands == which)) for which in np.unique(bands).tolist()
-        ]
+        of_each = [(which, bands == which) for which in BANDS]
+        return [(self._band(which), rows.pick(mine)) for which, mine in of_each if mine.any()]
 
     def offer(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None) -> None:
         """These are due; sorted by key. Takes what it may, remembers the rest by marks."""
@@ -357,7 +356,8 @@ class SharedSubscription(Subscription):
             wanted = min(wanted, 1) if hold.whole else wanted
         runs: dict[tuple[int, bool], list[Rows]] = {}
         aside: tuple[list[Rows], list[Rows]] = [], []
-        while wanted > 0:
+        # What lies deeper is looked at only where nothing was found before it.
+        while wanted > 0 and not runs:
             parts = self._take_apart(max(2 * wanted, _WINDOW_ROWS), with_tried=tried)
             if not any(part.height for part in parts):
                 break
@@ -374,9 +374,9 @@ class SharedSubscription(Subscription):
                     wanted -= len(at)
                     left[at] = False
                 aside[is_old].append(rows.pick(left))
-        ageing_ms = self.record.policy.priority_ageing_ms
-        self._put_back(Rows.concat(aside[0]).in_order(ageing_ms))
-        for band, part in self._split(Rows.concat(aside[1]).in_order(ageing_ms)):
+        for band, part in self._split(Rows.concat(aside[0])):
+            band.ready.put_first(part)
+        for band, part in self._split(Rows.concat(aside[1])):
             band.ready.push_tried(part)
         hands = []
         for (position, is_old), found in runs.items():
