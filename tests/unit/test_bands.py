@@ -69,7 +69,7 @@ class Life:
 
     def read(self, most: int) -> None:
         """As the pump does, until nobody wants more."""
-        while bands := self.made.to_scan():
+        while bands := self.made.to_scan(self.now_ms):
             for band in bands:
                 self.scan(band, most)
 

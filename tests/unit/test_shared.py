@@ -86,7 +86,7 @@ def test_what_finds_no_room_beside_a_scan_is_not_forgotten_for_something_due_lat
     made.offer(column(105), column(3))  # earlier, but the wheel's tick came only now
     made.end_scan(made.normal, column(), column())
     got = handed(made, 200)
-    while made.to_scan():
+    while made.to_scan(200):
         scan(made, index, 200)
         got += handed(made, 200)
     assert sorted(got) == [0, 1, 2, 3]

@@ -151,6 +151,10 @@ class Band:
             and self.ready.room * 2 >= self.ready.limit
         )
 
+    def has_unread(self, until_ms: int) -> bool:
+        """Whether what was due by then may not have been looked at, and nobody is looking."""
+        return self.mark is not None and self._scan_until is None and self.mark.due_ms <= until_ms
+
     @property
     def unread_from(self) -> Key | None:
         """The lowest key that may not have been looked at; None if there is none."""

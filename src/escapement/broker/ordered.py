@@ -183,6 +183,12 @@ class OrderedSubscription(Subscription):
         room = self.throttle.grant(room, len(self.in_flight), now_ms)
         while self._buffer and min(consumer.capacity, room) > 0:
             rows, batch = self._buffer.popleft()
+            over = rows.due_ms <= self.expiry.until_ms(now_ms)
+            if over.any():
+                self.expire(rows.pick(over))
+                if not over.all():
+                    self._buffer.appendleft((rows.pick(~over), batch.take(np.flatnonzero(~over))))
+                continue
             count = min(consumer.capacity, frame_messages, room)
             if count < rows.height:
                 rest = np.arange(count, rows.height)

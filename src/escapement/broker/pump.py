@@ -35,6 +35,8 @@ from escapement.storage.index import DelayedIndex, Key, Plan
 
 # Enough to overlap one topic's disk reads with others' deliveries; more would only
 # compete for the interpreter.
+# Expired messages that are let go in one step, and one acknowledgement.
+EXPIRED_AT_ONCE: Final = 65_536
 WORKERS: Final = 4
 # How much of the log an ordered subscription reads at once.
 READ_BYTES: Final = 1024 * 1024
@@ -154,7 +156,9 @@ class Pump:
         while self._may_dispatch():
             progress = False
             if isinstance(subscription, SharedSubscription):
-                for band in subscription.to_scan():
+                now_ms = self._clock.now_ms()
+                subscription.sweep(now_ms)
+                for band in subscription.to_scan(now_ms):
                     await self._scan(topic, subscription, band)
                     progress = True
             elif isinstance(subscription, OrderedSubscription) and subscription.wants_read(
@@ -166,8 +170,10 @@ class Pump:
             frame_messages = topic.sizes.frame_messages(
                 self._limits.deliver_messages, self._limits.deliver_bytes
             )
+            expired = subscription.counts.expired
             tried = (topic, subscription) not in self._aside
             hands = subscription.assign(self._clock.now_ms(), frame_messages, tried=tried)
+            progress = progress or subscription.counts.expired > expired  # there is room now
             if aside := [hand for hand in hands if hand.tried]:
                 self._aside[topic, subscription] = aside
                 self._aside_work.set()
@@ -182,18 +188,26 @@ class Pump:
         self._reschedule(topic)
 
     async def _scan(self, topic: Topic, subscription: SharedSubscription, band: Band) -> None:
-        """Read the backlog from a band's mark on, as far as there is room."""
+        """Read the backlog from a band's mark on, as far as there is room.
+
+        What has expired needs none; it is read by itself.
+        """
         mark = band.mark
         assert mark is not None
-        frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
-        plan = self._index.plan(topic.id, mark, max(frontier, mark), band.ready.room)
+        now_ms = self._clock.now_ms()
+        frontier = Key(topic.frontier_ms(now_ms) + 1, 0)
+        until_ms = subscription.expiry.until_ms(now_ms)
+        stop, most = max(frontier, mark), band.ready.room
+        if mark.due_ms <= until_ms:
+            stop, most = Key(until_ms + 1, 0), EXPIRED_AT_ONCE
+        plan = self._index.plan(topic.id, mark, stop, most)
         band.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
         try:
             due_ms, offsets, traits = await self._keys(plan)
         except BaseException:
             band.break_scan()
             raise
-        subscription.end_scan(band, due_ms, offsets, traits)
+        subscription.end_scan(band, due_ms, offsets, traits, until_ms)
 
     async def _keys(self, plan: Plan) -> tuple[Int64s, Int64s, UInt32s | None]:
         """The keys of a plan, with their traits if any has one."""

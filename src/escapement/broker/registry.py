@@ -331,5 +331,5 @@ class Registry:
 
 def _check_policy(topic: TopicName, subscription: str, policy: SubscriptionPolicy) -> None:
     """Raise ``InvalidRequest`` if a policy cannot be kept by this subscription."""
-    if policy.max_deliveries:
+    if policy.max_deliveries or policy.expired_to_dead_letter:
         deadletter.target(topic, subscription, policy)

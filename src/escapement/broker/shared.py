@@ -94,6 +94,11 @@ class SharedSubscription(Subscription):
         return self.acked.first_missing(low) < high or self._has_undurable(low, high)
 
     def _fresh(self, rows: Rows) -> Rows:
+        """Those of the rows that are mine, neither acknowledged nor held, and asked for."""
+        rows = self._open(rows)
+        return rows if self._ranges is None else self._pass_over(rows, self._ranges)
+
+    def _open(self, rows: Rows) -> Rows:
         """Those of the rows that are mine and neither acknowledged nor held."""
         if int(rows.offsets.min()) < self.record.start_offset:
             rows = rows.pick(self.covers(rows.due_ms, rows.offsets))
@@ -101,9 +106,7 @@ class SharedSubscription(Subscription):
             if taken.intersects(rows.offsets):
                 rows = rows.pick(~taken.contains(rows.offsets))
         standing = self._amendments.standing(rows.due_ms, rows.offsets)
-        if standing is not None:
-            rows = rows.pick(standing)
-        return rows if self._ranges is None else self._pass_over(rows, self._ranges)
+        return rows if standing is None else rows.pick(standing)
 
     # -- bands ---------------------------------------------------------------------
 
@@ -148,11 +151,13 @@ class SharedSubscription(Subscription):
     def offer(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None) -> None:
         """These are due; sorted by key. Takes what it may, remembers the rest by marks."""
         if len(offsets):
+            self.expiry.keeps(int(due_ms[0]))
             for band, rows in self._split(Rows.fresh(due_ms, offsets, traits)):
                 band.offer(rows)
 
     def fall_behind(self, key: Key) -> None:
         """Everything from ``key`` on may be in the index without having been offered."""
+        self.expiry.keeps(key.due_ms)
         for band in self.bands:
             band.fall_behind(key)
 
@@ -170,19 +175,87 @@ class SharedSubscription(Subscription):
 
     # -- scans ---------------------------------------------------------------------
 
-    def to_scan(self) -> list[Band]:
-        """The bands that are behind and have room for a worthwhile piece."""
-        return [band for band in self.bands if band.wants_scan] if self.consumers else []
+    def to_scan(self, now_ms: int) -> list[Band]:
+        """The bands that are behind, and have room for a worthwhile piece or expired messages."""
+        until_ms = self.expiry.until_ms(now_ms)
+        return [
+            band
+            for band in self.bands
+            if (
+                self.may_expire
+                if band.has_unread(until_ms)
+                else bool(self.consumers) and band.wants_scan
+            )
+        ]
 
     def end_scan(
-        self, band: Band, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None
+        self,
+        band: Band,
+        due_ms: Int64s,
+        offsets: Int64s,
+        traits: UInt32s | None = None,
+        expired_until_ms: int = -1,
     ) -> None:
-        """Give a band what its scan found, sorted by key and without repeats."""
+        """Give a band what its scan found, sorted by key and without repeats.
+
+        Args:
+          expired_until_ms: what was due by then has expired.
+        """
         rows = Rows.fresh(due_ms, offsets, traits)
         if traits is not None:
             for which in np.unique(bands_of(traits)).tolist():
                 self._band(which)  # what has no band yet begins where this scan began
-        band.end_scan(band.mine(rows))
+        rows = band.mine(rows)
+        over = int(np.searchsorted(rows.due_ms, expired_until_ms, "right"))
+        if over:
+            self._expire_open(rows.pick(slice(0, over)))
+            rows = rows.pick(slice(over, None))
+        if rows.height:
+            self.expiry.keeps(int(rows.due_ms[0]))
+        band.end_scan(rows)
+
+    # -- expiry --------------------------------------------------------------------
+
+    @property
+    def may_expire(self) -> bool:
+        """Whether there is room for more of the dead, which wait in memory."""
+        return sum(part.rows.height for part in self.dead) < self.limits.ready_messages
+
+    def _expire_open(self, rows: Rows) -> None:
+        rows = self._open(rows)
+        if rows.height:
+            self.expire(rows)
+
+    def sweep(self, now_ms: int) -> None:
+        """Let go of what is ready and has expired, if it may be time to look for it."""
+        if not self.expiry.begin_sweep():
+            return
+        until_ms = self.expiry.until_ms(now_ms)
+        if self._passed is not None:  # what nobody asks for expires too
+            self.expiry.keeps(self._passed.due_ms)
+            if self._passed.due_ms <= until_ms:
+                self.fall_behind(self._passed)
+                self._passed = None
+        for band in self.bands:
+            rows = band.ready.rows()
+            over = rows.due_ms <= until_ms
+            if over.any() and self.may_expire:
+                band.ready.withdraw(rows.offsets[over])
+                self.expire(rows.pick(over))
+                rows = rows.pick(~over)
+            if rows.height:
+                self.expiry.keeps(int(rows.due_ms.min()))
+            if band.unread_from is not None:
+                self.expiry.keeps(band.unread_from.due_ms)
+        self.expiry.end_sweep(now_ms)
+
+    def _alive(self, rows: Rows, now_ms: int) -> Rows:
+        """Those that have not expired; the others, just taken out of ready, are let go."""
+        over = rows.due_ms <= self.expiry.until_ms(now_ms)
+        if not over.any():
+            return rows
+        self.expire(rows.pick(over))
+        return rows.pick(~over)
 
     # -- handing out ---------------------------------------------------------------
 
@@ -222,7 +295,8 @@ class SharedSubscription(Subscription):
         return taken
 
     def _due_of(self, rows: Rows, now_ms: int) -> Rows:
-        """Those that are due; the others are put back."""
+        """Those that are due; the others are put back, or have expired and are let go."""
+        rows = self._alive(rows, now_ms)
         due = self._are_due(rows, now_ms)
         if due.all():
             return rows
@@ -259,6 +333,7 @@ class SharedSubscription(Subscription):
         return before if before.any() else None
 
     def _again(self, rows: Rows, *, waited: bool) -> None:
+        self.expiry.keeps(int(rows.due_ms.min()))
         if self._hold is not None:
             self._hold.release(rows.offsets)
             waited = False  # it may not come behind what is due later
@@ -361,7 +436,8 @@ class SharedSubscription(Subscription):
             parts = self._take_apart(max(2 * wanted, _WINDOW_ROWS), with_tried=tried)
             if not any(part.height for part in parts):
                 break
-            for rows, is_old in zip(parts, (False, True), strict=True):
+            for part, is_old in zip(parts, (False, True), strict=True):
+                rows = self._alive(part, now_ms)
                 free = self._are_due(rows, now_ms)
                 if hold is not None:
                     free &= hold.next_of_each(rows, seen)
@@ -392,11 +468,12 @@ class SharedSubscription(Subscription):
     def advance(self, now_ms: int) -> bool:
         if self._early_ms is not None and self._early_ms <= now_ms:
             self._early_ms = None
-        return super().advance(now_ms)
+        may_expire = self.expiry.advance(now_ms)
+        return super().advance(now_ms) or may_expire
 
     def next_wake_ms(self) -> int | None:
-        wakes = [wake for wake in (super().next_wake_ms(), self._early_ms) if wake is not None]
-        return min(wakes, default=None)
+        wakes = (super().next_wake_ms(), self._early_ms, self.expiry.next_wake_ms())
+        return min((wake for wake in wakes if wake is not None), default=None)
 
     def rewind(self, now_ms: int) -> None:
         """Forget what is ready and not yet due again; what is handed over stays so."""

@@ -35,6 +35,7 @@ from escapement.broker.amendments import Amendments
 from escapement.broker.backoff import CEILING_MS
 from escapement.broker.consumer import Consumer
 from escapement.broker.deadletter import Dead, Reason
+from escapement.broker.expiry import Expiry
 from escapement.broker.inflight import NEVER_MS, InFlight
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.ready import MOST_ATTEMPTS, RELEASED, Rows
@@ -68,6 +69,7 @@ class Counts:
     released: int = 0
     timed_out: int = 0
     dead_lettered: int = 0
+    expired: int = 0
 
 
 class HandOver(NamedTuple):
@@ -109,6 +111,7 @@ class Subscription(ABC):
         self.consumers: list[Consumer] = []
         self.counts = Counts()
         self.throttle = Throttle(record.policy)
+        self.expiry = Expiry()
         self.dead: deque[Dead] = deque()  # held until they are buried
         self._stated: list[tuple[Rows, Int64s]] = []  # attempts that no checkpoint has written
         self._recovered: list[tuple[Rows, Int64s]] = []
@@ -381,6 +384,20 @@ class Subscription(ABC):
         self.held.discard(offsets)
         self.counts.dead_lettered += len(offsets)
         self.acknowledge(offsets, lambda count: done(), lambda fresh: letters)
+
+    def expire(self, rows: Rows) -> None:
+        """The time of these is over; they are in nobody's hands and not ready any more.
+
+        They are acknowledged, or die, if the policy says so.
+        """
+        self.counts.expired += rows.height
+        if self.record.policy.expired_to_dead_letter:
+            self.held.add(rows.offsets)
+            self.dead.append(Dead.of(rows, "expired"))
+            self._on_dead(self)
+        else:
+            self.held.discard(rows.offsets)
+            self.acknowledge(rows.offsets, None)
 
     def revive(self, rows: Rows, next_ms: int, now_ms: int) -> None:
         """These of the dead are tried again after all; they are held."""

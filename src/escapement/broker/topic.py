@@ -133,7 +133,7 @@ class Topic:
             self._set_horizon(Key(now_ms + 1, 0))
         self.shared[subscription.record.name] = subscription
         self._introduce(subscription)
-        self._pause(subscription)
+        self._govern(subscription)
 
     def _introduce(self, subscription: SharedSubscription) -> None:
         """Tell it of what is in the index that it would otherwise come upon late."""
@@ -149,10 +149,11 @@ class Topic:
     def add_ordered(self, subscription: OrderedSubscription) -> None:
         """Serve an exclusive or failover subscription."""
         self.ordered[subscription.record.name] = subscription
-        self._pause(subscription)
+        self._govern(subscription)
 
-    def _pause(self, subscription: Subscription) -> None:
+    def _govern(self, subscription: Subscription) -> None:
         subscription.throttle.topic_paused_until_ms = self.policy.paused_until_ms
+        subscription.expiry.set_ttl(self.policy.ttl_ms or self.namespace.policy.ttl_ms)
 
     def remove(self, name: str) -> None:
         """Stop serving a subscription."""
@@ -365,11 +366,13 @@ class Topic:
         """Go by another policy from now on."""
         self.policy = policy
         for subscription in self.subscriptions():
-            self._pause(subscription)
+            self._govern(subscription)
 
     def set_namespace(self, namespace: Namespace, now_ms: int) -> None:
         """Take the namespace's new settings; no message's time moves. P4."""
         self.namespace = namespace
+        for subscription in self.subscriptions():
+            self._govern(subscription)
         if self._wheel is not None and self._wheel.tick_ms != namespace.tick_ms:
             waiting = self._wheel.drain()
             loading = self._loading is self._wheel

@@ -154,6 +154,19 @@ def _choice(choices: tuple[str, ...], help: str) -> str:
     return _ruled(choices[0], help, "|".join(choices), read)
 
 
+def _flag(help: str) -> bool:
+    """Yes or no; no is the default."""
+
+    def read(value: Any) -> bool:
+        if value in ("yes", "no"):
+            return bool(value == "yes")
+        if type(value) is not bool:
+            raise InvalidRequest(f"{value!r} is neither yes nor no")
+        return value
+
+    return _ruled(False, help, "yes|no", read)
+
+
 def _topic(default: str, help: str) -> str:
     """A topic's name, kept in full; "" for none."""
 
@@ -294,6 +307,9 @@ class NamespacePolicy(Policy):
         1 << 62,
         "Of those, no more is kept than this many bytes of the log, however young; 0: no bound.",
     )
+    ttl_ms: int = _duration(
+        0, "So long after its delivery time a message that is not acknowledged expires; 0: never."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +321,7 @@ class TopicPolicy(Policy):
     paused_until_ms: int = _moment(
         "Until then nothing of it is handed out, to any subscription; forever: until it is resumed."
     )
+    ttl_ms: int = _duration(0, "As of the namespace, for this topic; 0: the namespace's.")
     max_publish_rate: float = _rate(
         "Messages a second that may be published; more are held back. 0: no limit."
     )
@@ -360,6 +377,9 @@ class SubscriptionPolicy(Policy):
     )
     dead_letter_topic: str = _topic(
         "", "Where dead letters go; TOPIC-SUBSCRIPTION-DLQ, where nothing is said."
+    )
+    expired_to_dead_letter: bool = _flag(
+        "Whether messages that expire go to the dead-letter topic."
     )
     paused_until_ms: int = _moment(
         "Until then nothing is handed out; forever: until it is resumed."

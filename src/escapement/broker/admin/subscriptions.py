@@ -107,6 +107,7 @@ def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
         "given_back": counts.given_back,
         "released": counts.released,
         "timed_out": counts.timed_out,
+        "expired": counts.expired,
         "dead_lettered": counts.dead_lettered,
     }
 
