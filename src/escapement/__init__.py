@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from escapement.errors import (
     AlreadyExists,
+    BacklogFull,
     Busy,
     Conflict,
     DelaysDisabled,
@@ -71,6 +72,7 @@ __all__ = [
     "JSON",
     "MSGPACK",
     "AlreadyExists",
+    "BacklogFull",
     "Batch",
     "Blobs",
     "Broker",

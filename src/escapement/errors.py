@@ -200,6 +200,13 @@ class Busy(EscapementError):
     retryable = True
 
 
+class BacklogFull(EscapementError):
+    """Is raised when so much of a topic waits that no more may be published now."""
+
+    code = "backlog_full"
+    retryable = True
+
+
 class ShuttingDown(EscapementError):
     """Is raised when the broker is stopping and takes no new work."""
 

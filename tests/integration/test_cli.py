@@ -306,6 +306,21 @@ def test_dead_letters_are_listed_shown_sent_back_and_thrown_away(say: Say) -> No
     assert sorted(say("consume", *names, "--count", "2").split()) == ["one", "three"]
 
 
+def test_limits_are_set_and_shown_as_people_write_them(say: Say) -> None:
+    """P10, Q3, Q4, V18."""
+    say("admin", "subscriptions", "create", "limited", "s")
+    topic = ["admin", "topics", "update", "limited"]
+    shown = say(*topic, "--ttl", "3d", "--quota", "64MiB", "--max-publish-rate", "2.5")
+    assert "3d" in shown
+    assert "2.5" in shown
+    assert "no rate" in say(*topic, "--max-publish-rate", "-1", fails=2)
+    subscription = ["admin", "subscriptions", "update", "limited", "s"]
+    shown = say(*subscription, "--dispatch", "least_busy", "--expired-to-dead-letter", "yes")
+    assert "least_busy" in shown
+    assert "yes" in shown
+    assert "mine" in say(*subscription, "--dispatch", "mine", fails=2)
+
+
 def test_a_topic_and_a_subscription_are_paused_and_resumed(say: Say) -> None:
     say("admin", "subscriptions", "create", "pausing", "s")
     assert "for ever" in say("pause", "pausing", "s")

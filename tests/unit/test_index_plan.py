@@ -294,3 +294,22 @@ def test_the_block_cache_stays_within_its_bound(tmp_path: Path) -> None:
     due_ms, offsets = index.plan(1, KEY_MIN, KEY_MAX, 10**6).read()
     assert len(index.fetch(1, due_ms, offsets).read()) == 10_000
     assert index.cache_used_bytes <= 50_000
+
+
+def test_a_count_of_a_span_is_near_and_needs_no_look_at_keys(tmp_path: Path) -> None:
+    """P10: exact in memory; on disk as if each block's messages were spread evenly."""
+    index = DelayedIndex.open(tmp_path)
+    rng = np.random.default_rng(5)
+    count, segments = 20_000, 3
+    due_ms = [rng.integers(0, 10_000, count) for _ in range(segments + 1)]
+    for number, column in enumerate(due_ms):
+        blobs = Blobs(np.ones(count, np.uint32), b"x" * count)
+        index.add(1, number * count, column, MessageBatch(blobs))
+        if number < segments:
+            index.checkpoint("log", {})
+    every = np.concatenate(due_ms)
+    for low, high in ((0, 10_000), (2_345, 7_891), (5_000, 5_001), (9_999, 20_000), (7, 7)):
+        exact = int(((every >= low) & (every < high)).sum())
+        assert abs(index.count_between(1, Key(low, 0), Key(high, 0)) - exact) <= 400
+    assert index.count_between(1, KEY_MIN, KEY_MAX) == len(every)
+    assert index.count_between(2, KEY_MIN, KEY_MAX) == 0

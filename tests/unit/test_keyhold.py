@@ -74,7 +74,7 @@ class Life:
         )
 
     def read(self) -> None:
-        while bands := self.made.to_scan():
+        while bands := self.made.to_scan(self.now_ms):
             (band,) = bands
             assert band.mark is not None
             found = [o for o, due in self.due_ms.items() if Key(due, o) >= band.mark]

@@ -110,3 +110,13 @@ def test_rates_pauses_and_choices_are_read_from_text() -> None:
     for changes in ({"dispatch": "mine"}, {"paused_until_ms": "2026-12-24T18:00"}):
         with pytest.raises(InvalidRequest):
             policy.updated(changes)
+
+
+def test_sizes_are_read_from_text() -> None:
+    """P10."""
+    policy = TopicPolicy().updated({"quota_bytes": "64MiB", "quota_counts": "all"})
+    assert (policy.quota_bytes, policy.quota_counts) == (64 << 20, "all")
+    assert policy.updated({"quota_bytes": "5"}).quota_bytes == 5
+    for size in ("64MB", "-1KiB", "KiB", 1.5):
+        with pytest.raises(InvalidRequest, match="quota_bytes"):
+            policy.updated({"quota_bytes": size})

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import trio
 
+from escapement.broker.backlog import check_backlog
 from escapement.broker.checkpointer import Checkpointer
 from escapement.broker.handle import ProducerHandle
 from escapement.broker.limits import BrokerLimits
@@ -33,6 +34,7 @@ from escapement.message import Int64s, Times
 from escapement.names import TopicName, check_name
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.group import Append
+from escapement.storage.index import DelayedIndex
 
 
 class Publishing:
@@ -42,12 +44,14 @@ class Publishing:
         self,
         registry: Registry,
         pipeline: CommitPipeline,
+        index: DelayedIndex,
         checkpointer: Checkpointer,
         clock: Clock,
         limits: BrokerLimits,
     ) -> None:
         self._registry = registry
         self._pipeline = pipeline
+        self._index = index
         self._checkpointer = checkpointer
         self._clock = clock
         self._limits = limits
@@ -131,6 +135,7 @@ class Publishing:
           DelaysDisabled, DelayTooLong, InvalidRequest: for its times; nothing happened.
           ProducerFenced, SequenceGap, Busy: for its sequence.
           Busy, LimitExceeded: there is no room to remember its dedup keys.
+          BacklogFull: so much of the topic waits that its quota is met.
           StorageUnavailable, StorageReadOnly: the log takes nothing now.
         """
         topic, producer = handle.topic, handle.producer
@@ -142,6 +147,7 @@ class Publishing:
         if known == count:
             publication.done(Stored(-1, True))
             return
+        check_backlog(topic, self._index, self._clock.now_ms())
         publication.producer = producer
         publication.trim(known)
         window_ms = topic.policy.dedup_window_ms

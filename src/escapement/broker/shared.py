@@ -125,6 +125,11 @@ class SharedSubscription(Subscription):
         """Whether something is due that has not been read yet."""
         return any(band.mark is not None for band in self.bands)
 
+    @property
+    def unread_from(self) -> Key | None:
+        """The lowest key that may not have been looked at; None if there is none."""
+        return min((b.unread_from for b in self.bands if b.unread_from is not None), default=None)
+
     def expect_priorities(self) -> None:
         """There are messages of other priorities in the index: look for them at once."""
         for which in BANDS:

@@ -37,6 +37,11 @@ class Sizes:
         if largest > self._largest_bytes:
             self._largest_bytes = largest
 
+    @property
+    def mean_bytes(self) -> float:
+        """What a message weighs, of late."""
+        return self._mean_bytes
+
     def frame_messages(self, most: int, frame_bytes: int) -> int:
         """How many messages to fetch for one frame: 1 to ``most``."""
         fair = int(frame_bytes / max(self._mean_bytes, 1.0))

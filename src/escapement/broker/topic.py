@@ -63,6 +63,7 @@ class Topic:
         "_wheel",
         "accepted_since_ms",
         "amendments",
+        "backlog",
         "dedup",
         "deleting",
         "id",
@@ -103,6 +104,8 @@ class Topic:
         self.sizes = Sizes()
         self.publish_rate = PublishRate()
         self.dedup = dedup
+        # What waited when it was last counted: what was counted, when, how many.
+        self.backlog: tuple[str, int, int] | None = None
         self.published = 0  # messages since this broker serves the topic
         self.deleting = False  # nothing more is taken
         self.subscribing = 0  # subscriptions being made durable: nothing may be forgotten

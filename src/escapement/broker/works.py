@@ -90,7 +90,7 @@ class Works:
         self._keep(ground, engine, config)
         self._move(ground, engine, config)
         self.publishing = Publishing(
-            self.registry, self.pipeline, self.checkpointer, clock, config.limits
+            self.registry, self.pipeline, self.index, self.checkpointer, clock, config.limits
         )
         self.postman = Postman(
             engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits

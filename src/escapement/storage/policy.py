@@ -11,6 +11,7 @@ newer program stored there and this one does not know is kept as it is.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,8 @@ DAY_MS: Final = 86_400_000
 _MOST_WAIT_MS: Final = 366 * DAY_MS
 # More than any machine moves.
 _MOST_RATE: Final = 1_000_000_000
+_SIZE: Final = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB)")
+_SHIFT: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
 # A pause without an end; the last moment that a policy can name.
 FOREVER_MS: Final = (1 << 62) - 1
 # Values of ``SubscriptionPolicy.order`` and ``on_retry``.
@@ -143,15 +146,14 @@ def _rate(help: str) -> float:
     return _ruled(0.0, help, "RATE", read)
 
 
-def _choice(choices: tuple[str, ...], help: str) -> str:
-    """One of a few words; the first is the default."""
+def _size(help: str) -> int:
+    """Bytes, or text such as ``64MiB``; 0 is none."""
 
-    def read(value: Any) -> str:
-        if value not in choices:
-            raise InvalidRequest(f"{value!r} is not one of {', '.join(choices)}")
-        return str(value)
+    def read(value: Any) -> int:
+        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        return _whole(value) if match is None else int(match[1]) << _SHIFT[match[2]]
 
-    return _ruled(choices[0], help, "|".join(choices), read)
+    return _ruled(0, help, "SIZE", read)
 
 
 def _flag(help: str) -> bool:
@@ -310,6 +312,15 @@ class NamespacePolicy(Policy):
     ttl_ms: int = _duration(
         0, "So long after its delivery time a message that is not acknowledged expires; 0: never."
     )
+    quota_messages: int = _number(
+        0,
+        1 << 53,
+        "Of each topic: when so many messages wait, publishing is refused for now; 0: no quota.",
+    )
+    quota_bytes: int = _size("Of each topic: the same for their size; 0: no quota.")
+    quota_counts: str = _word(
+        "due", ("due", "all"), "Whether what is not yet due counts: due, or all there is."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +333,15 @@ class TopicPolicy(Policy):
         "Until then nothing of it is handed out, to any subscription; forever: until it is resumed."
     )
     ttl_ms: int = _duration(0, "As of the namespace, for this topic; 0: the namespace's.")
+    quota_messages: int = _number(
+        0, 1 << 53, "As of the namespace, for this topic; 0: the namespace's."
+    )
+    quota_bytes: int = _size("As of the namespace, for this topic; 0: the namespace's.")
+    quota_counts: str = _word(
+        "namespace",
+        ("namespace", "due", "all"),
+        "As of the namespace, for this topic, or the namespace's.",
+    )
     max_publish_rate: float = _rate(
         "Messages a second that may be published; more are held back. 0: no limit."
     )
@@ -388,7 +408,8 @@ class SubscriptionPolicy(Policy):
     max_in_flight: int = _number(
         0, 4_000_000, "Messages in the hands of all consumers together. 0: the broker's bound."
     )
-    dispatch: str = _choice(
+    dispatch: str = _word(
+        "round_robin",
         ("round_robin", "least_busy"),
         "Who gets the next messages of a shared subscription: consumers in turn, or who holds "
         "the fewest.",

@@ -184,6 +184,18 @@ class DelayedIndex:
         bounded by a block (4096 messages) for each segment. O(tables + segments) binary
         searches.
         """
+        spans = self._spans(topic_id, start, until)
+        return Plan(spans, start, until, max_messages, self._traited(topic_id))
+
+    def count_between(self, topic_id: int, start: Key, until: Key) -> int:
+        """How many entries lie in ``[start, until)``; dead ones and duplicates count.
+
+        In the first and last block of each segment messages are taken to be spread evenly in
+        time. O(tables + segments) searches.
+        """
+        return sum(span.likely_count for span in self._spans(topic_id, start, until))
+
+    def _spans(self, topic_id: int, start: Key, until: Key) -> list[Span]:
         spans: list[Span] = []
         if start < until:
             for table in self._tables(topic_id):
@@ -193,7 +205,7 @@ class DelayedIndex:
             for part in self._slices_of(topic_id):
                 span = part.between(start, until)
                 spans += [span] if span else []
-        return Plan(spans, start, until, max_messages, self._traited(topic_id))
+        return spans
 
     def has_priorities(self, topic_id: int) -> bool:
         """Whether a topic has entries of other priorities than the default; or may have.

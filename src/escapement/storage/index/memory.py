@@ -98,6 +98,10 @@ class RunSpan:
     def count(self) -> int:
         return self._high - self._low
 
+    @property
+    def likely_count(self) -> int:
+        return self.count
+
     def landmarks(self, wanted: int, stride: int) -> Landmarks:
         """Every ``stride``-th key, as far as a plan of ``wanted`` messages can reach."""
         firsts = np.arange(self._low, min(self._high, self._low + wanted), stride)

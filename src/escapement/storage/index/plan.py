@@ -49,6 +49,11 @@ class Span(Protocol):
         """At most so many messages."""
         ...
 
+    @property
+    def likely_count(self) -> int:
+        """About so many, without a look at any key."""
+        ...
+
     def landmarks(self, wanted: int, stride: int) -> Landmarks:
         """Known keys in range, ascending, until blocks of ``wanted`` messages are named.
 

@@ -351,6 +351,19 @@ class SliceSpan:
     def count(self) -> int:
         return self._slice.rows_in(self._low, self._high)
 
+    @property
+    def likely_count(self) -> int:
+        """How many messages, if those of the first and last run are spread evenly in time."""
+        segment = self._slice.segment
+        count = self.count
+        for run in {self._low, self._high - 1}:
+            first_ms, last_ms = int(segment.first_ms[run]), int(segment.last_ms[run])
+            inside_ms = min(last_ms, self._until.due_ms) - max(first_ms, self._start.due_ms)
+            if first_ms < self._start.due_ms or last_ms >= self._until.due_ms:
+                share = max(inside_ms, 0) / max(last_ms - first_ms, 1)
+                count -= round(int(segment.run_rows[run]) * (1 - min(share, 1)))
+        return count
+
     def landmarks(self, wanted: int, stride: int) -> Landmarks:
         """Firsts and lasts of runs, as far as they lie in range."""
         segment = self._slice.segment

@@ -1,0 +1,147 @@
+"""A backlog quota: publishing is refused while too much of a topic waits (P10)."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.errors import BacklogFull
+from escapement.testing import World, arrived
+
+CALM = BrokerConfig(seed=0)
+NAMES = {"topic": "x", "subscription": "s"}
+KINDS = ["shared", "exclusive"]
+
+
+async def refused(world: World, broker: escapement.Broker) -> bool:
+    """Whether a message is refused now; it has its own producer, whose patience is short."""
+    await world.clock.advance(seconds=1)  # the backlog is counted anew
+    producer = await broker.producer("x", linger="0ms", send_timeout="100ms")
+    answers: list[bool] = []
+
+    async def send() -> None:
+        try:
+            await producer.send(b"one more")
+        except BacklogFull:
+            answers.append(True)
+        else:
+            answers.append(False)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        await world.clock.advance(seconds=1)
+    return answers == [True]
+
+
+async def limit(broker: escapement.Broker, **policy: object) -> None:
+    """Set the topic's quota."""
+    await broker.admin("topics.update", topic="x", policy=policy)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_publishing_is_refused_while_too_much_waits_and_goes_on_then(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: of the subscription that is furthest behind; also after a crash."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, kind=kind)
+            await limit(broker, quota_messages=100)
+            producer = await broker.producer("x")
+            await producer.send_many([b"waits"] * 99)
+            assert not await refused(world, broker)
+            assert await refused(world, broker)
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            assert await refused(world, broker)
+            async with (
+                broker.consumer("x", "s", kind=kind) as inbox,
+                broker.consumer("x", "quick") as quick,
+            ):
+                messages = await arrived(inbox)
+                assert len(messages) == 100
+                assert await refused(world, broker), "handed out, and still to be done"
+                await inbox.ack([message.id for message in messages], durable=True)
+                assert not await refused(world, broker)
+                await quick.flush_acks()
+
+
+async def test_what_is_not_yet_due_counts_only_where_it_is_said(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: on disk or in memory."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        await limit(broker, quota_messages=10)
+        producer = await broker.producer("x")
+        await producer.send_many([b"far"] * 500, delay="1h")
+        assert not await refused(world, broker)
+        await world.checkpoint()
+        assert not await refused(world, broker)
+        await limit(broker, quota_counts="all")
+        assert await refused(world, broker)
+        await limit(broker, quota_counts="due")
+        assert not await refused(world, broker)
+        await world.clock.advance(hours=1)
+        assert await refused(world, broker), "all of it is due now"
+
+
+async def test_the_quota_of_a_namespace_is_that_of_each_of_its_topics(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: by size too; without a subscription nothing waits."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        update = {"namespace": "public/default"}
+        await broker.admin("namespaces.update", **update, policy={"quota_bytes": "10KiB"})
+        producer = await broker.producer("x")
+        await producer.send_many([bytes(1_000)] * 100)
+        assert not await refused(world, broker)
+        await broker.admin("subscriptions.create", **NAMES)
+        await producer.send_many([bytes(1_000)] * 20)
+        assert await refused(world, broker)
+        elsewhere = await broker.producer("y")
+        await elsewhere.send(b"another topic")
+        await limit(broker, quota_bytes="1MiB")
+        assert not await refused(world, broker)
+
+
+async def test_a_backlog_that_finds_no_room_in_ready_counts_too(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: what came before a subscription, and what it is not to get, does not."""
+    config = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=50))
+    async with testing.start(config=config) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        await broker.admin("subscriptions.create", topic="x", subscription="other")
+        await producer.send_many([b"before"] * 1_000)
+        await broker.admin("subscriptions.create", **NAMES)
+        await broker.admin("subscriptions.delete", topic="x", subscription="other")
+        await limit(broker, quota_messages=300)
+        await producer.send_many([b"waits"] * 250)
+        assert not await refused(world, broker)
+        await producer.send_many([b"waits"] * 250)
+        assert await refused(world, broker)
+
+
+async def test_a_send_waits_for_room_and_nothing_is_lost_or_doubled(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: the client tries again by itself; what expires makes room."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        await limit(broker, quota_messages=10, ttl_ms="10s")
+        producer = await broker.producer("x", linger="0ms")
+        await producer.send_many([b"waits"] * 10)
+        await world.clock.advance(seconds=1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(producer.send, b"after them")
+            await world.clock.advance(seconds=5)
+            assert (await broker.admin("topics.stats", topic="x"))["next_offset"] == 10
+            await world.clock.advance(seconds=10)
+        assert (await broker.admin("topics.stats", topic="x"))["next_offset"] == 11
