@@ -147,6 +147,7 @@ async def test_a_year_of_nine_o_clock_in_berlin(mock_clock: trio.testing.MockClo
     async with watched() as (world, watch):
         made = await create(world, cron="0 9 * * mon-fri", timezone="Europe/Berlin", key="k")
         assert made.next == datetime(2026, 12, 25, 8, tzinfo=UTC)
+        assert await watch.look() == []  # from now on they are kept for it
         await world.clock.advance(days=365)
         found = await watch.look()
         days = [datetime.fromtimestamp(ms / 1000, BERLIN) for ms in found]
