@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -13,10 +11,10 @@ import trio
 
 import escapement
 from committing import FaultyEngine, no_fault
+from dying import DiesAt, finish
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.errors import StorageUnavailable
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
@@ -72,12 +70,12 @@ async def a_day_later(world: World) -> None:
 async def roll(world: World) -> None:
     """On the next day the log goes on in a new generation."""
     world.clock.set_back(-DAY_MS)
-    await _finish(world, world.server.works.housekeeper.round)
+    await finish(world, world.server.works.housekeeper.round)
 
 
 async def forget(world: World) -> None:
     """One round of forgetting, as far as it comes."""
-    await _finish(world, world.server.works.forgetter.round)
+    await finish(world, world.server.works.forgetter.round)
 
 
 async def without_index(world: World) -> None:
@@ -86,21 +84,6 @@ async def without_index(world: World) -> None:
     shutil.rmtree(world.index_directory)
     world.index_directory.mkdir()
     await world.restart()
-
-
-async def _finish(world: World, work: Callable[[], Awaitable[None]]) -> None:
-    ended = False
-
-    async def run() -> None:
-        nonlocal ended
-        with suppress(StorageUnavailable):
-            await work()
-        ended = True
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        while not ended:
-            await world.clock.advance(ms=100)
 
 
 async def begin(broker: escapement.Broker, retention: str = "0s") -> escapement.Producer:
@@ -185,7 +168,7 @@ async def test_a_generation_that_is_mostly_done_ends_before_its_day(
                 await take(broker)
             await world.checkpoint()
             await world.clock.advance(minutes=2)
-            await _finish(world, world.server.works.housekeeper.round)
+            await finish(world, world.server.works.housekeeper.round)
             await forget(world)
             assert generations(engine) == wanted
 
@@ -276,22 +259,6 @@ async def test_a_crash_at_any_step_of_forgetting_is_made_good(
         async with world.connect() as broker:
             await world.clock.advance(days=366)
             assert await take(broker) == late
-
-
-class DiesAt:
-    """From the step of that number on nothing reaches the database any more."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-
-    @property
-    def dead(self) -> bool:
-        return self.left <= 0
-
-    def __call__(self, step: str) -> None:
-        self.left -= 1
-        if self.dead:
-            raise StorageUnavailable("the broker's process has ended")
 
 
 async def test_one_message_in_a_thousand_due_next_year_keeps_little_of_the_log(
