@@ -310,7 +310,7 @@ def test_limits_are_set_and_shown_as_people_write_them(say: Say) -> None:
     """P10, Q3, Q4, V18."""
     say("admin", "subscriptions", "create", "limited", "s")
     topic = ["admin", "topics", "update", "limited"]
-    shown = say(*topic, "--ttl", "3d", "--quota", "64MiB", "--max-publish-rate", "2.5")
+    shown = say(*topic, "--ttl", "3d", "--quota-bytes", "64MiB", "--max-publish-rate", "2.5")
     assert "3d" in shown
     assert "2.5" in shown
     assert "no rate" in say(*topic, "--max-publish-rate", "-1", fails=2)
