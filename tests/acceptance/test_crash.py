@@ -118,16 +118,20 @@ async def publish_batches(
 async def publish_singly(
     broker: escapement.Broker, record: Record, number: int, count: int, seed: int
 ) -> None:
-    """Single messages, many at once, by a producer without a name."""
+    """Single messages, many at once, each again by another producer, under its dedup key."""
     chance = random.Random(seed)
-    producer = await broker.producer(TOPIC)
+    producer, other = await broker.producer(TOPIC), await broker.producer(TOPIC)
 
     async def one(payload: bytes) -> None:
         delay_ms = chance.choice([0, 0, chance.randrange(LONGEST_DELAY_MS)])
         (id,) = as_numbers([payload])
         record.wanted_ms[id] = now_ms() + delay_ms
-        await producer.send(payload, delay=(delay_ms, "ms") if delay_ms else None)
+        delay = (delay_ms, "ms") if delay_ms else None
+        receipt = await producer.send(payload, delay=delay, dedup=f"{id}")
         record.confirmed.add(id)
+        again = await other.send(payload, dedup=f"{id}")
+        assert again.duplicate
+        assert None in (again.id, receipt.id) or again.id == receipt.id
 
     for first in range(0, count, 50):
         async with trio.open_nursery() as nursery:
