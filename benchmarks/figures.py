@@ -68,6 +68,13 @@ MEASUREMENTS = [
     Measurement("burst, async for", "burst --one-by-one", "--messages", 1_000_000, 5),
     Measurement("burst, batches(), from disk", "burst --restart", "--messages", 1_000_000, 5),
     Measurement("burst, batches(), 50-500 bytes", f"burst {MIXED}", "--messages", 1_000_000, 5),
+    Measurement(
+        "burst, 100,000 keys in order, priorities, a tenth fails once",
+        "burst --keys 100000 --priorities --failing-percent 10",
+        "--messages",
+        1_000_000,
+        5,
+    ),
     Measurement("lateness at 10,000 a second", "lateness --seconds 20", "--rate", 10_000, 5),
     Measurement(
         "lateness beside 1 million failures",

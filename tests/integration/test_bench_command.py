@@ -20,7 +20,7 @@ COMMANDS = [
     "publish --messages 200 --batch-size 1 --in-flight 20 --window-ms 0",
     f"burst --messages 500 --window-ms 100 --one-by-one --pending 300 {SENDING}",
     "burst --messages 500 --window-ms 100 --restart",
-    "burst --messages 500 --window-ms 100 --keys 20 --priorities",
+    "burst --messages 500 --window-ms 100 --keys 20 --priorities --failing-percent 10",
     f"lateness --rate 500 --seconds 1 --window-ms 100 --pending 300 {SENDING}",
     "lateness --rate 500 --seconds 2 --window-ms 100 --failing 300 --back-off-ms 400",
     f"restart --pending 1000 --messages 300 --window-ms 60000 --at-once {SENDING}",
@@ -61,6 +61,8 @@ def test_every_bench_measures_and_loses_nothing(words: str) -> None:
     check(words, found, "sqlite")
     assert ("delivered_per_second" in found) == words.startswith("lateness")
     given = words.split()
+    if "burst" in given:
+        assert found["failed"] == (50 if "--failing-percent" in given else 0)
     for option, setting in [
         ("--batch-size", "batch-size"),
         ("--in-flight", "in-flight"),

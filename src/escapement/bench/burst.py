@@ -15,7 +15,13 @@ from typing import Final
 from escapement.bench.filling import PLAIN, Dress, fill, fill_beside
 from escapement.bench.outcome import Outcome, Run
 from escapement.bench.stage import CpuMeter, Setting, Stage, now_ms, sleep_until, stage
-from escapement.bench.take import take_all, take_batches, take_one_by_one
+from escapement.bench.take import (
+    Take,
+    take_all,
+    take_batches,
+    take_batches_failing,
+    take_one_by_one,
+)
 from escapement.bench.tally import Tally
 from escapement.client.broker import connect
 
@@ -35,6 +41,7 @@ class Burst:
     permits: int
     one_by_one: bool  # `async for message in inbox` instead of `inbox.batches()`
     restart: bool  # stop and start the broker before the first is due
+    failing_percent: int = 0  # of these, the first attempt fails
     dress: Dress = PLAIN  # keys come with an order: one message of each is out at a time
 
 
@@ -56,6 +63,7 @@ async def measure(setting: Setting, burst: Burst) -> Outcome:
         "taken": "one by one" if burst.one_by_one else "in batches",
         "after a restart": "yes" if burst.restart else "no",
         "keys, in order": burst.dress.keys,
+        "failing once": f"{burst.failing_percent} %",
         "priorities": "random" if burst.dress.priorities else "none",
     }
     return Outcome("burst", on.engine, described, runs)
@@ -80,8 +88,13 @@ async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run |
             on.setting.progress(f"{what}: waiting for it", 0, 1)
             await sleep_until(first_ms - 100)
             cpu = CpuMeter(on.host)
-            take = take_one_by_one if burst.one_by_one else take_batches
-            done_ms = await take_all(take, inbox, tally, burst.messages, burst.window_ms)
-            used = cpu.read()
+            done_ms = await take_all(_take(burst), inbox, tally, burst.messages, burst.window_ms)
+            more = cpu.read() | {"failed": tally.failed}
     await on.admin("topics.delete", topic=topic)
-    return Run.of(tally, (done_ms - int(at_ms.min())) / 1000, used)
+    return Run.of(tally, (done_ms - int(at_ms.min())) / 1000, more)
+
+
+def _take(burst: Burst) -> Take:
+    if burst.one_by_one:
+        return take_one_by_one
+    return take_batches_failing(burst.failing_percent) if burst.failing_percent else take_batches

@@ -80,6 +80,13 @@ def publish(setting: Setting, messages: int | None, window_ms: int) -> Measure:
     help="Each has one of so many keys, and of each key one message is out at a time; 0: none.",
 )
 @click.option("--priorities", is_flag=True, help="Each has a random priority.")
+@click.option(
+    "--failing-percent",
+    type=click.IntRange(0, 100),
+    default=0,
+    show_default=True,
+    help="Of so many in a hundred the first attempt fails; they are tried again.",
+)
 @_permits
 @measured(
     messages=Use(1_000_000, "How many in each run."),
@@ -94,13 +101,16 @@ def burst(
     restart: bool,
     keys: int,
     priorities: bool,
+    failing_percent: int,
     permits: int,
 ) -> Measure:
     """Messages a second that are due together, until durably acknowledged."""
     if restart:
         need_own_broker(setting, "--restart")
+    if one_by_one and failing_percent:
+        raise click.UsageError("--failing-percent is of whole batches: leave --one-by-one out.")
     dress = Dress(keys, priorities)
-    load = bursts.Burst(messages, window_ms, permits, one_by_one, restart, dress)
+    load = bursts.Burst(messages, window_ms, permits, one_by_one, restart, failing_percent, dress)
     return functools.partial(bursts.measure, setting, load)
 
 

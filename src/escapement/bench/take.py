@@ -13,6 +13,8 @@ from escapement.client.inbox import Inbox
 
 # Without a message for so long after one may be due, what is missing is taken for lost.
 PATIENCE_S: Final = 20.0
+# What fails in a burst waits so long.
+RETRY_MS: Final = 100
 # Asking for the time for each message would be measured with it.
 _STEP: Final = 1024
 
@@ -28,6 +30,28 @@ async def take_batches(inbox: Inbox, tally: Tally, messages: int, patience_s: fl
             return
         tally.add(batch.offsets, batch.due_ms)
         await batch.ack()
+
+
+def take_batches_failing(percent: int) -> Take:
+    """As ``take_batches``, but so many in a hundred fail on their first attempt.
+
+    They are given back, and wait ``RETRY_MS`` for the next.
+    """
+
+    async def take(inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
+        while tally.received < messages:
+            batch = await inbox.next_batch(patience_s)
+            if batch is None:
+                return
+            failed = (batch.attempts == 1) & (batch.offsets % 100 < percent)
+            if failed.any():
+                await inbox.nack(batch.offsets[failed], (RETRY_MS, "ms"))
+                tally.failed += int(failed.sum())
+            if not failed.all():
+                tally.add(batch.offsets[~failed], batch.due_ms[~failed])
+                await inbox.ack(batch.offsets[~failed])
+
+    return take
 
 
 async def take_one_by_one(inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:

@@ -30,6 +30,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.received = 0
+        self.failed = 0  # given back to be tried again; counted as received once acknowledged
         self._offsets: list[Int64s] = []
         self._due_ms: list[Int64s] = []
         self._arrived_ms: list[tuple[int, int]] = []
