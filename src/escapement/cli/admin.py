@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 
 from escapement.broker.config import MOST_PARALLELISM
+from escapement.cli.options import kind_option
 from escapement.cli.parameters import moment, place, positive_duration_ms
 from escapement.cli.policy import policy_options
 from escapement.cli.remote import DEFAULT_BROKER, broker_address, with_broker
@@ -360,13 +361,7 @@ def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[
     "orders audit --from earliest",
     "orders since --from 2026-12-24T18:00Z",
 )
-@click.option(
-    "--kind",
-    type=click.Choice(["shared", "exclusive", "failover"]),
-    default="shared",
-    show_default=True,
-    help="Shared obeys delays; the others deliver in the order of arrival and ignore them.",
-)
+@kind_option
 @click.option(
     "--from",
     "--position",

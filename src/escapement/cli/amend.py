@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
+from escapement.cli.options import output_option
 from escapement.cli.parameters import duration_ms, moment
 from escapement.cli.remote import Command, broker_option, with_broker
 from escapement.cli.table import print_rows
@@ -32,14 +33,7 @@ _dedup_option = click.option(
     metavar="KEY",
     help="Instead of an ID, the dedup key of a message; may be given several times.",
 )
-_output_option = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How to print what became of them.",
-)
+_output_option = output_option("table", "How to print what became of them.")
 _FILTERS: Final = (
     click.option(
         "--from", "due_from", type=moment, metavar="TIME", help="All that is due from then on."

@@ -10,6 +10,7 @@ import click
 import trio
 
 from escapement.cli.line import plain, print_json, print_payload
+from escapement.cli.options import kind_option, output_option
 from escapement.cli.parameters import place
 from escapement.cli.remote import broker_option, with_broker
 from escapement.client.batch import Message
@@ -54,13 +55,7 @@ def _key_range(text: str) -> tuple[int, int] | str:
     help="Where the subscription begins if it is new: latest, earliest, an offset, or a time "
     "such as 2026-12-24T18:00Z.",
 )
-@click.option(
-    "--kind",
-    type=click.Choice(["shared", "exclusive", "failover"]),
-    default="shared",
-    show_default=True,
-    help="Shared obeys delays; the others deliver in the order of arrival and ignore them.",
-)
+@kind_option
 @click.option(
     "--keys",
     "key_range",
@@ -69,14 +64,7 @@ def _key_range(text: str) -> tuple[int, int] | str:
     help="Of a shared subscription, only messages whose keys hash to these slots, of 0-65535, "
     "or to a part of its own; and those without a key.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Payloads alone, or all there is to a message.",
-)
+@output_option("text", "Payloads alone, or all there is to a message.")
 @broker_option
 def consume(
     topic: str,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from escapement.cli.options import output_option
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import print_record, print_rows
 from escapement.client.broker import Broker
@@ -34,14 +35,7 @@ _offsets = click.option(
     multiple=True,
     help="Only this one, by its place in the dead-letter topic; may be given again.",
 )
-_output = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How to print the answer.",
-)
+_output = output_option("table", "How to print the answer.")
 
 
 @click.group()

@@ -11,6 +11,7 @@ from rich.bar import Bar
 from rich.table import Table
 from rich.text import Text
 
+from escapement.cli.options import output_option
 from escapement.cli.parameters import positive_duration_ms
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import console
@@ -54,14 +55,7 @@ _EMPTY_SPANS: Final = 3
     metavar="DURATION",
     help="How far to look ahead: 1h by minute, 1d by hour, 2w by day if not given.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["bars", "json"]),
-    default="bars",
-    show_default=True,
-    help="How to print it.",
-)
+@output_option("bars", "How to print it.")
 @broker_option
 def forecast(
     topic: str, by: str, within_ms: int | None, output: str, at_broker: tuple[str, int]

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from escapement.cli.options import output_option
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import print_record, print_rows
 from escapement.client.broker import Broker
@@ -41,14 +42,7 @@ def message() -> None:
 )
 @click.argument("topic")
 @click.argument("id", required=False, type=click.IntRange(min=0))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How to print it.",
-)
+@output_option("table", "How to print it.")
 @broker_option
 def show(topic: str, id: int | None, output: str, at_broker: tuple[str, int]) -> None:
     """Show the life of a message: when it was published and is due, and who has it."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 import trio
 
+from escapement.cli.options import output_option
 from escapement.cli.parameters import moment
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import print_rows
@@ -64,14 +65,7 @@ def _property(text: str) -> tuple[str, str]:
     multiple=True,
     help="Only messages with this property; more than once for all of several.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How to print them.",
-)
+@output_option("table", "How to print them.")
 @broker_option
 def peek(
     topic: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from escapement.cli.line import plain, print_json, print_payload
+from escapement.cli.options import output_option
 from escapement.cli.remote import broker_option, with_broker
 from escapement.client.broker import Broker
 
@@ -32,14 +33,7 @@ _PAGE_MESSAGES = 1000
     help="The offset to begin with.",
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Payloads alone, or all there is to a message.",
-)
+@output_option("text", "Payloads alone, or all there is to a message.")
 @broker_option
 def read(
     topic: str, start: int, count: int | None, output: str, at_broker: tuple[str, int]

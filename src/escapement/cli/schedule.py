@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import click
 
+from escapement.cli.options import output_option
 from escapement.cli.parameters import moment, positive_duration_ms
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import console, print_record, print_rows
@@ -43,14 +44,7 @@ def _command(name: str) -> Callable[[Callable[..., None]], click.Command]:
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @schedule.command(name)
-        @click.option(
-            "-o",
-            "--output",
-            type=click.Choice(["table", "json"]),
-            default="table",
-            show_default=True,
-            help="How to print the answer.",
-        )
+        @output_option("table", "How to print the answer.")
         @broker_option
         @wraps(function)
         def command(output: str, at_broker: tuple[str, int], **arguments: Any) -> None:
