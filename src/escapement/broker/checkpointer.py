@@ -257,18 +257,18 @@ class Checkpointer:
         id = subscription.record.id
         parts = self.parts.get(id)
         if parts is None:
-            if not subscription.has_stated:
+            if not subscription.retries.has_stated:
                 return []
             parts = self.parts[id] = Parts()
         if parts.wants_rewrite(len(subscription.held)):
             table = subscription.all_attempts(self._clock.now_ms())
             restated.append(_Restated(subscription, parts, table))
             return []
-        if not subscription.has_stated:
+        if not subscription.retries.has_stated:
             return []
         return [
             AttemptPart(id, parts.add(len(piece.offsets)), piece)
-            for piece in _pieces(subscription.take_stated())
+            for piece in _pieces(subscription.retries.take_stated())
         ]
 
     async def _with_attempts(self, checkpoint: Checkpoint, restated: list[_Restated]) -> Checkpoint:

@@ -140,7 +140,7 @@ class Replay:
                 subscription = self._subscription(subscription_id)
                 if subscription is not None:
                     at = attempts.subscription_id == subscription_id
-                    subscription.recover_attempts(
+                    subscription.retries.recover(
                         Rows.recalled(
                             attempts.due_ms[at], attempts.offset[at], attempts.attempt[at]
                         ),
@@ -201,7 +201,7 @@ class Replay:
             topic.recovered(now_ms)
             for subscription in topic.subscriptions():
                 subscription.begin(now_ms)
-                if subscription.has_stated:
+                if subscription.retries.has_stated:
                     # A checkpoint on the way has not written them, and the next one trims
                     # the journal that says them.
                     self._progress.touched.add(topic.id)

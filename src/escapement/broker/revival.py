@@ -182,7 +182,7 @@ class Revival:
         for _, data in self._attempts.pop(subscription_id, []):
             table = decode_attempts(data)
             rows = Rows.recalled(table.due_ms, table.offsets, table.attempts)
-            subscription.recover_attempts(rows, table.next_ms, stored=True)
+            subscription.retries.recover(rows, table.next_ms, stored=True)
         if not self.replaying:
             subscription.begin(now_ms)
 

@@ -378,7 +378,7 @@ class SharedSubscription(Subscription):
         self._hold = KeyHold(whole=policy.order == TOPIC_ORDER)
         self._hold.take(self.in_flight.rows())
         if policy.on_retry == HOLD:
-            self._hold.take(self._waiting())
+            self._hold.take(self.retries.waiting()[0])
         for band in self.bands:
             band.ready.push(band.ready.drain())  # what has waited comes in its order now
 

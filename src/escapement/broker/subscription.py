@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ from escapement.broker.deadletter import Dead, Reason
 from escapement.broker.expiry import Expiry
 from escapement.broker.inflight import NEVER_MS, InFlight
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.ready import MOST_ATTEMPTS, RELEASED, Rows
+from escapement.broker.ready import RELEASED, Rows
+from escapement.broker.retries import Retries, counted
 from escapement.broker.throttle import Throttle
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.attempts import AttemptTable
@@ -47,15 +48,6 @@ from escapement.storage.group import Acks, Attempts
 from escapement.storage.letter import Letter
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.policy import SubscriptionPolicy
-from escapement.timewheel import Entries, TimingWheel
-
-# Retries and ack timeouts are watched at this resolution, whatever the topic's tick:
-# they are measured in seconds, and a coarse tick for delays must not stretch them.
-TIMER_TICK_MS: Final = 10
-# Beside the due time, a timer's tag has the attempts in this many bits.
-_ATTEMPTS: Final = 0xFFFF
-# Timers of deliveries that are over are dropped once they outnumber the others, and this.
-_TIDY_TIMERS: Final = 16_384
 
 
 @dataclass(slots=True)
@@ -113,13 +105,11 @@ class Subscription(ABC):
         self.throttle = Throttle(record.policy)
         self.expiry = Expiry()
         self.dead: deque[Dead] = deque()  # held until they are buried
-        self._stated: list[tuple[Rows, Int64s]] = []  # attempts that no checkpoint has written
-        self._recovered: list[tuple[Rows, Int64s]] = []
+        self.retries = Retries(now_ms)
         self._submit = submit
         self._on_dead = on_dead
         self._rng = rng
         self._amendments = amendments  # of the topic's messages
-        self._timers = TimingWheel(TIMER_TICK_MS, now_ms)
 
     # -- what subclasses decide ------------------------------------------------
 
@@ -267,14 +257,11 @@ class Subscription(ABC):
         """
         rows = self.in_flight.find(offsets)
         if rows.height:
-            self._record(_counted(rows), np.full(rows.height, now_ms))
+            self._record(counted(rows), np.full(rows.height, now_ms))
 
     def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         """Which of these are ready, in flight or in retry here; bool[n]."""
-        held = self.held.contains(offsets)
-        for rows, _ in self._recovered:
-            held |= np.isin(offsets, rows.offsets)
-        return held
+        return self.held.contains(offsets) | self.retries.has_recovered(offsets)
 
     # -- giving back -------------------------------------------------------------
 
@@ -315,7 +302,7 @@ class Subscription(ABC):
         """These come back from a consumer; failed for ``reason``, or not at all."""
         if not rows.height:
             return
-        rows = _counted(rows)
+        rows = counted(rows)
         self._record(rows, next_ms)
         most = self.record.policy.max_deliveries
         if most and reason is not None:
@@ -328,7 +315,7 @@ class Subscription(ABC):
 
     def _record(self, rows: Rows, next_ms: Int64s) -> None:
         """Have attempts made durable."""
-        self._stated.append((rows, next_ms))
+        self.retries.state(rows, next_ms)
         self._submit(
             Attempts(
                 self.record.topic_id,
@@ -346,12 +333,9 @@ class Subscription(ABC):
             self._again(rows.pick(at_once), waited=waited)
             rows, next_ms = rows.pick(~at_once), next_ms[~at_once]
         if rows.height:
-            tags = (rows.due_ms << 16) | rows.attempts
-            labels = None if rows.traits is None else rows.traits.astype(np.int64)
-            elapsed = self._timers.insert(next_ms, rows.offsets, tags, labels)
-            if elapsed is not None and len(elapsed):
-                # The wall clock went back a little, and the wheel has seen later.
-                self._again(_timed(elapsed), waited=True)
+            elapsed = self.retries.wait(rows, next_ms)
+            if elapsed.height:
+                self._again(elapsed, waited=True)
 
     # -- the dead ----------------------------------------------------------------
 
@@ -408,40 +392,34 @@ class Subscription(ABC):
     def advance(self, now_ms: int) -> bool:
         """Let timeouts and retries happen; returns whether anything became ready."""
         moved = self.throttle.advance(now_ms)
-        fired = self._timers.advance(max(now_ms, self._timers.now_ms))
-        if not len(fired):
+        fired = self.retries.advance(now_ms)
+        if fired is None:
             return moved
-        for timer in fired.ids[fired.ids < 0].tolist():
-            rows, deadline_ms = self.in_flight.expire(-timer, now_ms)
+        for delivery_id in fired.deliveries:
+            rows, deadline_ms = self.in_flight.expire(delivery_id, now_ms)
             if deadline_ms is not None:
-                self._watch(deadline_ms, timer)
+                self._watch(deadline_ms, delivery_id)
             if rows.height:
                 self.counts.timed_out += rows.height
                 self._return(rows, np.full(rows.height, now_ms), now_ms, "timeout")
                 moved = True
-        retry = np.flatnonzero(fired.ids >= 0)
-        if len(retry):
-            retry = retry[self.held.contains(fired.ids[retry])]
-            if len(retry):
-                self._again(_timed(fired.take(retry)), waited=True)
+        if fired.rows.height:
+            rows = fired.rows.pick(self.held.contains(fired.rows.offsets))
+            if rows.height:
+                self._again(rows, waited=True)
                 moved = True
         return moved
 
     def next_wake_ms(self) -> int | None:
         """When ``advance`` has something to do."""
-        timer_ms, more_ms = self._timers.next_wake_ms(), self.throttle.next_wake_ms()
+        timer_ms, more_ms = self.retries.next_wake_ms(), self.throttle.next_wake_ms()
         if timer_ms is None or more_ms is None:
             return more_ms if timer_ms is None else timer_ms
         return min(timer_ms, more_ms)
 
     def rewind(self, now_ms: int) -> None:
         """The wall clock went back: timers are laid out again; deadlines stay as they are."""
-        waiting = self._timers.drain()
-        self._timers = TimingWheel(TIMER_TICK_MS, now_ms)
-        elapsed = self._timers.insert(
-            np.maximum(waiting.when_ms, now_ms + 1), waiting.ids, waiting.tags, waiting.labels
-        )
-        assert elapsed is None
+        self.retries.rewind(now_ms)
 
     # -- handing over --------------------------------------------------------------
 
@@ -458,7 +436,7 @@ class Subscription(ABC):
             deadline_ms = np.full(rows.height, NEVER_MS)
         delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms, now_ms)
         if policy.ack_wait_ms:
-            self._watch(int(deadline_ms.min()), -delivery_id)
+            self._watch(int(deadline_ms.min()), delivery_id)
         self.throttle.handed_over(rows.height, now_ms)
         self.counts.delivered += rows.height
         self.counts.redelivered += int((rows.attempts > 1).sum())
@@ -474,20 +452,10 @@ class Subscription(ABC):
             return 0.0
         return self._rng.random(rows.height)
 
-    def _watch(self, deadline_ms: int, timer: int) -> None:
-        if len(self._timers) > _TIDY_TIMERS + 4 * (len(self.held) + self.in_flight.deliveries):
-            self._tidy()
-        elapsed = self._timers.insert_one(max(deadline_ms, self._timers.now_ms + 1), timer)
-        assert not elapsed
-
-    def _tidy(self) -> None:
-        """Drop timers of deliveries that are over: with a long wait they are most."""
-        waiting = self._timers.drain()
-        waiting = waiting.take(
-            (waiting.ids >= 0) | np.isin(-waiting.ids, self.in_flight.delivery_ids())
-        )
-        elapsed = self._timers.insert(waiting.when_ms, waiting.ids, waiting.tags, waiting.labels)
-        assert elapsed is None or not len(elapsed)
+    def _watch(self, deadline_ms: int, delivery_id: int) -> None:
+        if self.retries.is_untidy(len(self.held) + self.in_flight.deliveries):
+            self.retries.tidy(self.in_flight.delivery_ids())
+        self.retries.watch(delivery_id, deadline_ms)
 
     # -- durable attempts ------------------------------------------------------------
 
@@ -495,86 +463,40 @@ class Subscription(ABC):
         """At recovery, before ``begin``: these were acknowledged, durably."""
         self.acked.add(offsets)
 
-    def recover_attempts(self, rows: Rows, next_ms: Int64s, *, stored: bool) -> None:
-        """At recovery, before ``begin``: these were tried; later statements win.
-
-        Args:
-          stored: whether a checkpoint has written them, or only the journal says so.
-        """
-        self._recovered.append((rows, next_ms))
-        if not stored:
-            self._stated.append((rows, next_ms))
-
     def begin(self, now_ms: int) -> None:
         """Everything that was stored is known: lay out what waits for another attempt."""
-        recovered, self._recovered = self._recovered, []
-        if not recovered:
-            return
-        rows = Rows.concat([rows for rows, _ in recovered])
-        next_ms = np.concatenate([next_ms for _, next_ms in recovered])
-        _, last = np.unique(rows.offsets[::-1], return_index=True)
-        at = rows.height - 1 - last
-        at = at[~self.acked.contains(rows.offsets[at])]
-        rows, next_ms = rows.pick(at), next_ms[at]
+        rows, next_ms = self.retries.take_recovered(self.acked)
         if rows.height:
             self.held.add(rows.offsets)
             self._retry(rows, next_ms, now_ms, waited=True)
-
-    @property
-    def has_stated(self) -> bool:
-        """Whether attempts were counted that no checkpoint has written yet."""
-        return bool(self._stated)
-
-    def take_stated(self) -> AttemptTable:
-        """What was counted since this was last asked, in the order in which it was."""
-        stated, self._stated = self._stated, []
-        rows = Rows.concat([rows for rows, _ in stated])
-        next_ms = np.concatenate([np.zeros(0, np.int64), *(next_ms for _, next_ms in stated)])
-        return AttemptTable(rows.offsets, rows.to_store(), next_ms, rows.due_ms)
-
-    def _waiting(self) -> Rows:
-        """What waits for another attempt; among it may be what was acknowledged meanwhile."""
-        timers = self._timers.entries()
-        at = np.flatnonzero(timers.ids >= 0)
-        return _timed(timers.take(at)) if len(at) else Rows.none()
 
     def all_attempts(self, now_ms: int) -> AttemptTable:
         """Every message that was tried before and is not done, and when next.
 
         Among them may be some that were acknowledged while they waited.
         """
-        self._stated = []
-        waiting = self._timers.entries()
-        retry = np.flatnonzero(waiting.ids >= 0)
-        parts = [Rows.none()]
-        next_parts = [np.zeros(0, np.int64)]
-        if len(retry):
-            waiting = waiting.take(retry)
-            parts.append(_timed(waiting))
-            next_parts.append(waiting.when_ms)
+        self.retries.take_stated()
+        waiting, next_ms = self.retries.waiting()
         flying = self.in_flight.rows()
         # Of what was changed for others the journal says that it was handed out (``keep``).
         recorded = self._amendments.changed(flying.offsets)
-        flying = _counted(flying._replace(attempts=flying.attempts - ~recorded))
+        flying = counted(flying._replace(attempts=flying.attempts - ~recorded))
         dead = [part.rows for part in self.dead]
-        for rows in (flying, self._ready_again(), *dead):
-            rows = rows.pick(rows.attempts > 0)
-            parts.append(rows)
-            next_parts.append(np.full(rows.height, now_ms))
-        all_rows = Rows.concat(parts)
-        next_ms = np.concatenate(next_parts)
-        return AttemptTable(all_rows.offsets, all_rows.to_store(), next_ms, all_rows.due_ms)
+        others = Rows.concat([flying, self._ready_again(), *dead])
+        others = others.pick(others.attempts > 0)
+        rows = Rows.concat([waiting, others])
+        next_ms = np.concatenate((next_ms, np.full(others.height, now_ms)))
+        return AttemptTable(rows.offsets, rows.to_store(), next_ms, rows.due_ms)
 
     def tries_of(self, offset: int) -> tuple[int, int | None]:
         """How often a held message was delivered, and when it is tried again if it waits."""
-        waiting = self._timers.entries()
-        at = np.flatnonzero(waiting.ids == offset)
+        rows, times_ms = self.retries.waiting()
+        at = np.flatnonzero(rows.offsets == offset)
         if len(at):
-            rows, next_ms = _timed(waiting.take(at)), int(waiting.when_ms[at[-1]])
-        else:
-            rows, next_ms = self._ready_again(), None
+            return int(rows.counts[at[0]]), int(times_ms[at[-1]])
+        rows = self._ready_again()
         found = rows.counts[rows.offsets == offset]
-        return (int(found[0]) if len(found) else 0), next_ms
+        return (int(found[0]) if len(found) else 0), None
 
     @abstractmethod
     def _ready_again(self) -> Rows:
@@ -585,16 +507,3 @@ class Subscription(ABC):
         for consumer in list(self.consumers):
             # That the broker stops is no failure of a message.
             self._leave(consumer, now_ms, None)
-
-
-def _counted(rows: Rows) -> Rows:
-    """The rows with their count of attempts at its bound at most."""
-    return rows._replace(attempts=rows.attempts - (rows.counts > MOST_ATTEMPTS))
-
-
-def _timed(timers: Entries) -> Rows:
-    """The rows of timers: due time and attempts were packed into tags, traits are labels."""
-    tags, labels = timers.tags, timers.labels
-    assert tags is not None
-    traits = None if labels is None else labels.astype(np.uint32)
-    return Rows(tags >> 16, timers.ids, tags & _ATTEMPTS, traits)
