@@ -22,10 +22,11 @@ from escapement.storage.engine.base import (
     Result,
     TransactionAborted,
 )
+from escapement.storage.generation import Generation
 from escapement.storage.group import Append, Group
 from escapement.storage.lane import State
 from escapement.storage.lease import Identity, Lease
-from escapement.storage.log import Generation, Log
+from escapement.storage.log import Log
 
 LEASE_MS = 600_000
 

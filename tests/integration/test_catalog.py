@@ -16,8 +16,9 @@ from escapement.storage.attempts import AttemptTable
 from escapement.storage.checkpoint import AttemptPart, Checkpoint, ChunkRow
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity
-from escapement.storage.log import Log, NewRow
+from escapement.storage.log import Log
 from escapement.storage.logrow import encode_row
+from escapement.storage.logtable import NewRow
 from escapement.storage.policy import SubscriptionPolicy, TopicPolicy
 
 

@@ -16,18 +16,11 @@ from escapement.errors import LeaseLost, LogDamaged
 from escapement.message import Blobs, MessageBatch
 from escapement.storage import lease, schema
 from escapement.storage.engine.base import Connection, Engine, Params, Result
+from escapement.storage.generation import DAY_MS, GENERATION_SIZE_BYTES, Generation, should_roll
 from escapement.storage.lease import Identity, Lease
-from escapement.storage.log import (
-    DAY_MS,
-    GENERATION_SIZE_BYTES,
-    Generation,
-    Log,
-    LogRow,
-    NewRow,
-    RowKey,
-    should_roll,
-)
+from escapement.storage.log import Log
 from escapement.storage.logrow import encode_row
+from escapement.storage.logtable import LogRow, NewRow, RowKey
 
 NO_LIMIT = 1 << 40
 

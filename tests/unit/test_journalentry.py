@@ -16,7 +16,7 @@ from escapement.storage.journalentry import (
     decode_entry,
     encode_entry,
 )
-from escapement.storage.log import RowKey
+from escapement.storage.logtable import RowKey
 
 ids = st.integers(0, 2**62)
 offsets = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)

@@ -41,9 +41,11 @@ from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.forgetting import Holding
+from escapement.storage.generation import Generation
 from escapement.storage.index import DelayedIndex
 from escapement.storage.lease import Lease
-from escapement.storage.log import Generation, Log, RowKey
+from escapement.storage.log import Log
+from escapement.storage.logtable import RowKey
 
 _logger = logging.getLogger(__name__)
 

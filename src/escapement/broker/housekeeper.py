@@ -20,8 +20,9 @@ from escapement.errors import StorageUnavailable
 from escapement.storage import producers, removal
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.generation import Generation, should_roll
 from escapement.storage.lease import Lease
-from escapement.storage.log import Generation, Log, should_roll
+from escapement.storage.log import Log
 
 _logger = logging.getLogger(__name__)
 

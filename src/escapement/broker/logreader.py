@@ -14,7 +14,8 @@ import trio
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.log import Log, LogRow
+from escapement.storage.log import Log
+from escapement.storage.logtable import LogRow
 
 
 class LogPart(NamedTuple):

@@ -28,7 +28,8 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex, IndexLimits
 from escapement.storage.journal import JournalPosition, JournalRow
 from escapement.storage.lease import Lease
-from escapement.storage.log import Log, LogRow, RowKey
+from escapement.storage.log import Log
+from escapement.storage.logtable import LogRow, RowKey
 
 _log = logging.getLogger(__name__)
 

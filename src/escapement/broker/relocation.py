@@ -21,7 +21,7 @@ from escapement.errors import EscapementError
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.group import Restate
-from escapement.storage.log import LogRow
+from escapement.storage.logtable import LogRow
 
 # What is stated again in one row.
 _ROW_BYTES: Final = 1 << 20

@@ -25,9 +25,9 @@ from escapement.storage.attempts import AttemptTable, encode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.dedupkeys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.generation import Generation
 from escapement.storage.journal import JournalPosition
 from escapement.storage.lease import Lease, check
-from escapement.storage.log import Generation
 from escapement.storage.producers import ProducerRecord, read_producers
 from escapement.storage.schedule import Schedule, read_schedules
 from escapement.storage.schema import log_identity

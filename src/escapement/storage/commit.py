@@ -30,11 +30,12 @@ from escapement.clock import Clock
 from escapement.errors import Busy, EscapementError, StorageReadOnly
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.generation import Generation
 from escapement.storage.group import Acks, Append, Attempts, Group, Letters, Restate, Statement
 from escapement.storage.journal import START, JournalPosition
 from escapement.storage.lane import Lane, State
 from escapement.storage.lease import Lease, Recorded
-from escapement.storage.log import Generation, Log
+from escapement.storage.log import Log
 from escapement.storage.writer import Writer
 
 # Lanes overlap their waits for the disk; on few cores more of them gain nothing.

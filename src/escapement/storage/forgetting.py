@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from escapement.storage import journal, removal
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.log import Generation
+from escapement.storage.generation import Generation
 
 # Rows deleted in one step where dropping a table takes as long as deleting its rows.
 _STEP_ROWS: Final = 64

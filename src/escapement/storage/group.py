@@ -22,11 +22,12 @@ from escapement.errors import EscapementError
 from escapement.message import NO_TIMES, Buffer, Int64s, Times
 from escapement.storage.dedupkeys import KEY_BYTES, Keyed, KeyTable
 from escapement.storage.engine.base import Connection
+from escapement.storage.generation import Generation
 from escapement.storage.journal import JournalPosition
 from escapement.storage.journalentry import Acked, AttemptColumns, JournalEntry, ProducerMark
 from escapement.storage.letter import Letter
-from escapement.storage.log import Generation, NewRow, RowKey
 from escapement.storage.logrow import encode_row
+from escapement.storage.logtable import NewRow, RowKey
 
 # A row must fit a packet of the database (16 MiB by default) with room to spare; only a
 # group with a body of several megabytes comes near.

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from escapement.errors import LogDamaged, StorageError
 from escapement.message import Buffer, Int64s
 from escapement.storage.dedupkeys import Keyed, decode_keys, encode_keys
-from escapement.storage.log import RowKey
+from escapement.storage.logtable import RowKey
 from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
 
 _VERSION: Final = 1

@@ -42,6 +42,7 @@ from escapement.errors import (
 )
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import TransactionAborted
+from escapement.storage.generation import Generation
 from escapement.storage.group import (
     Acks,
     Append,
@@ -52,7 +53,7 @@ from escapement.storage.group import (
     Statement,
     form_group,
 )
-from escapement.storage.log import Generation, Log
+from escapement.storage.log import Log
 from escapement.storage.writer import Writer
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from escapement.storage.engine.base import Connection
-from escapement.storage.log import Generation
+from escapement.storage.generation import Generation
 
 # Rows deleted in one step: log rows are up to some megabytes each.
 _STEP_ROWS: Final = 64

@@ -1,0 +1,80 @@
+"""A generation of the log: a set of tables that is begun, filled and dropped as a whole.
+
+Owns the table ``generations``. A generation has ``parallelism`` tables named
+``log_<generation>_<shard>``; a topic's rows in it are in the table ``topic_id %
+parallelism``. It ends by size or by day; a change of parallelism takes effect with the
+next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.lease import Lease, check
+
+# A generation ends at this size: large enough that few are walked, small enough that
+# dropping one frees room in reasonable steps.
+GENERATION_SIZE_BYTES: Final = 8 << 30
+DAY_MS: Final = 86_400_000
+
+_CREATE: Final = """
+    CREATE TABLE IF NOT EXISTS {table} (
+        topic_id BIGINT NOT NULL,
+        base_offset BIGINT NOT NULL,
+        message_count BIGINT NOT NULL,
+        min_due_ms BIGINT NOT NULL,
+        max_due_ms BIGINT NOT NULL,
+        owner_epoch BIGINT NOT NULL,
+        accepted_at_ms BIGINT NOT NULL,
+        kind SMALLINT NOT NULL,
+        size_bytes BIGINT NOT NULL,
+        data {blob} NOT NULL,
+        PRIMARY KEY (topic_id, base_offset)
+    ){table_end}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One set of tables; ``size_bytes`` is as of the last checkpoint."""
+
+    id: int
+    parallelism: int
+    created_at_ms: int
+    size_bytes: int
+
+    def table(self, topic_id: int) -> str:
+        return f"log_{self.id}_{topic_id % self.parallelism}"
+
+
+def should_roll(current: Generation, now_ms: int) -> bool:
+    """Whether the next group belongs into a new generation: by size, or by (UTC) day."""
+    if current.size_bytes >= GENERATION_SIZE_BYTES:
+        return True
+    return current.size_bytes > 0 and now_ms // DAY_MS > current.created_at_ms // DAY_MS
+
+
+def create(engine: Engine, connection: Connection, lease: Lease, new: Generation) -> None:
+    """Make its tables, and then it; blocking, outside of a transaction, safe to repeat."""
+    words = engine.dialect
+    for shard in range(new.parallelism):
+        connection.execute(
+            _CREATE.format(table=new.table(shard), blob=words.blob, table_end=words.table_end)
+        )
+    # Only when its tables are there, and only by the owner, does it count.
+    connection.begin()
+    try:
+        check(engine, connection, lease)
+        # A try whose COMMIT got no reply may have left it, of another number of tables even.
+        connection.execute("DELETE FROM generations WHERE id = ?", (new.id,))
+        connection.execute(
+            "INSERT INTO generations (id, parallelism, created_at_ms, size_bytes)"
+            " VALUES (?, ?, ?, 0)",
+            (new.id, new.parallelism, new.created_at_ms),
+        )
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise

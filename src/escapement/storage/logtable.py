@@ -1,0 +1,229 @@
+"""The rows of one generation's tables: their keys, how they are written, found and fetched.
+
+One row is what one group commit wrote of one topic, key ``(topic_id, base_offset)``. A row
+with a negative base offset *restates* earlier messages, with other times: -1, -2, ..., the
+more negative the newer. Statements only; which generations there are is the log's business
+(storage/log.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from escapement.errors import LogDamaged
+from escapement.message import Buffer
+from escapement.storage.engine.base import Connection
+from escapement.storage.generation import Generation
+from escapement.storage.logrow import RowContent, decode_row
+
+# Rows whose keys and sizes are asked for at once, before their data.
+KEYS_AT_ONCE: Final = 256
+# Offsets are below this.
+_NO_END: Final = (1 << 63) - 1
+# Ranges of one SELECT: the statement's text stays short, the server's optimizer exact.
+_RANGES_AT_ONCE: Final = 32
+# The row states messages base_offset, base_offset + 1, ... for the first time.
+CONTIGUOUS: Final = 0
+# The row states earlier messages again, whose offsets it names; its base offset is negative.
+RESTATED: Final = 1
+
+
+class NewRow(NamedTuple):
+    """A row to be inserted; ``data`` is :func:`encode_row`'s."""
+
+    generation: Generation
+    topic_id: int
+    base_offset: int
+    message_count: int
+    min_due_ms: int
+    max_due_ms: int
+    accepted_at_ms: int
+    data: Buffer
+
+
+class RowKey(NamedTuple):
+    """Where a row is, and how large; what the journal says of it."""
+
+    generation: int
+    topic_id: int
+    base_offset: int
+    message_count: int
+    size_bytes: int
+
+
+class LogRow(NamedTuple):
+    """A row read back; of a restatement, ``end_offset`` means nothing."""
+
+    key: RowKey
+    content: RowContent
+
+    @property
+    def end_offset(self) -> int:
+        return self.key.base_offset + self.key.message_count
+
+
+def insert(connection: Connection, rows: Sequence[NewRow], epoch: int) -> None:
+    """Write rows inside the open transaction, in one burst for each table."""
+    by_table: dict[str, list[tuple[object, ...]]] = {}
+    for row in rows:
+        by_table.setdefault(row.generation.table(row.topic_id), []).append(
+            (
+                row.topic_id,
+                row.base_offset,
+                row.message_count,
+                row.min_due_ms,
+                row.max_due_ms,
+                epoch,
+                row.accepted_at_ms,
+                CONTIGUOUS if row.base_offset >= 0 else RESTATED,
+                len(row.data),
+                row.data,
+            )
+        )
+    for table, params in by_table.items():
+        connection.execute_many(
+            f"INSERT INTO {table} (topic_id, base_offset, message_count, min_due_ms,"
+            " max_due_ms, owner_epoch, accepted_at_ms, kind, size_bytes, data)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            params,
+        )
+
+
+def keys_of_topic(
+    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
+) -> Iterator[RowKey]:
+    """The keys of one topic in one generation, from base offset ``low`` on."""
+    for key, _ in dated_keys(connection, generation, topic_id, low, until):
+        yield key
+
+
+def dated_keys(
+    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
+) -> Iterator[tuple[RowKey, int]]:
+    """The same, each with when the last of its messages is due."""
+    while True:
+        rows = connection.execute(
+            "SELECT topic_id, base_offset, message_count, size_bytes, max_due_ms"
+            f" FROM {generation.table(topic_id)}"
+            " WHERE topic_id = ? AND base_offset >= ? AND base_offset < ?"
+            f" ORDER BY base_offset LIMIT {KEYS_AT_ONCE}",
+            (topic_id, low, until),
+        ).rows
+        for *row, max_due_ms in rows:
+            yield RowKey(generation.id, *row), max_due_ms
+        if len(rows) < KEYS_AT_ONCE:
+            return
+        low = rows[-1][1] + 1
+
+
+def row_from(
+    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
+) -> tuple[int, int, int] | None:
+    """A topic's first row that begins in ``[low, until)``: its ends, when it was accepted."""
+    rows = connection.execute(
+        "SELECT base_offset, base_offset + message_count, accepted_at_ms"
+        f" FROM {generation.table(topic_id)}"
+        " WHERE topic_id = ? AND base_offset >= ? AND base_offset < ?"
+        " ORDER BY base_offset LIMIT 1",
+        (topic_id, low, until),
+    ).rows
+    return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
+
+
+def keys_of_shard(connection: Connection, generation: Generation, shard: int) -> Iterator[RowKey]:
+    """The keys of all topics in one table, in their order."""
+    table = generation.table(shard)
+    topic_id = -1
+    while True:
+        rows = connection.execute(
+            f"SELECT topic_id, base_offset, message_count, size_bytes FROM {table}"
+            f" WHERE topic_id > ? ORDER BY topic_id, base_offset LIMIT {KEYS_AT_ONCE}",
+            (topic_id,),
+        ).rows
+        for row in rows:
+            yield RowKey(generation.id, *row)
+        if len(rows) < KEYS_AT_ONCE:
+            return
+        # The page ended inside a topic: its rest, then the topics after it.
+        topic_id, base_offset = rows[-1][:2]
+        yield from keys_of_topic(connection, generation, topic_id, base_offset + 1, _NO_END)
+
+
+def first_accepted(
+    connection: Connection, generation: Generation, topic_id: int, at_ms: int, low: int, high: int
+) -> int | None:
+    """The first offset of a row in ``[low, high)`` accepted at ``at_ms`` or later."""
+    found = None
+    while low < high:
+        middle = (low + high) // 2
+        row = row_from(connection, generation, topic_id, middle, high)
+        if row is not None and row[2] < at_ms:
+            low = row[1]
+        else:
+            found = found if row is None else row[0]
+            high = middle
+    return found
+
+
+def _ranges(keys: Sequence[RowKey]) -> list[tuple[int, int, int]]:
+    """The keys as (topic, first base, last base), neighbours in one range."""
+    ranges: list[tuple[int, int, int]] = []
+    end = -1
+    for key in keys:
+        if ranges and ranges[-1][0] == key.topic_id and end == key.base_offset:
+            ranges[-1] = (key.topic_id, ranges[-1][1], key.base_offset)
+        else:
+            ranges.append((key.topic_id, key.base_offset, key.base_offset))
+        end = key.base_offset + key.message_count if key.base_offset >= 0 else -1
+    return ranges
+
+
+def fetch(
+    connection: Connection, table: str, keys: Sequence[RowKey]
+) -> Iterator[tuple[tuple[int, int], Buffer]]:
+    """The data of those rows of a table that are there, by (topic, base offset)."""
+    ranges = _ranges(keys)
+    for low in range(0, len(ranges), _RANGES_AT_ONCE):
+        some = ranges[low : low + _RANGES_AT_ONCE]
+        # As many terms as the next power of two, so that few statements need preparing.
+        terms = 1 << (len(some) - 1).bit_length()
+        some += [some[-1]] * (terms - len(some))
+        where = " OR ".join(["(topic_id = ? AND base_offset BETWEEN ? AND ?)"] * terms)
+        rows = connection.execute(
+            f"SELECT topic_id, base_offset, data FROM {table} WHERE {where}",
+            [value for each in some for value in each],
+        ).rows
+        for topic_id, base_offset, data in rows:
+            yield (topic_id, base_offset), data
+
+
+def decoded(key: RowKey, data: Buffer) -> RowContent:
+    """The content of a row, checked against its key. Raises ``LogDamaged``."""
+    try:
+        content = decode_row(data)
+    except LogDamaged as error:
+        raise LogDamaged(f"{place(key)}: {error}") from error
+    if len(content.due_ms) != key.message_count:
+        count = len(content.due_ms)
+        raise LogDamaged(f"{place(key)}: {count} messages, not {key.message_count}")
+    return content
+
+
+def place(key: RowKey) -> str:
+    """Where a row is, for an error."""
+    return f"topic {key.topic_id}, offset {key.base_offset}, generation {key.generation}"
+
+
+def bounded(keys: Iterable[RowKey], max_bytes: int) -> Iterator[list[RowKey]]:
+    """The keys in runs whose rows are about ``max_bytes`` together, at least one each."""
+    step: list[RowKey] = []
+    budget = max_bytes
+    for key in keys:
+        if step and key.size_bytes > budget:
+            yield step
+            step, budget = [], max_bytes
+        step.append(key)
+        budget -= key.size_bytes
+    if step:
+        yield step
