@@ -1,0 +1,108 @@
+"""What the commands of `escapement admin` have in common.
+
+Each asks the broker for one verb. What the broker answers is printed as it came with
+``-o json``, and as a table otherwise; tables may leave things out, JSON does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+import click
+
+from escapement.cli.remote import DEFAULT_BROKER, broker_address, with_broker
+
+_META: Final = "escapement.admin"
+
+topic_argument = click.argument("topic")
+subscription_argument = click.argument("subscription")
+
+
+class Desk:
+    """Asks the broker, and prints what it answers."""
+
+    def __init__(self, at: tuple[str, int], output: str) -> None:
+        self._at = at
+        self._output = output
+
+    def ask(self, verb: str, show: Callable[[Any], None], **arguments: Any) -> None:
+        """Carry out ``verb``; ``show`` prints the answer where a table is wanted."""
+        answer = with_broker(self._at, lambda broker: broker.admin(verb, **arguments))
+        if self._output == "json":
+            click.echo(json.dumps(answer, indent=2))
+        else:
+            show(answer)
+
+
+def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--broker and -o: understood by the group and by each command, which goes first."""
+
+    def near(name: str) -> Any:
+        return (lambda: click.get_current_context().meta[f"{_META}.{name}"]) if leaf else None
+
+    def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+        context.meta[f"{_META}.{option.name}"] = value
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        broker = click.option(
+            "--broker",
+            type=broker_address if leaf else str,
+            metavar="HOST:PORT",
+            default=near("broker") if leaf else DEFAULT_BROKER,
+            envvar=None if leaf else "ESCAPEMENT_BROKER",
+            show_default=not leaf,
+            show_envvar=not leaf,
+            expose_value=leaf,
+            callback=None if leaf else keep,
+            help="The broker to talk to.",
+        )
+        output = click.option(
+            "-o",
+            "--output",
+            type=click.Choice(["table", "json"]),
+            default=near("output") if leaf else "table",
+            show_default=not leaf,
+            expose_value=leaf,
+            callback=None if leaf else keep,
+            help="How to print the answer.",
+        )
+        return broker(output(command))
+
+    return decorate
+
+
+def verb(
+    group: click.Group, name: str, *examples: str
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command of ``group``, whose function gets a desk first, then its own arguments."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @_options(leaf=True)
+        @wraps(function)
+        def command(broker: tuple[str, int], output: str, **arguments: Any) -> None:
+            function(Desk(broker, output), **arguments)
+
+        lines = "\n".join(f"  escapement admin {group.name} {name} {one}" for one in examples)
+        epilog = f"\b\nExamples:\n{lines}" if examples else None
+        made = group.command(name, epilog=epilog)(command)
+        # What a command has of its own comes first in its help.
+        made.params.sort(key=lambda param: param.name in ("broker", "output"))
+        return made
+
+    return decorate
+
+
+@click.group()
+@_options(leaf=False)
+def admin() -> None:
+    """Look after what a running broker keeps.
+
+    \b
+    Examples:
+      escapement admin broker stats
+      escapement admin namespaces enable-delayed-message -p 1h -t 100ms shop/eu
+      escapement admin topics stats shop/eu/orders -o json
+    """

@@ -1,0 +1,108 @@
+"""`escapement admin namespaces`: what belongs together, and how it treats delays."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from escapement.cli.admin.group import Desk, verb
+from escapement.cli.parameters import positive_duration_ms
+from escapement.cli.policy import policy_options
+from escapement.cli.table import print_record, print_rows
+from escapement.storage.policy import NamespacePolicy
+
+_NAMESPACE_COLUMNS: Final = ("namespace", "delays_enabled", "granularity_ms", "tick_ms")
+
+
+@click.group()
+def namespaces() -> None:
+    """Namespaces, and how they treat delays."""
+
+
+_namespace = click.argument("namespace", metavar="TENANT/NAMESPACE")
+
+
+@verb(namespaces, "list")
+def list_namespaces(desk: Desk) -> None:
+    """List the namespaces."""
+    columns = (*_NAMESPACE_COLUMNS, "topics")
+    desk.ask("namespaces.list", lambda rows: print_rows(rows, columns, "no namespaces"))
+
+
+@verb(namespaces, "get", "shop/eu")
+@_namespace
+def get_namespace(desk: Desk, namespace: str) -> None:
+    """Show one namespace."""
+    desk.ask("namespaces.get", print_record, namespace=namespace)
+
+
+@verb(namespaces, "update", "shop/eu")
+@policy_options(NamespacePolicy)
+@_namespace
+def update_namespace(desk: Desk, namespace: str, policy: dict[str, Any]) -> None:
+    """Change what was decided for a namespace.
+
+    What is not named stays; the value "default" sets it back. Takes effect at once.
+    """
+    desk.ask("namespaces.update", print_record, namespace=namespace, policy=policy)
+
+
+@verb(namespaces, "create", "shop/eu")
+@_namespace
+def create_namespace(desk: Desk, namespace: str) -> None:
+    """Create a namespace, with delays enabled.
+
+    The time partition granularity is 5m and the tick 1s."""
+    desk.ask("namespaces.create", print_record, namespace=namespace)
+
+
+@verb(namespaces, "delete", "shop/eu")
+@_namespace
+def delete_namespace(desk: Desk, namespace: str) -> None:
+    """Delete a namespace that has no topics."""
+    desk.ask("namespaces.delete", print_record, namespace=namespace)
+
+
+@verb(namespaces, "enable-delayed-message", "shop/eu", "-p 1h -t 100ms shop/eu")
+@click.option(
+    "-p",
+    "--time-partition-granularity",
+    "granularity_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    help="Span of one partition of the delayed index; as it is if not given, 5m at first.",
+)
+@click.option(
+    "-t",
+    "--tick-duration",
+    "tick_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    help="How late a message may be at most; as it is if not given, 1s at first.",
+)
+@_namespace
+def enable_delayed_message(
+    desk: Desk, namespace: str, granularity_ms: int | None, tick_ms: int | None
+) -> None:
+    """Deliver messages at their time.
+
+    Takes effect at once and moves no message's time, whether values grow or shrink.
+    """
+    desk.ask(
+        "namespaces.enable_delayed_message",
+        print_record,
+        namespace=namespace,
+        granularity_ms=granularity_ms,
+        tick_ms=tick_ms,
+    )
+
+
+@verb(namespaces, "disable-delayed-message", "shop/eu")
+@_namespace
+def disable_delayed_message(desk: Desk, namespace: str) -> None:
+    """Refuse messages with a time.
+
+    Messages that are pending keep theirs, and are delivered then.
+    """
+    desk.ask("namespaces.disable_delayed_message", print_record, namespace=namespace)

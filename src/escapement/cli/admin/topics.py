@@ -1,0 +1,82 @@
+"""`escapement admin topics`: topics and what is in them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from escapement.cli.admin.group import Desk, topic_argument, verb
+from escapement.cli.admin.subscriptions import SUBSCRIPTION_COLUMNS
+from escapement.cli.policy import policy_options
+from escapement.cli.table import print_record, print_rows
+from escapement.storage.policy import TopicPolicy
+
+_PRODUCER_COLUMNS: Final = ("name", "connected", "last_sequence")
+
+
+@click.group()
+def topics() -> None:
+    """Topics and what is in them."""
+
+
+@verb(topics, "list", "", "shop/eu")
+@click.argument("namespace", required=False, metavar="[TENANT/NAMESPACE]")
+def list_topics(desk: Desk, namespace: str | None) -> None:
+    """List the topics, of all namespaces or of one."""
+
+    def show(answer: Any) -> None:
+        print_rows([{"topic": name} for name in answer["topics"]], ["topic"], "no topics")
+        if len(answer["topics"]) < answer["total"]:
+            click.echo(f"... of {answer['total']}; name a namespace to see fewer", err=True)
+
+    desk.ask("topics.list", show, namespace=namespace)
+
+
+@verb(topics, "stats", "shop/eu/orders", "shop/eu/orders -o json")
+@topic_argument
+def topic_stats(desk: Desk, topic: str) -> None:
+    """Show a topic's figures, and those of its producers and subscriptions."""
+
+    def show(answer: dict[str, Any]) -> None:
+        lists = ("producers", "subscriptions")
+        print_record({name: value for name, value in answer.items() if name not in lists})
+        click.echo()
+        print_rows(answer["subscriptions"], SUBSCRIPTION_COLUMNS, "no subscriptions")
+        click.echo()
+        print_rows(answer["producers"], _PRODUCER_COLUMNS, "no producers")
+
+    desk.ask("topics.stats", show, topic=topic)
+
+
+@verb(topics, "get", "shop/eu/orders")
+@topic_argument
+def get_topic(desk: Desk, topic: str) -> None:
+    """Show what was decided for a topic."""
+    desk.ask("topics.get", print_record, topic=topic)
+
+
+@verb(topics, "update", "shop/eu/orders")
+@policy_options(TopicPolicy)
+@topic_argument
+def update_topic(desk: Desk, topic: str, policy: dict[str, Any]) -> None:
+    """Change what was decided for a topic.
+
+    What is not named stays; the value "default" sets it back. Takes effect at once.
+    """
+    desk.ask("topics.update", print_record, topic=topic, policy=policy)
+
+
+@verb(topics, "create", "shop/eu/orders")
+@topic_argument
+def create_topic(desk: Desk, topic: str) -> None:
+    """Create a topic, and its namespace if need be."""
+    desk.ask("topics.create", print_record, topic=topic)
+
+
+@verb(topics, "delete", "shop/eu/orders")
+@click.option("--force", is_flag=True, help="Delete it even if consumers are connected.")
+@topic_argument
+def delete_topic(desk: Desk, topic: str, force: bool) -> None:
+    """Delete a topic with its subscriptions and all of its messages."""
+    desk.ask("topics.delete", print_record, topic=topic, force=force)
