@@ -18,7 +18,8 @@ import trio
 from figures import databases
 
 from escapement.bench.host import host
-from escapement.client.broker import Broker, connect
+from escapement.client.broker import Broker
+from escapement.client.connect import connect
 from escapement.message import Blobs, MessageBatch, Times
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.open import open_engine

@@ -30,7 +30,8 @@ from escapement.errors import (
 
 if TYPE_CHECKING:
     from escapement.client.batch import Batch, Message
-    from escapement.client.broker import Broker, connect
+    from escapement.client.broker import Broker
+    from escapement.client.connect import connect
     from escapement.client.inbox import Inbox
     from escapement.client.outcome import Outcome, Outcomes
     from escapement.client.producer import Producer
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 else:
     _HOMES: Final = {
         "escapement.client.batch": ("Batch", "Message"),
-        "escapement.client.broker": ("Broker", "connect"),
+        "escapement.client.broker": ("Broker",),
+        "escapement.client.connect": ("connect",),
         "escapement.client.inbox": ("Inbox",),
         "escapement.client.outcome": ("Outcome", "Outcomes"),
         "escapement.client.producer": ("Producer",),

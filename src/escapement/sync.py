@@ -32,6 +32,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from escapement.client import amending, schedules
 from escapement.client import batch as batches
 from escapement.client import broker as brokers
+from escapement.client import connect as connecting
 from escapement.client import inbox as inboxes
 from escapement.client import producer as producers
 from escapement.client.builder import MessageBuilder
@@ -66,7 +67,9 @@ def connect(
     As ``escapement.connect``; ``backend`` is the event loop to run, asyncio or trio.
     """
     with start_blocking_portal(backend) as portal:
-        client = brokers.connect(url, name=name, stream_factory=stream_factory, settings=settings)
+        client = connecting.connect(
+            url, name=name, stream_factory=stream_factory, settings=settings
+        )
         with portal.wrap_async_context_manager(client) as broker:
             yield Broker(portal, broker)
 

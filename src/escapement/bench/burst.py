@@ -23,7 +23,7 @@ from escapement.bench.take import (
     take_one_by_one,
 )
 from escapement.bench.tally import Tally
-from escapement.client.broker import connect
+from escapement.client.connect import connect
 
 # Publishing must be over before the first message is due: so much time is allowed for it,
 # and tried again with twice as much if it was not enough.

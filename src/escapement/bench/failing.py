@@ -20,7 +20,7 @@ from escapement.bench.stage import Setting, Stage, now_ms, stage
 from escapement.bench.steady import Steady, spell
 from escapement.bench.take import take_batches
 from escapement.bench.tally import Tally
-from escapement.client.broker import connect
+from escapement.client.connect import connect
 from escapement.client.inbox import Inbox
 
 # Without any of those that are to fail for so long, something is wrong.

@@ -9,7 +9,7 @@ import numpy as np
 import trio
 
 from escapement.bench.stage import Stage, now_ms
-from escapement.client.broker import connect
+from escapement.client.connect import connect
 from escapement.client.producer import Producer
 from escapement.message import Blobs, Int64s, MessageBatch, Times
 

@@ -22,7 +22,7 @@ from escapement.bench.outcome import Figure, Outcome, Run
 from escapement.bench.stage import Setting, Stage, now_ms, sleep_until, stage
 from escapement.bench.take import take_all, take_batches
 from escapement.bench.tally import Tally
-from escapement.client.broker import connect
+from escapement.client.connect import connect
 from escapement.errors import StorageError
 
 # A broker at rest writes a checkpoint in less; a busy one was killed before it.

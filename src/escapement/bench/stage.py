@@ -16,7 +16,7 @@ import trio
 from escapement.bench.host import Host, host
 from escapement.bench.outcome import Figure
 from escapement.bench.payload import PayloadSize
-from escapement.client.broker import connect
+from escapement.client.connect import connect
 from escapement.errors import EscapementError
 
 # For clearing up, also after an interruption: a broker that is gone must not hold up the end.

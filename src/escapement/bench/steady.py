@@ -22,7 +22,7 @@ from escapement.bench.outcome import Figure, Outcome, Run
 from escapement.bench.stage import Setting, Stage, now_ms, stage
 from escapement.bench.take import PATIENCE_S, Take, take_all, take_batches
 from escapement.bench.tally import Tally
-from escapement.client.broker import connect
+from escapement.client.connect import connect
 from escapement.client.producer import Producer
 from escapement.message import Times
 

@@ -25,7 +25,7 @@ from escapement.broker.crash import one_error
 from escapement.cli.ledger import Arrival, Ledger, Outage
 from escapement.cli.screen import Screen
 from escapement.client.batch import Batch
-from escapement.client.broker import connect
+from escapement.client.connect import connect
 from escapement.client.producer import Producer
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected

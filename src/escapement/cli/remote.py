@@ -10,7 +10,8 @@ import trio
 
 from escapement.broker.crash import one_error
 from escapement.cli.parameters import host_and_port, host_and_port_text
-from escapement.client.broker import Broker, connect
+from escapement.client.broker import Broker
+from escapement.client.connect import connect
 from escapement.protocol.limits import DEFAULT_PORT
 
 Result = TypeVar("Result")

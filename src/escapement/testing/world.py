@@ -23,7 +23,8 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.server import Front
 from escapement.client.batch import Message
-from escapement.client.broker import Broker, connect
+from escapement.client.broker import Broker
+from escapement.client.connect import connect
 from escapement.client.inbox import Inbox
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected
