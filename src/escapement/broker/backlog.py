@@ -1,8 +1,8 @@
-"""How much of a topic waits, and whether more may be published: its backlog quota.
+"""How much waits, and what is done about it where that is too much: backlog quotas.
 
-The backlog is that of the subscription that is furthest behind: what is due for it and not
-acknowledged. What is not yet due counts only where the quota says so (P10). It is counted from
-what is known without reading anything, in O(subscriptions + segments):
+The backlog of a topic is that of its subscription that is furthest behind: what is due for
+it and not acknowledged. What is not yet due counts only where the quota says so (P10). It is
+counted from what is known without reading anything, in O(subscriptions + segments):
 
 - of a shared subscription what it holds (ready, in flight, in retry), and beyond its read
   mark what the index has up to now, where what is done already may count too; but never
@@ -11,67 +11,109 @@ what is known without reading anything, in O(subscriptions + segments):
 - of an exclusive or failover one, what it has not acknowledged;
 - what is not yet due: what the index has from now on, in the same way.
 
-Bytes are messages times their mean size of late. A count is used for a second, so what was
-published meanwhile goes over the quota, and no more.
+Bytes are messages times the mean size of those in the index, or of late if it has none. A
+count is used for a second, so what was published meanwhile goes over the quota, and no more.
+
+Who may publish is decided here. Where a quota drops the oldest due, whoever may be over it,
+by the most that its blocks can hold, is counted once more and exactly by
+:mod:`~escapement.broker.shedding`, which knows from here how much to keep.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from escapement.broker.amount import Amount
 from escapement.broker.shared import SharedSubscription
 from escapement.broker.subscription import Subscription
 from escapement.broker.topic import Topic
-from escapement.errors import BacklogFull
 from escapement.storage.index import KEY_MAX, DelayedIndex, Key
-from escapement.storage.policy import NamespacePolicy, TopicPolicy
 
 _FRESH_MS: Final = 1_000
 
 
-def check_backlog(topic: Topic, index: DelayedIndex, now_ms: int) -> None:
-    """Whether a topic may be published to.
+class Backlogs:
+    """See the module's docstring.
 
-    Raises:
-      BacklogFull: its backlog has reached its quota.
+    Args:
+      active: the topics that may have a backlog, by id.
+      wake: called with a subscription of which something is to be dropped.
     """
-    messages = topic.policy.quota_messages or topic.namespace.policy.quota_messages
-    size_bytes = topic.policy.quota_bytes or topic.namespace.policy.quota_bytes
-    if not messages and not size_bytes:
-        return
-    which = _counts(topic.policy, topic.namespace.policy)
-    counted = topic.backlog
-    # Counted anew where it was counted otherwise, or the clock was set.
-    if counted is None or counted[0] != which or not 0 <= now_ms - counted[1] < _FRESH_MS:
-        counted = topic.backlog = (which, now_ms, backlog(topic, index, which, now_ms))
-    waiting = counted[2]
-    waiting_bytes = int(waiting * topic.sizes.mean_bytes)
-    if (messages and waiting >= messages) or (size_bytes and waiting_bytes >= size_bytes):
-        raise BacklogFull(
-            f"{waiting} messages of {topic.name.full} wait, some {waiting_bytes} bytes: its "
-            "backlog quota is met. Publish again when subscriptions have got on"
-        )
+
+    def __init__(
+        self,
+        index: DelayedIndex,
+        active: Mapping[int, Topic],
+        wake: Callable[[Topic, Subscription], None],
+    ) -> None:
+        self._index = index
+        self._active = active
+        self._wake = wake
+
+    def check(self, topic: Topic, now_ms: int) -> None:
+        """Whether a topic may be published to.
+
+        Raises:
+          BacklogFull: its backlog has reached its quota.
+        """
+        quota = topic.quota
+        if quota.there and (quota.counts_all or not quota.drops):
+            self._lately(topic, now_ms).check(quota, topic.name.full)
+
+    def look(self, topic: Topic, now_ms: int) -> None:
+        """Something has come, or come due: see whether something is to be dropped.
+
+        It is looked at once a second; the topic is woken for that when it has rested.
+        """
+        if not topic.grown or now_ms < topic.rests_until_ms:
+            return
+        topic.grown = False
+        quota = topic.quota
+        if not quota.there or not quota.drops:
+            return
+        topic.rests_until_ms = now_ms + _FRESH_MS
+        self._shed(topic, self._count(topic, now_ms).keep_most(quota), now_ms)
+
+    def _shed(self, topic: Topic, keep_most: int, now_ms: int) -> None:
+        frontier, count = Key(now_ms + 1, 0), self._index.most_between
+        for subscription in topic.subscriptions():
+            if _due(topic, subscription, frontier, count) > keep_most:
+                subscription.keep_most = keep_most
+                self._wake(topic, subscription)
+
+    # -- counting --------------------------------------------------------------
+
+    def _lately(self, topic: Topic, now_ms: int) -> Amount:
+        counted = topic.backlog
+        # Counted anew where the clock was set back.
+        if counted is not None and 0 <= now_ms - counted[0] < _FRESH_MS:
+            return counted[1]
+        return self._count(topic, now_ms)
+
+    def _count(self, topic: Topic, now_ms: int) -> Amount:
+        frontier = Key(now_ms + 1, 0)
+        count = self._index.count_between
+        due = max((_due(topic, one, frontier, count) for one in topic.subscriptions()), default=0)
+        ahead = count(topic.id, frontier, KEY_MAX)
+        mean_bytes = self._index.mean_bytes(topic.id)
+        found = Amount(due, ahead, topic.sizes.mean_bytes if mean_bytes is None else mean_bytes)
+        topic.backlog = (now_ms, found)
+        return found
 
 
-def backlog(topic: Topic, index: DelayedIndex, which: str, now_ms: int) -> int:
-    """How many messages wait; ``which`` is ``due`` or ``all``."""
-    frontier = Key(now_ms + 1, 0)
-    found = max(
-        (_due(topic, subscription, index, frontier) for subscription in topic.subscriptions()),
-        default=0,
-    )
-    return found + (index.count_between(topic.id, frontier, KEY_MAX) if which == "all" else 0)
-
-
-def _due(topic: Topic, subscription: Subscription, index: DelayedIndex, frontier: Key) -> int:
+def _due(
+    topic: Topic,
+    subscription: Subscription,
+    frontier: Key,
+    count: Callable[[int, Key, Key], int],
+) -> int:
+    """What is due for a subscription; ``count`` counts what lies in a range of the index."""
+    most = topic.unacknowledged(subscription) - subscription.dying
     if not isinstance(subscription, SharedSubscription):
-        return max(topic.unacknowledged(subscription) - subscription.record.start_offset, 0)
-    waiting = len(subscription.held)
-    unread = subscription.unread_from
+        return max(most - subscription.record.start_offset, 0)
+    waiting = len(subscription.held) - subscription.dying
+    unread = subscription.waits_from
     if unread is not None:
-        waiting += index.count_between(topic.id, unread, frontier)
-    return min(waiting, topic.unacknowledged(subscription))
-
-
-def _counts(topic: TopicPolicy, namespace: NamespacePolicy) -> str:
-    return namespace.quota_counts if topic.quota_counts == "namespace" else topic.quota_counts
+        waiting += count(topic.id, unread, frontier)
+    return min(waiting, most)

@@ -24,8 +24,8 @@ from escapement.names import TopicName
 from escapement.storage.letter import Letter
 from escapement.storage.policy import SubscriptionPolicy
 
-Reason = Literal["nack", "timeout", "disconnect", "expired"]
-REASONS: Final[tuple[Reason, ...]] = ("nack", "timeout", "disconnect", "expired")
+Reason = Literal["nack", "timeout", "disconnect", "expired", "dropped"]
+REASONS: Final[tuple[Reason, ...]] = ("nack", "timeout", "disconnect", "expired", "dropped")
 
 # The subscription that keeps dead letters until they are sent back or thrown away.
 KEEPER: Final = "dead-letters"

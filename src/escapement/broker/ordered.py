@@ -147,6 +147,52 @@ class OrderedSubscription(Subscription):
             low = int(missing[-1]) + 1
         return False
 
+    # -- dropping ----------------------------------------------------------------------
+
+    def first_unsettled(self, start: int) -> int:
+        """The first offset from ``start`` on that is not acknowledged."""
+        return self.acked.first_missing(max(start, self.record.start_offset))
+
+    def drop_first(self, parts: Sequence[LogPart], most: int) -> None:
+        """Let the first ``most`` go of these rows of the log, but for what is in hands."""
+        for part in parts:
+            offsets = np.arange(part.base_offset, part.end_offset)
+            rows = self._at_rest(Rows.fresh(part.due_ms, offsets)).pick(slice(0, most))
+            if rows.height:
+                self._take_out(rows.offsets)
+                self._drop(rows)
+                most -= rows.height
+
+    def _at_rest(self, rows: Rows) -> Rows:
+        """Those of some messages of the log that are to be done and in nobody's hands.
+
+        With their times and attempts.
+        """
+        offsets = rows.offsets
+        open_ = offsets >= self.record.start_offset
+        for taken in (self.acked, self.in_flight.offsets):
+            open_ &= ~taken.contains(offsets)
+        for dead in self.dead:
+            open_ &= ~np.isin(offsets, dead.rows.offsets)
+        standing = self._amendments.uncancelled(offsets)
+        if standing is not None:
+            open_ &= standing | self.held.contains(offsets) | self._was_given_back(offsets)
+        rows = rows.pick(open_)
+        tried = Rows.concat([self.retries.waiting()[0], self._ready_again()])
+        at = np.flatnonzero(np.isin(rows.offsets, tried.offsets))
+        if len(at):
+            order = np.argsort(tried.offsets)
+            found = np.searchsorted(tried.offsets, rows.offsets[at], sorter=order)
+            rows.attempts[at] = tried.attempts[order[found]]
+        return rows._replace(due_ms=self._amendments.moves.current(rows.offsets, rows.due_ms))
+
+    def _take_out(self, offsets: Int64s) -> None:
+        """These are neither to be read any more, nor tried again."""
+        self._forget_ready(offsets)
+        self.retries.cancel(offsets)
+        for offset in offsets.tolist() if self._attempts else ():
+            self._attempts.pop(offset, None)
+
     def break_read(self) -> None:
         """The read failed; it is tried again."""
         self._reading = False

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import trio
 
-from escapement.broker.backlog import check_backlog
+from escapement.broker.backlog import Backlogs
 from escapement.broker.checkpointer import Checkpointer
 from escapement.broker.handle import ProducerHandle
 from escapement.broker.limits import BrokerLimits
@@ -34,7 +34,6 @@ from escapement.message import Int64s, Times
 from escapement.names import TopicName, check_name
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.group import Append
-from escapement.storage.index import DelayedIndex
 
 
 class Publishing:
@@ -44,14 +43,14 @@ class Publishing:
         self,
         registry: Registry,
         pipeline: CommitPipeline,
-        index: DelayedIndex,
+        backlogs: Backlogs,
         checkpointer: Checkpointer,
         clock: Clock,
         limits: BrokerLimits,
     ) -> None:
         self._registry = registry
         self._pipeline = pipeline
-        self._index = index
+        self._backlogs = backlogs
         self._checkpointer = checkpointer
         self._clock = clock
         self._limits = limits
@@ -147,7 +146,7 @@ class Publishing:
         if known == count:
             publication.done(Stored(-1, True))
             return
-        check_backlog(topic, self._index, self._clock.now_ms())
+        self._backlogs.check(topic, self._clock.now_ms())
         publication.producer = producer
         publication.trim(known)
         window_ms = topic.policy.dedup_window_ms

@@ -25,6 +25,7 @@ from escapement.broker.logreader import LogReader
 from escapement.broker.ordered import OrderedSubscription
 from escapement.broker.ready import Rows
 from escapement.broker.shared import SharedSubscription
+from escapement.broker.shedding import Shedding
 from escapement.broker.subscription import HandOver, Subscription
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
@@ -70,6 +71,7 @@ class Pump:
         self._limits = limits
         self._run = run
         self._log = log
+        self._shedding = Shedding(index, clock, run, log)
         self._may_dispatch = may_dispatch
         self._reschedule = reschedule
         self._woken: OrderedDict[_Work, None] = OrderedDict()
@@ -155,6 +157,8 @@ class Pump:
     async def _serve(self, topic: Topic, subscription: Subscription) -> None:
         while self._may_dispatch():
             progress = False
+            if subscription.keep_most is not None and not await self._shed(topic, subscription):
+                break
             if isinstance(subscription, SharedSubscription):
                 now_ms = self._clock.now_ms()
                 subscription.sweep(now_ms)
@@ -214,6 +218,15 @@ class Pump:
         if plan.in_memory:
             return plan.read_traits()
         return await self._run(plan.read_traits)
+
+    async def _shed(self, topic: Topic, subscription: Subscription) -> bool:
+        """Let go of what is over the topic's quota; False if the log cannot be read."""
+        assert isinstance(subscription, SharedSubscription | OrderedSubscription)
+        try:
+            await self._shedding.shed(topic, subscription)
+        except StorageUnavailable:
+            return False
+        return True
 
     async def _read(self, topic: Topic, subscription: OrderedSubscription) -> bool:
         """Read the log from an ordered subscription's position on; False if it cannot be."""

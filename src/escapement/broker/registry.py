@@ -331,5 +331,6 @@ class Registry:
 
 def _check_policy(topic: TopicName, subscription: str, policy: SubscriptionPolicy) -> None:
     """Raise ``InvalidRequest`` if a policy cannot be kept by this subscription."""
-    if policy.max_deliveries or policy.expired_to_dead_letter:
+    wished = policy.expired_to_dead_letter or policy.dropped_to_dead_letter
+    if policy.max_deliveries or wished:
         deadletter.target(topic, subscription, policy)

@@ -98,6 +98,10 @@ class Retries:
         )
         assert elapsed is None
 
+    def cancel(self, offsets: Int64s) -> None:
+        """These are not tried again; O(n)."""
+        self._wheel.cancel(offsets)
+
     def waiting(self) -> tuple[Rows, Int64s]:
         """What waits and when it is tried again; among it may be what is over. O(n)."""
         entries = self._wheel.entries()

@@ -187,7 +187,7 @@ class SharedSubscription(Subscription):
             band
             for band in self.bands
             if (
-                self.may_expire
+                self.may_let_go
                 if band.has_unread(until_ms)
                 else bool(self.consumers) and band.wants_scan
             )
@@ -221,11 +221,6 @@ class SharedSubscription(Subscription):
 
     # -- expiry --------------------------------------------------------------------
 
-    @property
-    def may_expire(self) -> bool:
-        """Whether there is room for more of the dead, which wait in memory."""
-        return sum(part.rows.height for part in self.dead) < self.limits.ready_messages
-
     def _expire_open(self, rows: Rows) -> None:
         rows = self._open(rows)
         if rows.height:
@@ -239,12 +234,11 @@ class SharedSubscription(Subscription):
         if self._passed is not None:  # what nobody asks for expires too
             self.expiry.keeps(self._passed.due_ms)
             if self._passed.due_ms <= until_ms:
-                self.fall_behind(self._passed)
-                self._passed = None
+                self.look_again()
         for band in self.bands:
             rows = band.ready.rows()
             over = rows.due_ms <= until_ms
-            if over.any() and self.may_expire:
+            if over.any() and self.may_let_go:
                 band.ready.withdraw(rows.offsets[over])
                 self.expire(rows.pick(over))
                 rows = rows.pick(~over)
@@ -253,6 +247,77 @@ class SharedSubscription(Subscription):
             if band.unread_from is not None:
                 self.expiry.keeps(band.unread_from.due_ms)
         self.expiry.end_sweep(now_ms)
+
+    # -- dropping ------------------------------------------------------------------
+
+    @property
+    def waits_from(self) -> Key | None:
+        """The lowest key that is not held and may still be to be done; None if there is none."""
+        lowest = [key for key in (self.unread_from, self._passed) if key is not None]
+        return min(lowest, default=None)
+
+    def look_again(self) -> None:
+        """Read once more what was passed over, because it was of nobody's range."""
+        if self._passed is not None:
+            self.fall_behind(self._passed)
+            self._passed = None
+
+    def count_open(self, due_ms: Int64s, offsets: Int64s) -> int:
+        """How many of these keys are to be done and not held."""
+        return self._open(Rows.fresh(due_ms, offsets)).height if len(offsets) else 0
+
+    def drop_held(self, most: int, below: Key | None) -> int:
+        """Let the oldest go of what is held and in nobody's hands; returns how many.
+
+        Args:
+          most: how many at most.
+          below: only those with smaller keys; None for all.
+        """
+        rows = self._at_rest(below)
+        rows = rows.pick(slice(0, most))
+        if rows.height:
+            for band in self.bands:
+                band.ready.withdraw(rows.offsets)
+            self.retries.cancel(rows.offsets)
+            if self._hold is not None:
+                self._hold.release(rows.offsets)
+            self._drop(rows)
+        return rows.height
+
+    def drop_read(
+        self,
+        bands: list[Band],
+        due_ms: Int64s,
+        offsets: Int64s,
+        traits: UInt32s | None,
+        most: int,
+        stop: Key,
+    ) -> None:
+        """Let up to ``most`` go of what was read up to ``stop``, or is held; the oldest.
+
+        Args:
+          bands: those for which it was read; they take what stays.
+          due_ms, offsets, traits: the keys, sorted, without repeats.
+        """
+        rows = Rows.fresh(due_ms, offsets, traits)
+        unheld = self._open(rows) if rows.height else rows
+        both = Rows.concat([unheld, self._at_rest(stop)]).in_order().pick(slice(0, most))
+        ours = np.isin(both.offsets, unheld.offsets)
+        if ours.any():
+            self._drop(both.pick(ours))
+        self.drop_held(both.height - int(ours.sum()), stop)
+        for band in bands:
+            band.end_scan(band.mine(rows))
+
+    def _at_rest(self, below: Key | None) -> Rows:
+        """What is ready or in retry, with a key below this; sorted by key."""
+        waiting, _ = self.retries.waiting()
+        waiting = waiting.pick(self.held.contains(waiting.offsets))
+        rows = Rows.concat([*(band.ready.rows() for band in self.bands), waiting])
+        if below is not None:
+            same = (rows.due_ms == below.due_ms) & (rows.offsets < below.offset)
+            rows = rows.pick((rows.due_ms < below.due_ms) | same)
+        return rows.in_order()
 
     def _alive(self, rows: Rows, now_ms: int) -> Rows:
         """Those that have not expired; the others, just taken out of ready, are let go."""
@@ -398,9 +463,7 @@ class SharedSubscription(Subscription):
             return
         self._dealer = KeyRanges(self.consumers)
         self._ranges = self._dealer if asked else None
-        if self._passed is not None:
-            self.fall_behind(self._passed)
-            self._passed = None
+        self.look_again()
         if self._ranges is None:
             return
         for band in self.bands:
@@ -473,8 +536,8 @@ class SharedSubscription(Subscription):
     def advance(self, now_ms: int) -> bool:
         if self._early_ms is not None and self._early_ms <= now_ms:
             self._early_ms = None
-        may_expire = self.expiry.advance(now_ms)
-        return super().advance(now_ms) or may_expire
+        may_let_go = self.expiry.advance(now_ms)
+        return super().advance(now_ms) or may_let_go
 
     def next_wake_ms(self) -> int | None:
         wakes = (super().next_wake_ms(), self._early_ms, self.expiry.next_wake_ms())

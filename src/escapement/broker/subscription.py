@@ -62,6 +62,7 @@ class Counts:
     timed_out: int = 0
     dead_lettered: int = 0
     expired: int = 0
+    dropped: int = 0
 
 
 class HandOver(NamedTuple):
@@ -106,6 +107,7 @@ class Subscription(ABC):
         self.expiry = Expiry()
         self.dead: deque[Dead] = deque()  # held until they are buried
         self.retries = Retries(now_ms)
+        self.keep_most: int | None = None  # of what waits; the oldest beyond it are to go
         self._submit = submit
         self._on_dead = on_dead
         self._rng = rng
@@ -375,13 +377,36 @@ class Subscription(ABC):
         They are acknowledged, or die, if the policy says so.
         """
         self.counts.expired += rows.height
-        if self.record.policy.expired_to_dead_letter:
+        self._let_go(rows, "expired", self.record.policy.expired_to_dead_letter)
+
+    def _drop(self, rows: Rows) -> None:
+        """A backlog quota lets these go; otherwise as ``expire``."""
+        self.counts.dropped += rows.height
+        self._let_go(rows, "dropped", self.record.policy.dropped_to_dead_letter)
+
+    def _let_go(self, rows: Rows, reason: Reason, to_dead_letter: bool) -> None:
+        if to_dead_letter:
             self.held.add(rows.offsets)
-            self.dead.append(Dead.of(rows, "expired"))
+            self.dead.append(Dead.of(rows, reason))
             self._on_dead(self)
         else:
             self.held.discard(rows.offsets)
             self.acknowledge(rows.offsets, None)
+
+    @property
+    def dying(self) -> int:
+        """How many messages wait to be buried."""
+        return sum(part.rows.height for part in self.dead)
+
+    @property
+    def may_let_go(self) -> bool:
+        """Whether there is room for more of the dead, which wait in memory."""
+        return self.dying < self.limits.ready_messages
+
+    @property
+    def settled(self) -> int:
+        """A number that grows by one for each message that is over; others may make it grow."""
+        return len(self.acked) + len(self._amendments.cancelled) + self.dying
 
     def revive(self, rows: Rows, next_ms: int, now_ms: int) -> None:
         """These of the dead are tried again after all; they are held."""

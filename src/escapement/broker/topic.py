@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.amendments import Amendments
+from escapement.broker.amount import Amount, quota_of
 from escapement.broker.budget import WindowBudget
 from escapement.broker.dedup import DedupKeys
 from escapement.broker.ordered import OrderedSubscription
@@ -66,6 +67,7 @@ class Topic:
         "backlog",
         "dedup",
         "deleting",
+        "grown",
         "id",
         "name",
         "namespace",
@@ -75,6 +77,8 @@ class Topic:
         "producers",
         "publish_rate",
         "published",
+        "quota",
+        "rests_until_ms",
         "shared",
         "sizes",
         "subscribing",
@@ -104,8 +108,9 @@ class Topic:
         self.sizes = Sizes()
         self.publish_rate = PublishRate()
         self.dedup = dedup
-        # What waited when it was last counted: what was counted, when, how many.
-        self.backlog: tuple[str, int, int] | None = None
+        self.backlog: tuple[int, Amount] | None = None  # when it was last counted, and what waits
+        self.rests_until_ms = 0  # before that it is not looked at again for its quota
+        self._set_quota()
         self.published = 0  # messages since this broker serves the topic
         self.deleting = False  # nothing more is taken
         self.subscribing = 0  # subscriptions being made durable: nothing may be forgotten
@@ -176,6 +181,7 @@ class Topic:
         count = len(due_ms)
         traits = self._append(base_offset, due_ms, batch)
         self.published += count
+        self.grown = True
         if self.subscribing:
             self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
         if self.shared:
@@ -220,6 +226,7 @@ class Topic:
     def _offer(self, due: Entries) -> None:
         if not len(due):
             return
+        self.grown = True
         traits = None if due.tags is None else due.tags.astype(np.uint32)
         for subscription in self.shared.values():
             subscription.offer(due.when_ms, due.ids, traits)
@@ -345,6 +352,8 @@ class Topic:
     def next_wake_ms(self, now_ms: int) -> int | None:
         """When ``advance`` or a window has something to do; None for never."""
         wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
+        if self.grown and self.quota.drops:
+            wakes.append(self.rests_until_ms)
         if self._wheel is not None:
             wakes.append(self._wheel.next_wake_ms())
             wakes.append(self._index_next_ms)
@@ -368,12 +377,18 @@ class Topic:
     def set_policy(self, policy: TopicPolicy) -> None:
         """Go by another policy from now on."""
         self.policy = policy
+        self._set_quota()
         for subscription in self.subscriptions():
             self._govern(subscription)
+
+    def _set_quota(self) -> None:
+        self.quota = quota_of(self.policy, self.namespace.policy)
+        self.grown = True  # or something has come, or come due, since it was looked at
 
     def set_namespace(self, namespace: Namespace, now_ms: int) -> None:
         """Take the namespace's new settings; no message's time moves. P4."""
         self.namespace = namespace
+        self._set_quota()
         for subscription in self.subscriptions():
             self._govern(subscription)
         if self._wheel is not None and self._wheel.tick_ms != namespace.tick_ms:

@@ -25,6 +25,7 @@ import numpy as np
 import trio
 
 from escapement.broker.amending import Amending
+from escapement.broker.backlog import Backlogs
 from escapement.broker.changes import Changes
 from escapement.broker.checkpointer import Checkpointer, Progress
 from escapement.broker.compactor import Compactor
@@ -90,7 +91,7 @@ class Works:
         self._keep(ground, engine, config)
         self._move(ground, engine, config)
         self.publishing = Publishing(
-            self.registry, self.pipeline, self.index, self.checkpointer, clock, config.limits
+            self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
         )
         self.postman = Postman(
             engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
@@ -209,6 +210,7 @@ class Works:
         self.pump = Pump(
             ground.index, clock, limits, run, self.reader, self._may_dispatch, self.reschedule
         )
+        self._backlogs = Backlogs(ground.index, self.registry.active, self.pump.wake_subscription)
         self.forgetter = Forgetter(
             engine,
             lease,
@@ -315,6 +317,7 @@ class Works:
         topic = self.registry.active.get(topic_id)
         if topic is not None:
             topic.advance(now_ms)
+            self._backlogs.look(topic, now_ms)
             self.pump.wake(topic)
             self.reschedule(topic)
 

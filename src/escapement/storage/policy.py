@@ -37,6 +37,9 @@ FOREVER_MS: Final = (1 << 62) - 1
 ANY_ORDER: Final = "any"
 KEY_ORDER: Final = "key"
 TOPIC_ORDER: Final = "topic"
+# Values of ``quota_action``.
+REFUSE: Final = "refuse"
+DROP_OLDEST: Final = "drop_oldest"
 HOLD: Final = "hold"
 SKIP: Final = "skip"
 # The defaults of each kind, once: most of a hundred thousand topics have no policy.
@@ -321,6 +324,12 @@ class NamespacePolicy(Policy):
     quota_counts: str = _word(
         "due", ("due", "all"), "Whether what is not yet due counts: due, or all there is."
     )
+    quota_action: str = _word(
+        REFUSE,
+        (REFUSE, DROP_OLDEST),
+        "What happens when a quota is met: publishing is refused for now, or the oldest due "
+        "messages are dropped.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +349,11 @@ class TopicPolicy(Policy):
     quota_counts: str = _word(
         "namespace",
         ("namespace", "due", "all"),
+        "As of the namespace, for this topic, or the namespace's.",
+    )
+    quota_action: str = _word(
+        "namespace",
+        ("namespace", REFUSE, DROP_OLDEST),
         "As of the namespace, for this topic, or the namespace's.",
     )
     max_publish_rate: float = _rate(
@@ -400,6 +414,9 @@ class SubscriptionPolicy(Policy):
     )
     expired_to_dead_letter: bool = _flag(
         "Whether messages that expire go to the dead-letter topic."
+    )
+    dropped_to_dead_letter: bool = _flag(
+        "Whether messages that a backlog quota drops go to the dead-letter topic."
     )
     paused_until_ms: int = _moment(
         "Until then nothing is handed out; forever: until it is resumed."

@@ -108,6 +108,7 @@ def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
         "released": counts.released,
         "timed_out": counts.timed_out,
         "expired": counts.expired,
+        "dropped": counts.dropped,
         "dead_lettered": counts.dead_lettered,
     }
 

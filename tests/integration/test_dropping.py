@@ -1,0 +1,265 @@
+"""A backlog quota that drops the oldest due instead of refusing (P10)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio.testing
+from test_quota import refused
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.testing import World, arrived
+
+CALM = BrokerConfig(seed=0)
+TIGHT = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=20))
+NAMES = {"topic": "x", "subscription": "s"}
+QUOTA = 30
+KINDS = ["shared", "exclusive"]
+
+
+async def begin(broker: escapement.Broker, most: int, kind: str = "shared", **policy: str) -> None:
+    """A subscription of a topic that keeps at most so many messages."""
+    await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
+    quota = {"quota_messages": most, "quota_action": "drop_oldest"}
+    await broker.admin("topics.update", topic="x", policy=quota)
+
+
+async def figures(broker: escapement.Broker) -> tuple[int, int]:
+    """How many were dropped, and how many are still to be done."""
+    (row,) = await broker.admin("subscriptions.list", topic="x")
+    return row["dropped"], row["unacknowledged"]
+
+
+async def publish(broker: escapement.Broker, numbers: range, **how: str) -> None:
+    """Messages that are numbers, in one batch."""
+    producer = await broker.producer("x")
+    await producer.send_many([b"%d" % number for number in numbers], **how)
+
+
+async def values(inbox: escapement.Inbox) -> list[int]:
+    """What has come, acknowledged."""
+    messages = await arrived(inbox)
+    await inbox.ack([message.id for message in messages])
+    return [int(message.value) for message in messages]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("config", [CALM, TIGHT], ids=["calm", "tight"])
+async def test_the_oldest_go_and_as_many_as_the_quota_stay(
+    kind: str, config: BrokerConfig, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: without traffic, from memory and from disk, and for good."""
+    async with testing.start(config=config) as world:
+        async with world.connect() as broker:
+            await begin(broker, 100, kind)
+            await publish(broker, range(250))
+            await world.clock.advance(seconds=2)
+            assert await figures(broker) == (150, 100)
+            await world.checkpoint()
+            await publish(broker, range(250, 270))
+            await world.clock.advance(seconds=2)
+            assert await figures(broker) == (170, 100)
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            await world.clock.advance(seconds=2)
+            assert await figures(broker) == (0, 100)
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                assert await values(inbox) == list(range(170, 270))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_in_hands_stays_and_what_waits_for_another_attempt_goes(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: a nack of what was let go brings nothing back."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 10, kind, max_in_flight="8")
+        async with broker.consumer("x", "s", kind=kind, ack_wait="1h") as inbox:
+            await publish(broker, range(8))
+            held = await arrived(inbox)
+            assert len(held) == 8
+            await inbox.nack([message.id for message in held[:4]], "10m")
+            await publish(broker, range(8, 18))
+            await world.clock.advance(seconds=2)
+            dropped, waiting = await figures(broker)
+            assert (dropped, waiting) == (8, 10)
+            assert await inbox.ack([m.id for m in held[4:]], durable=True) == 4
+            await world.clock.advance(minutes=11)
+            assert await figures(broker) == (8, 6)
+
+
+async def test_what_comes_due_goes_over_the_quota_without_any_traffic(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: what is not yet due is never dropped."""
+    async with testing.start(config=TIGHT) as world, world.connect() as broker:
+        await begin(broker, 10)
+        await publish(broker, range(100), delay="1h")
+        await world.checkpoint()
+        await publish(broker, range(100, 200), delay="2h")
+        await world.clock.advance(minutes=30)
+        assert await figures(broker) == (0, 200)
+        await world.clock.advance(minutes=31)
+        assert await figures(broker) == (90, 110)
+        await world.clock.advance(hours=1)
+        async with broker.consumer("x", "s") as inbox:
+            assert await values(inbox) == list(range(190, 200))
+
+
+async def test_what_is_done_and_still_in_the_index_makes_nothing_go(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: before anything is dropped it is counted exactly."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await begin(broker, 100)
+            await publish(broker, range(1_000), delay="9h")
+            async with broker.consumer("x", "s") as inbox:
+                await broker.admin("topics.update", topic="x", policy={"quota_messages": 0})
+                await publish(broker, range(500))
+                await world.checkpoint()
+                assert len(await values(inbox)) == 500
+                await inbox.flush_acks()
+            await broker.admin("topics.update", topic="x", policy={"quota_messages": 100})
+            await publish(broker, range(90))
+            await world.clock.settle()
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            await publish(broker, range(90, 95))
+            await world.clock.advance(seconds=3)
+            assert await figures(broker) == (0, 1_095)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_dropped_messages_become_dead_letters_if_wished(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: once each, with the reason; whatever was tried before says how often."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 5, kind, dropped_to_dead_letter="yes")
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            await publish(broker, range(1))
+            (message,) = await arrived(inbox)
+            await message.nack("1h")
+            await world.clock.settle()
+        await publish(broker, range(1, 30))
+        await world.clock.advance(seconds=5)
+        letters = await broker.admin("dlq.list", **NAMES, count=100)
+        assert {letter["reason"] for letter in letters} == {"dropped"}
+        assert sorted(letter["attempts"] for letter in letters) == [0] * 24 + [1]
+        assert await figures(broker) == (25, 5)
+        await world.clock.advance(hours=2)
+        assert await figures(broker) == (25, 5)
+
+
+async def test_dropping_makes_room_and_refuses_only_where_it_cannot(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: where what is not yet due counts, it alone may meet the quota."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 100)
+        await broker.admin("topics.update", topic="x", policy={"quota_counts": "all"})
+        await publish(broker, range(60), delay="1h")
+        await publish(broker, range(60))
+        await world.clock.advance(seconds=2)
+        assert await figures(broker) == (20, 100)
+        await publish(broker, range(60, 100), delay="1h")
+        await world.clock.advance(seconds=2)
+        assert await figures(broker) == (60, 100)
+        assert await refused(world, broker)
+
+
+async def test_by_size_the_mean_decides_also_after_a_start(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await begin(broker, 0)
+            await broker.admin("topics.update", topic="x", policy={"quota_bytes": "100KiB"})
+            producer = await broker.producer("x")
+            await producer.send_many([bytes(1_000)] * 90)
+            await world.checkpoint()
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            await world.clock.advance(seconds=2)
+            assert await figures(broker) == (0, 90)
+            producer = await broker.producer("x")
+            await producer.send_many([bytes(1_000)] * 90)
+            await world.clock.advance(seconds=2)
+            dropped, waiting = await figures(broker)
+            assert dropped + waiting == 180
+            assert 95 <= waiting <= 105
+
+
+async def rest(
+    world: World,
+    inbox: escapement.Inbox,
+    kind: str,
+    due: dict[int, int],
+    held: dict[int, escapement.Message],
+) -> dict[int, int]:
+    """Let time pass, and say what is left: of what is in nobody's hands the oldest go.
+
+    Whatever comes is added to ``held``.
+    """
+    held |= {int(message.value): message for message in await arrived(inbox)}
+    await world.clock.advance(seconds=3)
+    held |= {int(message.value): message for message in await arrived(inbox)}
+    assert held.keys() <= due.keys(), "what was dropped was handed out"
+    now_ms, in_log_order = world.clock.now_ms(), kind == "exclusive"
+    counts = [one for one in due if in_log_order or due[one] <= now_ms]
+    at_rest = [one for one in counts if one not in held]
+    at_rest.sort(key=lambda one: (0 if in_log_order else due[one], one))
+    gone = set(at_rest[: max(len(counts) - QUOTA, 0)])
+    return {one: due_ms for one, due_ms in due.items() if one not in gone}
+
+
+async def play(world: World, broker: escapement.Broker, chance: random.Random, kind: str) -> None:
+    """A random history; after each step as many wait as may, and they are the newest."""
+    due: dict[int, int] = {}  # number -> when, of what is neither done nor dropped
+    held: dict[int, escapement.Message] = {}
+    number = 0
+    producer = await broker.producer("x")
+    async with broker.consumer("x", "s", kind=kind, ack_wait="90d") as inbox:
+        for _ in range(25):
+            count, delay_s = chance.randrange(1, 25), chance.choice([0, 0, 0, 2, 5])
+            numbers = range(number, number + count)
+            number += count
+            priority = chance.choice([50, 50, 10, 90])
+            now_ms = world.clock.now_ms()
+            for one in numbers:
+                await producer.submit(b"%d" % one, delay=f"{delay_s}s", priority=priority)
+            await producer.flush()
+            due |= dict.fromkeys(numbers, now_ms + delay_s * 1000)
+            due = await rest(world, inbox, kind, due, held)
+            assert (await figures(broker))[1] == len(due)
+            for one in chance.sample(sorted(held), chance.randrange(len(held) + 1)):
+                message = held.pop(one)
+                if chance.random() < 0.5:
+                    await inbox.ack(message.id, durable=True)
+                    del due[one]
+                else:
+                    await message.nack(chance.choice(["0s", "1h"]))
+            if chance.random() < 0.2:
+                await world.checkpoint()
+            due = await rest(world, inbox, kind, due, held)
+            assert (await figures(broker))[1] == len(due)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_random_history_keeps_the_newest(
+    kind: str, seed: int, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: with priorities, delays, retries and checkpoints, against a naive model."""
+    async with testing.start(config=TIGHT) as world, world.connect() as broker:
+        await begin(broker, QUOTA, kind, max_in_flight="3")
+        await play(world, broker, random.Random(seed), kind)
