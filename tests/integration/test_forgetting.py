@@ -7,12 +7,14 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 
+import pytest
 import trio
 
 import escapement
 from committing import FaultyEngine, no_fault
 from dying import DiesAt, finish
 from escapement import testing
+from escapement.broker import reading
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
@@ -295,6 +297,105 @@ async def test_one_message_in_a_thousand_due_next_year_keeps_little_of_the_log(
             await world.clock.advance(days=365)
             late = [value[:3] for value in await take(broker)]
             assert late == [b"%d.%d" % (n, n) for n in range(1, 10)]
+
+
+async def test_a_dead_letter_of_what_was_relocated_says_when_it_was_published(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11, V1: the row that first stated it is gone, and the one that states it again knows."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await begin(broker)
+        names = {"topic": TOPIC, "subscription": "s"}
+        await broker.admin("subscriptions.update", **names, policy={"max_deliveries": 1})
+        published_ms = world.clock.now_ms()
+        await producer.send(b"late", delay=YEAR)
+        await producer.send_many([b"." * 100] * 1000)
+        assert len(await take(broker)) == 1000
+        await world.checkpoint()
+        await a_day_later(world)
+        await world.clock.advance(days=366)
+        async with broker.consumer(TOPIC, "s") as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)], timedelta(0))
+            for _ in range(3):
+                await world.clock.advance(seconds=1)
+        (letter,) = await broker.admin("dlq.list", **names, count=10)
+        shown = await broker.admin("dlq.show", **names, offset=letter["offset"])
+        assert (shown["payload"], shown["published_at_ms"]) == (b"late", published_ms)
+
+
+async def everything(broker: escapement.Broker, page_messages: int) -> list[tuple[object, ...]]:
+    """All that can be read of the topic by offset, as it was published."""
+    found: list[tuple[object, ...]] = []
+    async for page in broker.read(TOPIC, page_messages=page_messages):
+        columns = (page.offsets, page.due_ms, page.published_ms)
+        rows = zip(*(column.tolist() for column in columns), page.values(), strict=True)
+        found += [(*row, page[at].key) for at, row in enumerate(rows)]
+    return found
+
+
+async def look_up(broker: escapement.Broker, offset: int) -> tuple[escapement.Life, list[int]]:
+    """What is shown of one message, and what a peek shows that asks for it alone."""
+    life = await broker.show(offset, TOPIC)
+    return life, [one.id.offset async for one in broker.peek(TOPIC, offset=offset)]
+
+
+async def test_what_was_relocated_is_read_by_offset_as_before(
+    mock_clock: trio.testing.MockClock, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N1, P11: page after page, one by one, relocated again, and after a start without index."""
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            for batch in range(4):
+                delays = [YEAR if n % 25 == batch else timedelta(0) for n in range(100)]
+                keys = [f"k{n}" for n in range(100)]
+                values = [b"%d.%d" % (batch, n) for n in range(100)]
+                await producer.send_many(values, delay=delays, keys=keys)
+                await world.clock.advance(seconds=1)
+            whole = await everything(broker, 1000)
+            kept = [row for row in whole if row[1] != row[2]]
+            assert (len(whole), len(kept)) == (400, 16)
+            assert len(await take(broker)) == 384
+            # One is given another time, another is run at once and done, a third cancelled.
+            first, second, third = (broker_id(row) for row in kept[:3])
+            await broker.reschedule(first, delay=timedelta(days=100))
+            await broker.run_now(second)
+            assert len(await take(broker)) == 1
+            await broker.cancel(third)
+            kept = [kept[0], *kept[3:]]
+            moved = (await look_up(broker, first.offset))[0]
+            await world.checkpoint()
+            for generation in (2, 3):
+                await a_day_later(world)
+                assert generations(engine) == [generation]
+                for page_messages in (1000, 4, 1):
+                    assert await everything(broker, page_messages) == kept
+                with monkeypatch.context() as context:
+                    context.setattr(reading, "_PAGE_BYTES", 1)
+                    assert await everything(broker, 1000) == kept
+                assert (await everything(broker, 1))[0][4] == "k0"
+                life, seen = await look_up(broker, first.offset)
+                assert (life, seen) == (moved, [first.offset])
+                with pytest.raises(escapement.NotFound, match="does not have message 1 any"):
+                    await look_up(broker, 1)
+                sparse_no_more = [b"." * 100] * 1000
+                await producer.send_many(sparse_no_more)
+                assert len(await take(broker)) == 1000
+                await world.checkpoint()
+            await a_day_later(world)
+        for restart in (world.restart, lambda: without_index(world)):
+            await world.crash()
+            await restart()
+            async with world.connect() as broker:
+                assert await everything(broker, 5) == kept
+                assert (await look_up(broker, first.offset))[0] == moved
+                assert [offset for offset, *_ in kept if offset == third.offset] == []
+
+
+def broker_id(row: tuple[object, ...]) -> escapement.MessageId:
+    offset = row[0]
+    assert isinstance(offset, int)
+    return escapement.MessageId(TOPIC, offset)
 
 
 def log_bytes(engine: Engine) -> int:

@@ -19,7 +19,7 @@ from escapement.storage.engine.base import Connection, Engine, Params, Result
 from escapement.storage.generation import DAY_MS, GENERATION_SIZE_BYTES, Generation, should_roll
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.log import Log
-from escapement.storage.logrow import encode_row
+from escapement.storage.logrow import Restating, encode_row
 from escapement.storage.logtable import LogRow, NewRow, RowKey
 
 NO_LIMIT = 1 << 40
@@ -270,7 +270,7 @@ def test_when_messages_were_accepted_is_known_as_long_as_the_log_has_them(shelf:
 def restate(shelf: Shelf, topic_id: int, base: int, offsets: list[int]) -> None:
     column = np.array(offsets, np.int64)
     body = MessageBatch(Blobs.of([b"%d@%d." % (topic_id, offset) for offset in offsets])).encode()
-    data = encode_row(0, column + 1, [body], column, column)
+    data = encode_row(0, column + 1, [body], Restating(column, column, column, column))
     row = NewRow(shelf.log.current, topic_id, base, len(column), 1, 1, 0, data)
     shelf.connection.begin()
     shelf.log.insert(shelf.connection, [row], shelf.lease.epoch)
@@ -298,6 +298,14 @@ def test_restatements_are_in_nobodys_way(shelf: Shelf) -> None:
     assert named == [None, [1, 3], [0], None, [0]]
     scanned = {row.key for step in log.scan(connection, NO_LIMIT) for row in step}
     assert scanned == set(shelf.keys)
+    for max_bytes, reads in ((NO_LIMIT, [4]), (0, [2, 2])):
+        wanted, counts, bases = [-2, -7, -1, -9], [], []
+        while wanted:
+            rows, count = log.restatements(connection, 7, wanted, max_bytes)
+            bases += [row.key.base_offset for row in rows]
+            counts.append(count)
+            wanted = wanted[count:]
+        assert (bases, counts) == ([-2, -1], reads)
 
 
 def test_the_rows_that_hold_some_messages_are_found_in_bounded_steps(shelf: Shelf) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escapement.errors import LogDamaged
-from escapement.message import Blobs, MessageBatch
-from escapement.storage.logrow import decode_row, encode_row
+from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.storage.logrow import Restating, decode_row, encode_row
 
 payloads = st.lists(st.binary(max_size=12), min_size=1, max_size=5)
 batches = st.lists(payloads, min_size=1, max_size=4)
 TIMES = st.one_of(st.integers(0, 100), st.integers(0, 2**40), st.integers(0, 2**62))
+
+
+def column(values: list[int]) -> Int64s:
+    return np.array(values, np.int64)
 
 
 def bodies_of(contents: list[list[bytes]]) -> list[bytes]:
@@ -81,15 +88,28 @@ def test_a_restatement_names_its_offsets_and_the_times_before(
     offsets = sorted(
         data.draw(st.sets(st.integers(0, 2**50), min_size=count, max_size=count), "offsets")
     )
-    due, stale = np.arange(count), np.arange(count) * 3
-    row = encode_row(1, due, bodies_of(contents), np.array(offsets, np.int64), stale)
+    due = np.arange(count)
+    restating = Restating(np.array(offsets, np.int64), due * 3, due * 5, due * 7)
+    row = encode_row(1, due, bodies_of(contents), restating)
     content = decode_row(row)
-    assert content.offsets is not None
-    assert content.stale_ms is not None
-    assert content.offsets.tolist() == offsets
-    assert content.stale_ms.tolist() == stale.tolist()
+    assert content.restating is not None
+    for found, was in zip(content.restating, restating, strict=True):
+        assert found.tolist() == was.tolist()
     assert content.due_ms.tolist() == due.tolist()
     assert content.batch().payloads.to_list() == [p for each in contents for p in each]
     at = data.draw(st.integers(0, len(row) - 1))
     with pytest.raises(LogDamaged):
         decode_row(row[:at] + bytes([row[at] ^ 1]) + row[at + 1 :])
+
+
+def test_a_restatement_of_an_earlier_program_is_taken_by_its_own_times() -> None:
+    """N1: what it does not say of when a message was published is not made up."""
+    due, offsets = column([5, 9]), column([3, 70_000])
+    (body,) = bodies_of([[b"a", b"b"]])
+    row = encode_row(1, due, [body], Restating(offsets, due * 2, due * 3, due * 4))
+    head, times, rest = row[:12], row[16 : 16 + 16 + 4 * 2], row[16 + 16 + 4 * 2 :]
+    parts = [bytes([2]) + head[1:], times, rest[:16], rest[48:]]
+    crc = struct.pack("<I", zlib.crc32(b"".join(parts)))
+    restating = decode_row(parts[0] + crc + b"".join(parts[1:])).restating
+    assert restating is not None
+    assert [values.tolist() for values in restating] == [[3, 70_000], [10, 18], [5, 9], [1, 1]]

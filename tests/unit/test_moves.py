@@ -27,14 +27,17 @@ class Model:
         self.moves = Moves()
         self.due: dict[int, int] = {}
         self.first: dict[int, int] = {}
+        self.base: dict[int, int] = {}
+        self.steps = 0
 
     def put(self, steps: list[tuple[set[int], int]]) -> None:
         for offsets, at_ms in steps:
-            named = sorted(offsets)
+            self.steps += 1
+            named, base = sorted(offsets), -self.steps
             stale = [self.due.get(offset, offset * 1000) for offset in named]
-            self.moves.put(column(named), column([at_ms] * len(named)), column(stale))
+            self.moves.put(column(named), column([at_ms] * len(named)), column(stale), base)
             for offset, stale_ms in zip(named, stale, strict=True):
-                self.due[offset] = at_ms
+                self.due[offset], self.base[offset] = at_ms, base
                 self.first[offset] = min(self.first.get(offset, stale_ms), stale_ms, at_ms)
 
     def check(self, moves: Moves) -> None:
@@ -44,6 +47,10 @@ class Model:
         assert moves.contains(EVERY).tolist() == [offset in self.due for offset in offsets]
         first = [self.first.get(offset, offset * 1000) for offset in offsets]
         assert moves.first(EVERY, stated).tolist() == first
+        assert moves.bases(EVERY).tolist() == [self.base.get(offset, 0) for offset in offsets]
+        for low, high in ((0, 1 << 20), (7, 65_530)):
+            there = sorted(offset for offset in self.due if low <= offset < high)
+            assert moves.between(low, high).tolist() == there
         stale = moves.stale(stated, EVERY)
         expected = [now != then for now, then in zip(current, stated.tolist(), strict=True)]
         assert (np.zeros(len(EVERY), bool) if stale is None else stale).tolist() == expected
@@ -82,7 +89,7 @@ def test_many_moves_are_merged_and_a_damaged_row_is_noticed() -> None:
     moves = Moves()
     for low in range(0, 20_000, 1000):
         offsets = np.arange(low, low + 1000)
-        moves.put(offsets, offsets + 7, offsets)
+        moves.put(offsets, offsets + 7, offsets, -1)
     everything = np.arange(20_000)
     assert (moves.current(everything, everything) == everything + 7).all()
     (row,) = moves.dirty_chunks().values()
@@ -96,7 +103,7 @@ def test_what_was_discarded_is_gone_from_the_rows_as_well(
     moved: set[int], done: set[int], end: int
 ) -> None:
     moves = Moves()
-    moves.put(column(sorted(moved)), column([7] * len(moved)), column([9] * len(moved)))
+    moves.put(column(sorted(moved)), column([7] * len(moved)), column([9] * len(moved)), -1)
     rows = moves.dirty_chunks()
     due_ms, offsets = moves.below(end)
     assert offsets.tolist() == sorted(offset for offset in moved if offset < end)

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import trio
 
 from escapement.broker.amending import Amending
@@ -30,7 +29,7 @@ from escapement.broker.deadletters import DeadLetters
 from escapement.broker.forecast import Forecast, forecast
 from escapement.broker.handle import ProducerHandle
 from escapement.broker.leasekeeper import LeaseKeeper
-from escapement.broker.life import Life, life, row_of
+from escapement.broker.life import Life, life, published
 from escapement.broker.peek import Peeked, Sought, peek
 from escapement.broker.postman import Postman
 from escapement.broker.publishing import Publishing
@@ -316,10 +315,8 @@ class Broker:
 
     async def due_of(self, topic: Topic, offset: int) -> int:
         """When a message is due. Raises ``NotFound``."""
-        part = await row_of(topic, self.works.reader, offset)
-        row = offset - part.base_offset
-        moves = topic.amendments.moves
-        return int(moves.current(np.array([offset]), part.due_ms[row : row + 1])[0])
+        found = await published(topic, self.works.reader, offset)
+        return int(topic.amendments.moves.current(found.offsets, found.due_ms)[0])
 
     async def life(self, topic: Topic, offset: int) -> Life:
         """What became of one message. Raises ``NotFound``."""

@@ -99,28 +99,13 @@ class DeadLetters:
         if grave.topic is not None and grave.keeper is not None:
             there = 0 <= offset < grave.topic.next_offset
             if there and not grave.keeper.acked.contains(np.array([offset])).any():
-                parts = await self._log.read(grave.topic.id, offset, offset + 1, 0)
-                for part in parts:
-                    at = np.array([offset - part.base_offset])
-                    batch = part.batch.take(at)
-                    page = self._mine(grave, part.due_ms[at], np.array([offset]), batch)
-                    if len(page.offsets):
-                        return page
-                relocated = None if parts else await self._relocated(grave, offset)
-                if relocated is not None:
-                    return relocated
+                offsets, moves = np.array([offset]), grave.topic.amendments.moves
+                found, _ = await self._log.published(grave.topic.id, offsets, moves, 0)
+                due_ms = moves.current(found.offsets, found.due_ms)
+                page = self._mine(grave, due_ms, found.offsets, found.batch)
+                if len(page.offsets):
+                    return page
         raise NotFound(f"{topic.full} {subscription} has no dead letter at offset {offset}")
-
-    async def _relocated(self, grave: _Grave, offset: int) -> Page | None:
-        """One whose row has been forgotten by the log; None if there is no such."""
-        assert grave.topic is not None
-        offsets, moves = np.array([offset]), grave.topic.amendments.moves
-        if not moves.contains(offsets).all():
-            return None
-        due_ms = moves.current(offsets, offsets)
-        fetch = self._index.fetch(grave.topic.id, due_ms, offsets)
-        there, batch = await self._run(fetch.read_there, offset, offset + 1)
-        return self._mine(grave, due_ms, offsets, batch) if there is None else None
 
     async def redrive(
         self, topic: TopicName, subscription: str, only: Int64s | None, most: int

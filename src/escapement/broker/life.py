@@ -12,7 +12,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from escapement.broker.logreader import LogPart, LogReader
+from escapement.broker.logreader import LogReader
+from escapement.broker.published import Published
 from escapement.broker.shared import SharedSubscription
 from escapement.broker.subscription import Subscription
 from escapement.broker.topic import Topic
@@ -70,15 +71,13 @@ async def life(topic: Topic, log: LogReader, now_ms: int, offset: int) -> Life:
       NotFound: if the topic has no message of this offset, or none any more.
       StorageUnavailable: when the database cannot be reached.
     """
-    part = await row_of(topic, log, offset)
-    row = offset - part.base_offset
-    moves = topic.amendments.moves
-    due_ms = int(moves.current(np.array([offset]), part.due_ms[row : row + 1])[0])
-    batch = part.batch.take(np.array([row]))
+    found = await published(topic, log, offset)
+    due_ms = int(topic.amendments.moves.current(found.offsets, found.due_ms)[0])
+    batch = found.batch
     standings = [standing(topic, one, due_ms, offset, now_ms) for one in topic.subscriptions()]
     return Life(
         _state(topic, standings, due_ms, offset, now_ms),
-        part.accepted_at_ms,
+        int(found.published_ms[0]),
         due_ms,
         (batch.keys or Blobs.empty(1)).to_list()[0],
         (batch.properties or Blobs.empty(1)).to_list()[0],
@@ -88,16 +87,16 @@ async def life(topic: Topic, log: LogReader, now_ms: int, offset: int) -> Life:
     )
 
 
-async def row_of(topic: Topic, log: LogReader, offset: int) -> LogPart:
-    """The row of the log that has a message. Raises as ``life``."""
+async def published(topic: Topic, log: LogReader, offset: int) -> Published:
+    """One message as it was published. Raises as ``life``."""
     if offset >= topic.next_offset:
         raise NotFound(
             f"{topic.name.full} has no message {offset}: the next is {topic.next_offset}"
         )
-    parts = await log.read(topic.id, offset, offset + 1, 0)
-    if not parts or not parts[0].base_offset <= offset < parts[0].end_offset:
+    found, _ = await log.published(topic.id, np.array([offset]), topic.amendments.moves, 0)
+    if not len(found.offsets):
         raise NotFound(f"the log of {topic.name.full} does not have message {offset} any more")
-    return parts[0]
+    return found
 
 
 def standing(

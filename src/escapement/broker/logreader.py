@@ -7,15 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import numpy as np
 import trio
 
+from escapement.broker.published import Published
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.log import Log
 from escapement.storage.logtable import LogRow
+from escapement.storage.moves import Moves
+
+_NO_END: Final = (1 << 63) - 1
+# Restatements that are read at once where nothing but times is asked for.
+_STEP_BYTES: Final = 1 << 20
 
 
 class LogPart(NamedTuple):
@@ -90,28 +97,53 @@ class LogReader:
         with self._connected() as connection:
             return self._log.first_accepted(connection, topic_id, at_ms, until_offset)
 
-    async def holding(
-        self, topic_id: int, offsets: Int64s, max_bytes: int
-    ) -> tuple[list[LogPart], int]:
-        """The rows that hold the first of these messages, as they were first stated.
+    async def published(
+        self, topic_id: int, offsets: Int64s, moves: Moves, max_bytes: int
+    ) -> tuple[Published, int]:
+        """The first of these messages, those that the log has in whichever row.
 
         Args:
           offsets: ascending, of committed messages; int64[n].
-          max_bytes: how much to read beyond the first row.
+          moves: the topic's, which know what was stated again, and by which row.
+          max_bytes: how much to read beyond the first row, of each of the two kinds.
 
         Returns:
-          The rows, in order, and how many of the offsets have been looked for.
+          What there is, and how many of the offsets have been looked for: one at least.
 
         Raises:
           StorageUnavailable: when the database cannot be reached.
+          LogDamaged: when a row fails its checksum.
         """
         async with self._alone:
-            return await self._run(self._holding, topic_id, offsets, max_bytes)
+            while True:
+                bases = moves.bases(offsets)
+                found, count = await self._run(self._published, topic_id, offsets, bases, max_bytes)
+                lost = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
+                # Has some of it been relocated meanwhile, and its row forgotten?
+                if (moves.bases(offsets[:count][lost]) == bases[:count][lost]).all():
+                    return found, count
 
-    def _holding(self, topic_id: int, offsets: Int64s, max_bytes: int) -> tuple[list[LogPart], int]:
+    def _published(
+        self, topic_id: int, offsets: Int64s, bases: Int64s, max_bytes: int
+    ) -> tuple[Published, int]:
         with self._connected() as connection:
             rows, count = self._log.holding(connection, topic_id, offsets, max_bytes)
-        return [_part(row) for row in rows], count
+            found = Published.concat([_of(row, offsets) for row in rows])
+            missing = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
+            missing &= bases[:count] < 0
+            if not missing.any():
+                return found, count
+            # The rows that first stated them are gone. In the order of the messages:
+            wanted = list(dict.fromkeys(bases[:count][missing].tolist()))
+            rows, read = self._log.restatements(connection, topic_id, wanted, max_bytes)
+        if read < len(wanted):
+            left = np.isin(bases[:count], wanted[read:]) & missing
+            count = int(left.argmax())
+        asked, bases = offsets[:count][missing[:count]], bases[:count][missing[:count]]
+        again = [_of(row, asked[bases == row.key.base_offset]) for row in rows]
+        end = offsets[count] if count < len(offsets) else _NO_END
+        both = Published.concat([found.pick(found.offsets < end), *again])
+        return both.take(np.argsort(both.offsets)), count
 
     async def lowest_base(self, topic_id: int) -> int:
         """The key of the topic's newest restatement; 0 if it has none."""
@@ -147,26 +179,28 @@ class LogReader:
             )
         return [_part(row) for row in rows], reached
 
-    async def accepted_ms(self, topic_id: int, offsets: Int64s) -> Int64s:
+    async def accepted_ms(self, topic_id: int, offsets: Int64s, moves: Moves) -> Int64s:
         """When each of these was accepted; 0 where the log does not have it any more.
 
         Args:
           offsets: ascending; int64[n].
+          moves: the topic's, which know what was stated again, and by which row.
 
         Raises:
           StorageUnavailable: when the database cannot be reached.
         """
         async with self._alone:
-            return await self._run(self._accepted_ms, topic_id, offsets)
+            found = await self._run(self._accepted_ms, topic_id, offsets)
+        left = np.flatnonzero((found == 0) & moves.contains(offsets))
+        while len(left):
+            again, count = await self.published(topic_id, offsets[left], moves, _STEP_BYTES)
+            found[np.searchsorted(offsets, again.offsets)] = again.published_ms
+            left = left[count:]
+        return found
 
     def _accepted_ms(self, topic_id: int, offsets: Int64s) -> Int64s:
-        try:
-            if self._connection is None:
-                self._connection = self._engine.connect()
-            return self._log.accepted_ms(self._connection, topic_id, offsets)
-        except BaseException:
-            self.close()
-            raise
+        with self._connected() as connection:
+            return self._log.accepted_ms(connection, topic_id, offsets)
 
     async def settled(self) -> None:
         """Wait until the reads that are under way have ended."""
@@ -178,6 +212,12 @@ class LogReader:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _of(row: LogRow, offsets: Int64s) -> Published:
+    """Those of the offsets that a row has; they ascend."""
+    published = Published.of(row)
+    return published.pick(np.isin(published.offsets, offsets, assume_unique=True))
 
 
 def _part(row: LogRow) -> LogPart:

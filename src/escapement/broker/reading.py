@@ -1,8 +1,9 @@
 """Reading a topic by offset: pages of the log, without a subscription.
 
 In order and repeatable (N1): a page says what was published, whatever has become of it
-since. Bounded in messages and bytes, and nothing is remembered between two pages, so who
-reads holds nothing up but the log's reader for the time of a page.
+since. Of what lies before the beginning of the log there is what was stated again, because it
+was live when the log forgot it. Bounded in messages and bytes, and nothing is remembered
+between two pages, so who reads holds nothing up but the log's reader for the time of a page.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from escapement.broker.logreader import LogPart, LogReader
+from escapement.broker.published import Published
 from escapement.broker.topic import Topic
 from escapement.message import Blobs, Int64s, MessageBatch
 
@@ -48,6 +50,11 @@ async def read_page(
     reached = start
     if start < stop:
         parts, reached = await log.read_due(topic.id, start, stop, 0, _PAGE_BYTES)
+        begin = min(parts[0].base_offset, stop) if parts else stop
+        if start < begin:
+            early = await _read_before(topic, log, start, begin, max_messages)
+            if len(early.offsets) or early.next_offset < begin:
+                return early
     offsets = _column([np.arange(part.base_offset, part.end_offset) for part in parts])
     rows = np.flatnonzero((offsets >= start) & (offsets < stop))
     if len(rows) > max_messages:
@@ -62,6 +69,22 @@ async def read_page(
         max(start, min(reached, stop)),
         end,
     )
+
+
+async def _read_before(
+    topic: Topic, log: LogReader, start: int, begin: int, max_messages: int
+) -> Page:
+    """A page of what the log has of ``[start, begin)``, before its own beginning."""
+    moves = topic.amendments.moves
+    offsets = moves.between(start, begin)
+    reached = begin
+    if len(offsets) > max_messages:
+        reached, offsets = int(offsets[max_messages]), offsets[:max_messages]
+    found = Published.concat([])
+    if len(offsets):
+        found, count = await log.published(topic.id, offsets, moves, _PAGE_BYTES)
+        reached = int(offsets[count]) if count < len(offsets) else reached
+    return Page(*found, reached, topic.next_offset)
 
 
 _NOTHING: Final = MessageBatch(Blobs.empty(0))

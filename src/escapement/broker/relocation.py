@@ -10,29 +10,22 @@ its old row states. Both pass.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import trio
 
+from escapement.broker.published import Published
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import EscapementError
-from escapement.message import Int64s, MessageBatch
+from escapement.message import Int64s
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.group import Restate
 from escapement.storage.logtable import LogRow
 
 # What is stated again in one row.
 _ROW_BYTES: Final = 1 << 20
-
-
-class _Part(NamedTuple):
-    """Live messages of one row."""
-
-    offsets: Int64s
-    due_ms: Int64s
-    batch: MessageBatch
 
 
 class Relocation:
@@ -42,7 +35,8 @@ class Relocation:
         self._topic = topic
         self._pipeline = pipeline
         self._clock = clock
-        self._parts: list[_Part] = []
+        self._parts: list[Published] = []  # live messages of a row each
+        self._due_ms: list[Int64s] = []  # as their rows say: of a restatement not the first
         self._size_bytes = 0
 
     @property
@@ -52,15 +46,14 @@ class Relocation:
 
     def gather(self, row: LogRow) -> bool:
         """Take what is live in a row of the log; whether there was anything."""
-        offsets, due_ms = row.content.offsets, row.content.due_ms
-        if offsets is None:
-            offsets = np.arange(row.key.base_offset, row.end_offset)
+        offsets, due_ms = row.offsets, row.content.due_ms
         at = np.flatnonzero(self._topic.live(due_ms, offsets, self._clock.now_ms()))
         if not len(at):
             return False
-        batch = row.content.batch().take(at)
-        self._parts.append(_Part(offsets[at], due_ms[at], batch))
-        self._size_bytes += batch.size_bytes
+        part = Published.of(row).take(at)
+        self._parts.append(part)
+        self._due_ms.append(due_ms[at])
+        self._size_bytes += part.batch.size_bytes
         return True
 
     async def state(self) -> bool:
@@ -72,12 +65,10 @@ class Relocation:
         """
         if not self._parts:
             return True
-        offsets, first = np.unique(
-            np.concatenate([part.offsets for part in self._parts]), return_index=True
-        )
-        due_ms = np.concatenate([part.due_ms for part in self._parts])[first]
-        batch = MessageBatch.concat([part.batch for part in self._parts]).take(first)
-        self._parts, self._size_bytes = [], 0
+        gathered = Published.concat(self._parts)
+        offsets, first = np.unique(gathered.offsets, return_index=True)
+        due_ms = np.concatenate(self._due_ms)[first]
+        self._parts, self._due_ms, self._size_bytes = [], [], 0
         # From here to the hand-in nothing waits: what is not live any more is left out.
         amendments, now_ms = self._topic.amendments, self._clock.now_ms()
         at = np.flatnonzero(self._topic.live(due_ms, offsets, now_ms))
@@ -91,10 +82,10 @@ class Relocation:
         for subscription in self._topic.shared.values():
             # As before any restatement: what was handed out is on record.
             subscription.keep(offsets[subscription.was_handed(offsets)], now_ms)
-        await self._restate(offsets, due_ms, batch.take(at))
+        await self._restate(gathered.take(first[at]), due_ms)
         return True
 
-    async def _restate(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch) -> None:
+    async def _restate(self, live: Published, due_ms: Int64s) -> None:
         over = trio.Event()
         errors: list[EscapementError] = []
 
@@ -103,10 +94,19 @@ class Relocation:
             over.set()
 
         key = self._topic.next_restatement()
-        body = batch.encode()
-        self._pipeline.submit(
-            Restate(self._topic.id, key, offsets, body, None, due_ms, over.set, fail)
+        item = Restate(
+            self._topic.id,
+            key,
+            live.offsets,
+            live.batch.encode(),
+            None,
+            due_ms,
+            live.due_ms,
+            live.published_ms,
+            over.set,
+            fail,
         )
+        self._pipeline.submit(item)
         await over.wait()
         if errors:
             raise errors[0]

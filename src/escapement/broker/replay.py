@@ -108,11 +108,10 @@ class Replay:
         steps = ground.log.read_rows(ground.connection, keys, _STEP_BYTES)
         while (rows := await self._run(next, steps, None)) is not None:
             for row in rows:
-                offsets, stale_ms = row.content.offsets, row.content.stale_ms
-                assert offsets is not None, "a restatement names its offsets"
-                assert stale_ms is not None
+                restating, base = row.content.restating, row.key.base_offset
+                assert restating is not None, "a restatement names its offsets"
                 moves = self._registry.activate(row.key.topic_id).amendments.moves
-                moves.put(offsets, row.content.due_ms, stale_ms)
+                moves.put(restating.offsets, row.content.due_ms, restating.stale_ms, base)
                 self._progress.touched.add(row.key.topic_id)
 
     def _replay_acks(self) -> None:

@@ -16,24 +16,22 @@ from typing import Final
 import numpy as np
 import trio
 
-from escapement.broker.logreader import LogPart, LogReader
+from escapement.broker.logreader import LogReader
 from escapement.broker.outcome import Outcome, decide
+from escapement.broker.published import Published
 from escapement.broker.publishing import Publishing
 from escapement.broker.registry import Registry
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import EscapementError, NotFound
-from escapement.message import NO_TIMES, Blobs, Int64s, MessageBatch, Times
+from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
 from escapement.names import TopicName
 from escapement.protocol.fate import Fate
-from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.group import Restate
-from escapement.storage.index import DelayedIndex
 
 # What is read, decided and stated again at once.
 _STEP_BYTES: Final = 1024 * 1024
-_NO_END: Final = (1 << 63) - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -42,15 +40,6 @@ class Restatement:
 
     batch: MessageBatch
     done: Callable[[EscapementError | None], None]
-
-
-@dataclass(slots=True, eq=False)
-class _Found:
-    """Messages as they were read, by ascending offset; ``due_ms`` as first stated."""
-
-    offsets: Int64s
-    due_ms: Int64s
-    batch: MessageBatch
 
 
 @dataclass(slots=True, eq=False)
@@ -73,19 +62,15 @@ class Rescheduling:
         registry: Registry,
         pipeline: CommitPipeline,
         publishing: Publishing,
-        index: DelayedIndex,
         log: LogReader,
         clock: Clock,
-        run: Run,
         on_change: Callable[[Topic], None],
     ) -> None:
         self._registry = registry
         self._pipeline = pipeline
         self._publishing = publishing
-        self._index = index
         self._log = log
         self._clock = clock
-        self._run = run
         self._on_change = on_change
         self._moved = trio.lowlevel.ParkingLot()
 
@@ -116,7 +101,8 @@ class Rescheduling:
         known = wanted[wanted < topic.next_offset]
         at = 0
         while at < len(known):
-            found, count = await self._read(topic, known[at:])
+            moves = topic.amendments.moves
+            found, count = await self._log.published(topic.id, known[at:], moves, _STEP_BYTES)
             outcome = await self._move(topic, found, delay_ms, at_ms)
             rows = np.searchsorted(wanted, found.offsets)
             fates[rows] = outcome.fates
@@ -125,28 +111,9 @@ class Rescheduling:
             at += count
         return Outcome(fates, handed).take(back)
 
-    # -- reading -------------------------------------------------------------------
-
-    async def _read(self, topic: Topic, offsets: Int64s) -> tuple[_Found, int]:
-        """The first of these messages, and how many were looked for."""
-        parts, count = await self._log.holding(topic.id, offsets, _STEP_BYTES)
-        found = _pick(parts, offsets[:count])
-        missing = np.setdiff1d(offsets[:count], found.offsets, assume_unique=True)
-        moves = topic.amendments.moves
-        if len(missing) and not moves.empty:
-            # The row that first stated them is gone, and they were stated again since.
-            missing = missing[moves.contains(missing)]
-            due_ms = moves.current(missing, np.zeros(len(missing), np.int64))
-            fetch = self._index.fetch(topic.id, due_ms, missing)
-            there, batch = await self._run(fetch.read_there, 0, _NO_END)
-            if there is not None:
-                missing, due_ms = missing[there], due_ms[there]
-            found = _merged(found, _Found(missing, due_ms, batch))
-        return found, count
-
     # -- moving --------------------------------------------------------------------
 
-    async def _move(self, topic: Topic, found: _Found, delay_ms: int, at_ms: int) -> Outcome:
+    async def _move(self, topic: Topic, found: Published, delay_ms: int, at_ms: int) -> Outcome:
         await self._publishing.room()
         # Of two that move the same message, the later to come moves it last.
         while topic.amendments.withheld.intersects(found.offsets):
@@ -163,10 +130,11 @@ class Rescheduling:
         return outcome
 
     def _restate(
-        self, topic: Topic, found: _Found, at: Int64s, due_ms: Int64s, times: Times
+        self, topic: Topic, found: Published, at: Int64s, due_ms: Int64s, times: Times
     ) -> _Wait:
         """Withhold the messages at these rows, and have them stated again."""
-        offsets, batch, wait = found.offsets[at], found.batch.take(at), _Wait()
+        moving, wait = found.take(at), _Wait()
+        offsets, batch = moving.offsets, moving.batch
 
         def release() -> None:
             topic.release(offsets, due_ms, batch, self._clock.now_ms())
@@ -187,6 +155,8 @@ class Rescheduling:
             batch.encode(),
             times,
             due_ms,
+            moving.due_ms,
+            moving.published_ms,
             Restatement(batch, done),
             done,
         )
@@ -198,7 +168,7 @@ class Rescheduling:
         return wait
 
 
-def _decide(topic: Topic, found: _Found) -> tuple[Outcome, Int64s]:
+def _decide(topic: Topic, found: Published) -> tuple[Outcome, Int64s]:
     """What can become of each message now, and when it is due now."""
     offsets = found.offsets
     due_ms = topic.amendments.moves.current(offsets, found.due_ms)
@@ -217,31 +187,3 @@ def _times(delay_ms: int, at_ms: int, count: int) -> Times:
     if delay_ms >= 0:
         return Times(delay_ms=np.full(count, delay_ms))
     return Times(at_ms=np.full(count, at_ms)) if at_ms >= 0 else NO_TIMES
-
-
-def _pick(parts: list[LogPart], offsets: Int64s) -> _Found:
-    """Those of the offsets that the rows hold."""
-    found = []
-    for part in parts:
-        low, high = np.searchsorted(offsets, [part.base_offset, part.end_offset]).tolist()
-        own = offsets[low:high]
-        rows = own - part.base_offset
-        found.append(_Found(own, part.due_ms[rows], part.batch.take(rows)))
-    return _concat(found)
-
-
-def _merged(one: _Found, other: _Found) -> _Found:
-    both = _concat([one, other])
-    order = np.argsort(both.offsets)
-    return _Found(both.offsets[order], both.due_ms[order], both.batch.take(order))
-
-
-def _concat(parts: list[_Found]) -> _Found:
-    nothing = np.zeros(0, np.int64)
-    if not parts:
-        return _Found(nothing, nothing, MessageBatch(Blobs.empty(0)))
-    return _Found(
-        np.concatenate([part.offsets for part in parts]),
-        np.concatenate([part.due_ms for part in parts]),
-        MessageBatch.concat([part.batch for part in parts]),
-    )

@@ -86,13 +86,7 @@ class Settlement:
         restatement: Restatement = restated.item.context
         topic = self._registry.active.get(restated.item.topic_id)  # None: deleted meanwhile
         if topic is not None:
-            topic.move(
-                restated.item.offsets,
-                restated.due_ms,
-                restated.item.stale_ms,
-                restatement.batch,
-                now_ms,
-            )
+            topic.move(restated, restatement.batch, now_ms)
             self._progress.touched.add(topic.id)
             self._on_appended(topic)
         restatement.done(None)
@@ -100,7 +94,7 @@ class Settlement:
     def _relocate(self, restated: Restated) -> None:
         topic = self._registry.active.get(restated.item.topic_id)  # None: deleted meanwhile
         if topic is not None:
-            topic.relocated(restated.item.offsets, restated.due_ms)
+            topic.relocated(restated)
             self._progress.touched.add(topic.id)
         restated.item.context()
 

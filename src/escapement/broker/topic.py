@@ -39,6 +39,7 @@ from escapement.broker.subscription import Subscription
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.names import TopicName
 from escapement.storage.catalog import Namespace
+from escapement.storage.group import Restated
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
 from escapement.storage.policy import TopicPolicy
 from escapement.timewheel import Entries, TimingWheel
@@ -277,13 +278,12 @@ class Topic:
             subscription.keep(offsets[handed], now_ms)
         subscription.withdraw(offsets[~handed])
 
-    def move(
-        self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, batch: MessageBatch, now_ms: int
-    ) -> None:
-        """These were withheld and are due at ``due_ms``, durably; offsets ascend."""
-        traits = self._index.add_again(self.id, offsets, due_ms, batch)
-        self.amendments.move(offsets, due_ms, stale_ms)
-        self._again(due_ms, offsets, traits, now_ms)
+    def move(self, restated: Restated, batch: MessageBatch, now_ms: int) -> None:
+        """What was withheld is stated again, durably; ``batch`` is what it says."""
+        item, due_ms = restated.item, restated.due_ms
+        traits = self._index.add_again(self.id, item.offsets, due_ms, batch)
+        self.amendments.move(item.offsets, due_ms, item.stale_ms, item.base_offset)
+        self._again(due_ms, item.offsets, traits, now_ms)
 
     def release(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
         """These were withheld and stay as they were, due at ``due_ms``; offsets ascend."""
@@ -296,9 +296,10 @@ class Topic:
         if self.shared:
             self.place(due_ms, offsets, now_ms, traits)
 
-    def relocated(self, offsets: Int64s, due_ms: Int64s) -> None:
+    def relocated(self, restated: Restated) -> None:
         """The log states these once more, as they were; their first statement may go."""
-        self.amendments.moves.put(offsets, due_ms, due_ms)
+        item, due_ms = restated.item, restated.due_ms
+        self.amendments.moves.put(item.offsets, due_ms, due_ms, item.base_offset)
 
     def forget_moves(self, below: int, now_ms: int) -> None:
         """The log begins at ``below`` now: of what lies before, only what is live has a time."""

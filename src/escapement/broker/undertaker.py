@@ -117,7 +117,8 @@ class Undertaker:
             batch = await self._from_index(topic, subscription, dead)
         else:
             batch = await self._from_log(topic, dead)
-        published_ms = await self._log.accepted_ms(topic.id, dead.rows.offsets)
+        moves = topic.amendments.moves
+        published_ms = await self._log.accepted_ms(topic.id, dead.rows.offsets, moves)
         if self._gone(subscription):
             return
         if len(batch) < dead.rows.height:

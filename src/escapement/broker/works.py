@@ -135,10 +135,8 @@ class Works:
             self.registry,
             self.pipeline,
             self.publishing,
-            self.index,
             self.reader,
             clock,
-            run,
             self._appended,
         )
         self._settlement = Settlement(

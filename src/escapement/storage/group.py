@@ -26,7 +26,7 @@ from escapement.storage.generation import Generation
 from escapement.storage.journal import JournalPosition
 from escapement.storage.journalentry import Acked, AttemptColumns, JournalEntry, ProducerMark
 from escapement.storage.letter import Letter
-from escapement.storage.logrow import encode_row
+from escapement.storage.logrow import Restating, encode_row
 from escapement.storage.logtable import NewRow, RowKey
 
 # A row must fit a packet of the database (16 MiB by default) with room to spare; only a
@@ -82,12 +82,14 @@ class Restate:
     body: Buffer
     times: Times | None
     stale_ms: Int64s  # when they were due before
+    first_ms: Int64s  # when they were due by the row that first stated them
+    published_ms: Int64s  # when that was accepted
     context: Any = None
     fail: Callable[[EscapementError], None] = _ignore
 
     @property
     def size_bytes(self) -> int:
-        return len(self.body) + 24 * len(self.offsets)
+        return len(self.body) + 40 * len(self.offsets)
 
 
 @dataclass(slots=True, eq=False)
@@ -372,6 +374,7 @@ def _encode_topic(group: Group, topic: TopicGroup) -> list[NewRow]:
 
 def _encode_restated(group: Group, restated: Restated) -> NewRow:
     item, due_ms = restated.item, restated.due_ms
+    restating = Restating(item.offsets, item.stale_ms, item.first_ms, item.published_ms)
     return NewRow(
         group.generation,
         item.topic_id,
@@ -380,7 +383,7 @@ def _encode_restated(group: Group, restated: Restated) -> NewRow:
         int(due_ms.min()),
         int(due_ms.max()),
         group.accepted_at_ms,
-        encode_row(group.accepted_at_ms, due_ms, [item.body], item.offsets, item.stale_ms),
+        encode_row(group.accepted_at_ms, due_ms, [item.body], restating),
     )
 
 

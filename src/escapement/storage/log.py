@@ -37,6 +37,7 @@ from escapement.storage.logtable import (
     fetch,
     first_accepted,
     insert,
+    keys_at,
     keys_of_shard,
     place,
     row_from,
@@ -320,8 +321,40 @@ class Log:
                     at = max(at, last)
                 if at > begun:
                     break
-            at = max(at, begun + 1)
+            if at == begun:
+                at = len(offsets)  # nothing begins at or behind this one
         return self._fetch_found(connection, keys), at
+
+    def restatements(
+        self, connection: Connection, topic_id: int, bases: Sequence[int], max_bytes: int
+    ) -> tuple[list[LogRow], int]:
+        """The first of a topic's restatements with these keys, as far as they are there.
+
+        Args:
+          bases: negative, each once, in any order.
+          max_bytes: how much to read beyond the first row.
+
+        Returns:
+          The rows, in that order, and how many of the keys have been looked for.
+        """
+        keys: list[RowKey] = []
+        budget = max_bytes
+        for low in range(0, len(bases), _HEADS_AT_ONCE):
+            step = bases[low : low + _HEADS_AT_ONCE]
+            there = {
+                key.base_offset: key
+                for generation in self._generations
+                for key in keys_at(connection, generation, topic_id, step)
+            }
+            for at, base in enumerate(step, low):
+                key = there.get(base)
+                if key is None:
+                    continue
+                if keys and key.size_bytes > budget:
+                    return self._fetch_found(connection, keys), at
+                keys.append(key)
+                budget -= key.size_bytes
+        return self._fetch_found(connection, keys), len(bases)
 
     def lowest_base(self, connection: Connection, topic_id: int) -> int:
         """The key of the topic's newest restatement; 0 if it has none."""

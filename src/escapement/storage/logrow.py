@@ -6,12 +6,16 @@ the owner knows, when each message is due. Little-endian::
     version u8 | due width u8 | 0 u16 | messages u32 | bodies u32 | crc32 u32
     accepted_at_ms i64 | first_due_ms i64
     due       messages values of the width, each less first_due_ms (width 0: all equal)
-    version 2 only: stale_ms i64 × messages, length u32, offsets (storage/offsetcolumn.py)
+    versions 2 and 3: stale_ms i64 × messages
+    version 3 only: first stated due_ms i64 × messages, published_ms i64 × messages
+    versions 2 and 3: length u32, offsets (storage/offsetcolumn.py)
     lengths   u32 for each body
     bodies    end to end (message.MessageBatch.encode)
 
-Version 1 states messages for the first time, at offsets that its key says; version 2
-*restates* earlier ones, whose offsets it names, and says when they were due before.
+Version 1 states messages for the first time, at offsets that its key says; version 3
+*restates* earlier ones, whose offsets it names, and says when they were due before, and what
+the row that first stated them said of their times. Version 2 is one of an earlier program,
+which did not say that.
 
 The checksum covers everything but itself. Encoding copies each byte once; decoding
 copies none but the due column. No I/O.
@@ -23,7 +27,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,7 +35,7 @@ from escapement.errors import LogDamaged, RemoteProtocolError, StorageError
 from escapement.message import Buffer, Int64s, MessageBatch
 from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
 
-_FIRST, _RESTATED = 1, 2
+_FIRST, _RESTATED_BARELY, _RESTATED = 1, 2, 3
 _LENGTH: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<BBxxII")
 _CRC: Final = struct.Struct("<I")
@@ -41,6 +45,15 @@ _START: Final = _HEAD.size + _CRC.size + _TIMES.size
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<u4"), 8: np.dtype("<i8")}
 
 
+class Restating(NamedTuple):
+    """What a row says of the messages that it restates, in columns."""
+
+    offsets: Int64s  # ascending
+    stale_ms: Int64s  # when they were due before
+    first_ms: Int64s  # when they were due by the row that first stated them
+    published_ms: Int64s  # when that row was accepted
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowContent:
     """What :func:`decode_row` gives; ``bodies`` are views into the row."""
@@ -48,8 +61,12 @@ class RowContent:
     accepted_at_ms: int
     due_ms: Int64s
     bodies: list[memoryview]
-    offsets: Int64s | None = None  # of messages that are restated; ascending
-    stale_ms: Int64s | None = None  # when these were due before
+    restating: Restating | None = None
+
+    @property
+    def offsets(self) -> Int64s | None:
+        """Those of messages that are restated; ascending."""
+        return None if self.restating is None else self.restating.offsets
 
     def batch(self) -> MessageBatch:
         """All messages of the row in one batch. Raises ``LogDamaged``."""
@@ -66,14 +83,9 @@ def encode_row(
     accepted_at_ms: int,
     due_ms: Int64s,
     bodies: Sequence[Buffer],
-    offsets: Int64s | None = None,
-    stale_ms: Int64s | None = None,
+    restating: Restating | None = None,
 ) -> bytes:
-    """The bytes of one row; ``due_ms`` has a value for each message of all ``bodies``.
-
-    ``offsets``, ascending, are those of messages that are restated, ``stale_ms`` is when
-    they were due before.
-    """
+    """The bytes of one row; ``due_ms`` has a value for each message of all ``bodies``."""
     assert bodies, "a log row without bodies"
     assert len(due_ms), "a log row without messages"
     first = int(due_ms.min())
@@ -82,13 +94,13 @@ def encode_row(
     due = (due_ms - first).astype(_DTYPES[width]).tobytes() if width else b""
     lengths = np.fromiter(map(len, bodies), "<u4", len(bodies)).tobytes()
     restated = b""
-    if offsets is not None:
-        assert stale_ms is not None
-        assert len(offsets) == len(due_ms) == len(stale_ms), "columns of unequal height"
-        column = encode_offsets(offsets)
-        stale = stale_ms.astype("<i8", copy=False).tobytes()
-        restated = b"".join([stale, _LENGTH.pack(len(column)), column])
-    version = _FIRST if offsets is None else _RESTATED
+    if restating is not None:
+        heights = {len(column) for column in (*restating, due_ms)}
+        assert len(heights) == 1, "columns of unequal height"
+        column = encode_offsets(restating.offsets)
+        times = [times.astype("<i8", copy=False).tobytes() for times in restating[1:]]
+        restated = b"".join([*times, _LENGTH.pack(len(column)), column])
+    version = _FIRST if restating is None else _RESTATED
     head = _HEAD.pack(version, width, len(due_ms), len(bodies))
     parts = [_TIMES.pack(accepted_at_ms, first), due, restated, lengths, *bodies]
     crc = zlib.crc32(head)
@@ -110,7 +122,7 @@ def decode_row(data: Buffer) -> RowContent:
     (crc,) = _CRC.unpack_from(view, _HEAD.size)
     if zlib.crc32(view[_HEAD.size + _CRC.size :], zlib.crc32(view[: _HEAD.size])) != crc:
         raise LogDamaged("a log row fails its checksum")
-    if version not in (_FIRST, _RESTATED) or width not in (0, 4, 8):
+    if version not in (_FIRST, _RESTATED_BARELY, _RESTATED) or width not in (0, 4, 8):
         raise LogDamaged(f"a log row has the unknown version {version}, width {width}")
     accepted_at_ms, first = _TIMES.unpack_from(view, _HEAD.size + _CRC.size)
     at = _START
@@ -120,9 +132,12 @@ def decode_row(data: Buffer) -> RowContent:
     if width:
         due_ms += np.frombuffer(view, _DTYPES[width], count, at).astype(np.int64)
         at += count * width
-    offsets = stale_ms = None
-    if version == _RESTATED:
-        offsets, stale_ms, at = _decode_restated(view, at, count)
+    restating = None
+    if version != _FIRST:
+        times, offsets, at = _decode_restated(view, at, count, 3 if version == _RESTATED else 1)
+        if version == _RESTATED_BARELY:
+            times += [due_ms, np.full(count, accepted_at_ms)]
+        restating = Restating(offsets, *times)
     if len(view) - at < 4 * body_count:
         raise LogDamaged("a log row ends inside its columns")
     lengths = np.frombuffer(view, "<u4", body_count, at).tolist()
@@ -133,14 +148,18 @@ def decode_row(data: Buffer) -> RowContent:
     for length in lengths:
         bodies.append(view[at : at + length])
         at += length
-    return RowContent(accepted_at_ms, due_ms, bodies, offsets, stale_ms)
+    return RowContent(accepted_at_ms, due_ms, bodies, restating)
 
 
-def _decode_restated(view: memoryview, at: int, count: int) -> tuple[Int64s, Int64s, int]:
-    if len(view) - at < 8 * count + _LENGTH.size:
+def _decode_restated(
+    view: memoryview, at: int, count: int, columns: int
+) -> tuple[list[Int64s], Int64s, int]:
+    """So many columns of times, the offsets, and where the row goes on."""
+    if len(view) - at < 8 * count * columns + _LENGTH.size:
         raise LogDamaged("a log row ends before its offsets")
-    stale_ms = np.frombuffer(view, "<i8", count, at).astype(np.int64)
-    at += 8 * count
+    table = np.frombuffer(view, "<i8", count * columns, at).reshape(columns, count)
+    times = list(table.astype(np.int64))
+    at += 8 * count * columns
     (length,) = _LENGTH.unpack_from(view, at)
     at += _LENGTH.size
     try:
@@ -149,4 +168,4 @@ def _decode_restated(view: memoryview, at: int, count: int) -> tuple[Int64s, Int
         raise LogDamaged(f"a log row's offsets do not decode: {error}") from error
     if len(offsets) != count:
         raise LogDamaged(f"a log row has {len(offsets)} offsets, {count} messages")
-    return offsets, stale_ms, at + length
+    return times, offsets, at + length

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from escapement.errors import LogDamaged
-from escapement.message import Buffer
+from escapement.message import Buffer, Int64s
 from escapement.storage.engine.base import Connection
 from escapement.storage.generation import Generation
 from escapement.storage.logrow import RowContent, decode_row
@@ -57,6 +59,12 @@ class LogRow(NamedTuple):
 
     key: RowKey
     content: RowContent
+
+    @property
+    def offsets(self) -> Int64s:
+        """Those of its messages, ascending."""
+        named = self.content.offsets
+        return np.arange(self.key.base_offset, self.end_offset) if named is None else named
 
     @property
     def end_offset(self) -> int:
@@ -115,6 +123,23 @@ def dated_keys(
         if len(rows) < KEYS_AT_ONCE:
             return
         low = rows[-1][1] + 1
+
+
+def keys_at(
+    connection: Connection, generation: Generation, topic_id: int, bases: Sequence[int]
+) -> Iterator[RowKey]:
+    """The keys of those of a topic's rows in one generation that have these base offsets."""
+    # As many terms as the next power of two, so that few statements need preparing.
+    terms = 1 << (len(bases) - 1).bit_length()
+    padded = [*bases, *[bases[-1]] * (terms - len(bases))]
+    rows = connection.execute(
+        "SELECT topic_id, base_offset, message_count, size_bytes"
+        f" FROM {generation.table(topic_id)}"
+        f" WHERE topic_id = ? AND base_offset IN ({', '.join('?' * terms)})",
+        (topic_id, *padded),
+    ).rows
+    for row in rows:
+        yield RowKey(generation.id, *row)
 
 
 def row_from(

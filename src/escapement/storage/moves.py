@@ -5,7 +5,9 @@ for it. The map says which of a message's keys counts; any other is *stale*. It 
 long as the log has both: a subscription that is sought back finds both in the index. What was
 relocated, stated again with the time that it had, has an entry too: the row that first stated
 it is gone. Once that is so, and nobody wants the message, its entry is discarded. An entry
-also knows the first of its message's times, since when it may have been delivered.
+also knows the first of its message's times, since when it may have been delivered, the last,
+by which all of its keys are due, and its *base*: the key of the row that stated it last, which
+is where the log has it once the row that first stated it is gone.
 
 Entries are columns sorted by offset: a large one, and a small one for what came lately,
 which is merged into the large one when it has grown. So a single move costs by what is
@@ -15,7 +17,10 @@ Persistence goes by rows ``(chunk_no, bytes)`` of 2^16 offsets each, as with a s
 offsets: ``dirty_chunks`` gives those that changed, ``load_chunk`` takes them back. A row,
 little-endian::
 
-    crc32 of all behind it u32 | count u32 | 3 columns of i64: offsets, due_ms, first_ms
+    crc32 of all behind it u32 | count u32
+    5 columns of i64: offsets, due_ms, first_ms, last_ms, bases
+
+An earlier program wrote the first three alone; of these the base is 0, not known.
 
 Pure: no clock, no I/O.
 """
@@ -47,6 +52,8 @@ class _Entries(NamedTuple):
     offsets: Int64s
     due_ms: Int64s
     first_ms: Int64s
+    last_ms: Int64s
+    bases: Int64s
 
     def find(self, offsets: Int64s) -> tuple[Int64s, Bools]:
         """Where each of these is, and whether it is there at all."""
@@ -66,7 +73,8 @@ class _Entries(NamedTuple):
         return _Entries(*(column[order] for column in both))
 
 
-_NONE: Final = _Entries(*(np.zeros(0, np.int64) for _ in range(3)))
+_COLUMNS: Final = len(_Entries._fields)
+_NONE: Final = _Entries(*(np.zeros(0, np.int64) for _ in range(_COLUMNS)))
 
 
 class Moves:
@@ -88,14 +96,19 @@ class Moves:
         """No message of the topic has been moved."""
         return not len(self._old.offsets) and not len(self._young.offsets)
 
-    def put(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s) -> None:
-        """These are due at ``due_ms`` from now on, and were at ``stale_ms``; offsets ascend."""
-        first_ms = np.minimum(due_ms, stale_ms)
+    def put(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, base: int) -> None:
+        """These are due at ``due_ms`` from now on, and were at ``stale_ms``; offsets ascend.
+
+        The row with the key ``base`` says so.
+        """
+        first_ms, last_ms = np.minimum(due_ms, stale_ms), np.maximum(due_ms, stale_ms)
         for entries in (self._old, self._young):
             at, there = entries.find(offsets)
             at = at[there]
             first_ms[there] = np.minimum(first_ms[there], entries.first_ms[at])
-        self._young = self._young.under(_Entries(offsets, due_ms, first_ms))
+            last_ms[there] = np.maximum(last_ms[there], entries.last_ms[at])
+        bases = np.full(len(offsets), base)
+        self._young = self._young.under(_Entries(offsets, due_ms, first_ms, last_ms, bases))
         self._changed.update(np.unique(offsets >> _CHUNK_BITS).tolist())
         if len(self._young.offsets) > _YOUNG_ROWS:
             self._merge()
@@ -121,6 +134,20 @@ class Moves:
                 due_ms = due_ms.copy()
                 due_ms[there] = entries.first_ms[at[there]]
         return due_ms
+
+    def bases(self, offsets: Int64s) -> Int64s:
+        """The key of the row that stated each of these last, 0 if none did again; int64[n]."""
+        bases = np.zeros(len(offsets), np.int64)
+        for entries in (self._old, self._young):
+            at, there = entries.find(offsets)
+            bases[there] = entries.bases[at[there]]
+        return bases
+
+    def between(self, low: int, high: int) -> Int64s:
+        """Which of ``[low, high)`` were moved, ascending."""
+        self._merge()
+        first, last = self._old.offsets.searchsorted([low, high]).tolist()
+        return self._old.offsets[first:last]
 
     def contains(self, offsets: Int64s) -> Bools:
         """Which of these were moved; bool[n]."""
@@ -166,10 +193,13 @@ class Moves:
         if len(view) < _HEAD.size:
             raise StorageError(f"chunk {chunk_no} of a topic's moves has no header")
         crc, count = _HEAD.unpack_from(view)
-        if zlib.crc32(view[4:]) != crc or len(view) != _HEAD.size + 24 * count:
+        columns, rest = divmod(len(view) - _HEAD.size, 8 * max(count, 1))
+        if zlib.crc32(view[4:]) != crc or rest or columns not in (_COLUMNS, 3):
             raise StorageError(f"chunk {chunk_no} of a topic's moves fails its checksum")
-        table = np.frombuffer(view, "<i8", 3 * count, _HEAD.size).reshape(3, count)
-        self._old = self._old.under(_Entries(*table.astype(np.int64)))
+        table = np.frombuffer(view, "<i8", columns * count, _HEAD.size).reshape(columns, count)
+        offsets, due_ms, first_ms, *more = table.astype(np.int64)
+        last_ms, bases = more or (due_ms, np.zeros(count, np.int64))
+        self._old = self._old.under(_Entries(offsets, due_ms, first_ms, last_ms, bases))
 
     def _row(self, chunk_no: int) -> bytes:
         bounds = np.array([chunk_no, chunk_no + 1]) << _CHUNK_BITS

@@ -1,0 +1,60 @@
+"""Messages as they were published, whichever row of the log has them now.
+
+A message is in the row that first stated it; once the log has forgotten that, in the one that
+stated it last, if it was given another time or relocated. That row knows of the first what
+there is to know, so a message reads the same from both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.storage.logtable import LogRow
+
+
+class Published(NamedTuple):
+    """Columns of equal height, by ascending offset; times are those first stated."""
+
+    offsets: Int64s
+    due_ms: Int64s
+    published_ms: Int64s
+    batch: MessageBatch
+
+    @classmethod
+    def of(cls, row: LogRow) -> Published:
+        """All messages of a row of either kind."""
+        content, again = row.content, row.content.restating
+        if again is not None:
+            return cls(again.offsets, again.first_ms, again.published_ms, content.batch())
+        published_ms = np.full(len(content.due_ms), content.accepted_at_ms)
+        return cls(row.offsets, content.due_ms, published_ms, content.batch())
+
+    @classmethod
+    def concat(cls, parts: Sequence[Published]) -> Published:
+        """One below the other."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            none = np.zeros(0, np.int64)
+            return cls(none, none, none, MessageBatch(Blobs.empty(0)))
+        offsets, due_ms, published_ms, batches = zip(*parts, strict=True)
+        return cls(
+            np.concatenate(offsets),
+            np.concatenate(due_ms),
+            np.concatenate(published_ms),
+            MessageBatch.concat(batches),
+        )
+
+    def take(self, rows: Int64s) -> Published:
+        """The rows named, in that order."""
+        batch = self.batch.take(rows)
+        return Published(self.offsets[rows], self.due_ms[rows], self.published_ms[rows], batch)
+
+    def pick(self, which: npt.NDArray[np.bool_]) -> Published:
+        """The rows marked."""
+        return self if which.all() else self.take(np.flatnonzero(which))
