@@ -4,13 +4,15 @@
 
 Publishes batches of a thousand messages of 100 bytes, the last of each due in a year, and takes
 and acknowledges the others, in a namespace that retains nothing. Then waits until the broker has
-forgotten what is done, and prints the size of the log before and after. Without a URL a private
-MariaDB or MySQL server is started.
+forgotten what is done, and prints the size of the log before and after. Beside that a steady
+stream goes over another topic, whose lateness shows whether relocating and forgetting disturb
+delivery. Without a URL a private MariaDB or MySQL server is started.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +27,14 @@ from escapement.storage.engine.base import Connection
 from escapement.storage.engine.open import open_engine
 
 NAMESPACE, TOPIC = "bench/retention", "bench/retention/x"
+STEADY_TOPIC = "bench/retention/steady"
 BATCH = 1_000
 YEAR_MS = 366 * 86_400_000
 # Batches without a receipt yet.
 IN_FLIGHT = 16
+# The steady stream: a batch of so many at each beat, due so much later.
+BEAT_S, BEAT_MESSAGES, BEAT_DELAY_MS = 0.02, 10, 500
+WATCH_S = 10
 
 
 def log_bytes(connection: Connection) -> int:
@@ -86,31 +92,72 @@ async def take(broker: Broker, messages: int) -> None:
         await inbox.flush_acks()
 
 
+async def stream(broker: Broker) -> None:
+    """Publish the steady stream for ever."""
+    batch = MessageBatch(Blobs.of([b"steady"] * BEAT_MESSAGES))
+    delays = Times(np.full(BEAT_MESSAGES, BEAT_DELAY_MS))
+    async with await broker.producer(STEADY_TOPIC) as producer, trio.open_nursery() as nursery:
+        while True:
+            nursery.start_soon(producer.send_batch, batch, delays)
+            await trio.sleep(BEAT_S)
+
+
+async def lateness(
+    broker: Broker, late_ms: list[np.ndarray[tuple[int], np.dtype[np.int64]]]
+) -> None:
+    """Take the steady stream for ever, and note how late each message was."""
+    async with broker.consumer(STEADY_TOPIC, "s", permits=10_000) as inbox:
+        async for batch in inbox.batches():
+            late_ms.append(time.time_ns() // 1_000_000 - batch.due_ms)
+            await batch.ack()
+
+
+async def watch(
+    connection: Connection,
+    path: Path | None,
+    late_ms: list[np.ndarray[tuple[int], np.dtype[np.int64]]],
+) -> None:
+    """Print the size of the log and the lateness beside, until it has shrunk to 2 %."""
+    most, began_s, share = 0, trio.current_time(), 1.0
+    while share >= 0.02:
+        await trio.sleep(WATCH_S)
+        rows, files = log_bytes(connection), file_bytes(connection, path)
+        most = max(most, rows)
+        share = rows / most
+        late = np.concatenate(late_ms or [np.zeros(1)])
+        late_ms.clear()
+        p50, p99 = np.percentile(late, [50, 99])
+        print(
+            f"{trio.current_time() - began_s:6.0f} s: rows {rows:,} bytes ({share:.2%}),"
+            f" on disk {files:,}; {len(late):,} late p50 {p50:.0f}, p99 {p99:.0f},"
+            f" at most {late.max():.0f} ms",
+            flush=True,
+        )
+
+
 async def measure(log: str | None, data: Path, messages: int) -> None:
     """Publish, take, and watch the log shrink."""
     batches = messages // BATCH
     async with host(None, data, log) as on, connect(on.url) as broker:
         await broker.admin("namespaces.create", namespace=NAMESPACE)
+        await broker.admin("namespaces.enable_delayed_message", namespace=NAMESPACE, tick_ms=10)
         policy = {"retention_ms": 0}
         await broker.admin("namespaces.update", namespace=NAMESPACE, policy=policy)
-        await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+        for topic in (TOPIC, STEADY_TOPIC):
+            await broker.admin("subscriptions.create", topic=topic, subscription="s")
         engine = open_engine(log, data)
         connection = engine.connect()
         path = Path(engine.location) if engine.kind == "sqlite" else None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publish, broker, batches)
             nursery.start_soon(take, broker, batches * (BATCH - 1))
-        most, began_s = 0, trio.current_time()
         print(f"{messages:,} messages, {batches:,} of them due next year")
-        while True:
-            rows, files = log_bytes(connection), file_bytes(connection, path)
-            most = max(most, rows)
-            share = rows / most
-            seconds = trio.current_time() - began_s
-            print(f"{seconds:6.0f} s: rows {rows:,} bytes ({share:.2%}), on disk {files:,}")
-            if share < 0.02:
-                break
-            await trio.sleep(10)
+        async with connect(on.url) as other, trio.open_nursery() as nursery:
+            late_ms: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+            nursery.start_soon(stream, other)
+            nursery.start_soon(lateness, broker, late_ms)
+            await watch(connection, path, late_ms)
+            nursery.cancel_scope.cancel()
         connection.close()
         engine.close()
 
