@@ -63,6 +63,7 @@ class Pump:
         limits: BrokerLimits,
         run: Run,
         log: LogReader,
+        shedding: Shedding,
         may_dispatch: Callable[[], bool],
         reschedule: Callable[[Topic], None],
     ) -> None:
@@ -71,7 +72,7 @@ class Pump:
         self._limits = limits
         self._run = run
         self._log = log
-        self._shedding = Shedding(index, clock, run, log)
+        self._shedding = shedding
         self._may_dispatch = may_dispatch
         self._reschedule = reschedule
         self._woken: OrderedDict[_Work, None] = OrderedDict()
@@ -221,7 +222,6 @@ class Pump:
 
     async def _shed(self, topic: Topic, subscription: Subscription) -> bool:
         """Let go of what is over the topic's quota; False if the log cannot be read."""
-        assert isinstance(subscription, SharedSubscription | OrderedSubscription)
         try:
             await self._shedding.shed(topic, subscription)
         except StorageUnavailable:
@@ -240,6 +240,8 @@ class Pump:
         except BaseException:
             subscription.break_read()
             raise
+        for part in parts:
+            topic.sizes.saw(part.batch)
         subscription.end_read(parts, parts[-1].end_offset if parts else until)
         return True
 

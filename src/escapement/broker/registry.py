@@ -91,6 +91,7 @@ class Registry:
         return any(record.namespace_id == namespace.id for record in self.topics.values())
 
     def _namespace_changed(self, namespace: Namespace) -> None:
+        self.activate_governed()
         now_ms = self._clock.now_ms()
         for topic in self.active.values():
             if topic.namespace.id == namespace.id:
@@ -125,6 +126,17 @@ class Registry:
             self.producers.enter(topic)
             self.active[topic_id] = topic
         return topic
+
+    def activate_governed(self) -> None:
+        """Bring to life what waits for nobody's use, but has a limit that acts by itself.
+
+        That is: topics with subscriptions that read the log, of which nothing is in the index.
+        """
+        for record in list(self.all_subscriptions()):
+            if record.kind != "shared" and record.topic_id not in self.active:
+                policy = self.namespace_of(record.topic_id).policy
+                if policy.total_quota_messages or policy.total_quota_bytes:
+                    self.activate(record.topic_id)
 
     def exists(self, topic_id: int) -> bool:
         """Whether a topic of this id exists."""

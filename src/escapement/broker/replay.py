@@ -194,6 +194,7 @@ class Replay:
         for record in list(registry.all_subscriptions()):
             if record.fill_from < record.fill_until or self._revival.has_attempts(record.id):
                 registry.activate(record.topic_id)
+        registry.activate_governed()
         now_ms = self._revival.recovered_at_ms
         self._revival.replaying = False
         for topic in registry.active.values():

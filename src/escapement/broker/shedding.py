@@ -16,6 +16,7 @@ from typing import Final
 from escapement.broker.logreader import LogReader
 from escapement.broker.ordered import OrderedSubscription
 from escapement.broker.shared import SharedSubscription
+from escapement.broker.subscription import Subscription
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.message import Int64s, UInt32s
@@ -37,9 +38,7 @@ class Shedding:
         self._run = run
         self._log = log
 
-    async def shed(
-        self, topic: Topic, subscription: SharedSubscription | OrderedSubscription
-    ) -> None:
+    async def shed(self, topic: Topic, subscription: Subscription) -> None:
         """Let go of what is more than ``subscription.keep_most``.
 
         Raises:
@@ -50,7 +49,26 @@ class Shedding:
         if isinstance(subscription, SharedSubscription):
             await self._shed_shared(topic, subscription, keep_most)
         else:
+            assert isinstance(subscription, OrderedSubscription)
             await self._shed_ordered(topic, subscription, keep_most)
+
+    async def count(self, topic: Topic, subscription: Subscription) -> int:
+        """How much of a subscription is due and waits, exactly.
+
+        What comes or is done while it is counted may count or not.
+        """
+        if not isinstance(subscription, SharedSubscription):
+            waiting = topic.unacknowledged(subscription) - subscription.dying
+            return max(waiting - subscription.record.start_offset, 0)
+        frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
+        waiting = len(subscription.held) - subscription.dying
+        at = subscription.waits_from
+        while at is not None and at < frontier:
+            plan = self._index.plan(topic.id, at, frontier, _STEP_KEYS)
+            due_ms, offsets, _ = await self._keys(plan)
+            waiting += subscription.count_open(due_ms, offsets)
+            at = plan.stop
+        return waiting
 
     async def _shed_shared(
         self, topic: Topic, subscription: SharedSubscription, keep_most: int
@@ -58,14 +76,7 @@ class Shedding:
         subscription.look_again()
         frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
         settled = subscription.settled
-        waiting = len(subscription.held) - subscription.dying
-        at = subscription.unread_from
-        while at is not None and at < frontier:
-            plan = self._index.plan(topic.id, at, frontier, _STEP_KEYS)
-            due_ms, offsets, _ = await self._keys(plan)
-            waiting += subscription.count_open(due_ms, offsets)
-            at = plan.stop
-        settled += waiting - keep_most  # what it is to come to
+        settled += await self.count(topic, subscription) - keep_most  # what it is to come to
         while (more := settled - subscription.settled) > 0 and subscription.may_let_go:
             at = subscription.unread_from
             subscription.drop_held(more, at)
@@ -89,11 +100,10 @@ class Shedding:
     async def _shed_ordered(
         self, topic: Topic, subscription: OrderedSubscription, keep_most: int
     ) -> None:
-        start = subscription.record.start_offset
         end = topic.next_offset
-        waiting = topic.unacknowledged(subscription) - subscription.dying - start
-        settled = subscription.settled + waiting - keep_most
-        at = subscription.first_unsettled(start)
+        settled = subscription.settled
+        settled += await self.count(topic, subscription) - keep_most
+        at = subscription.first_unsettled(0)
         while (more := settled - subscription.settled) > 0 and subscription.may_let_go and at < end:
             parts = await self._log.read(topic.id, at, end, _READ_BYTES)
             if not parts:

@@ -24,14 +24,16 @@ _NEWEST: Final = 0.3
 class Sizes:
     """See the module's docstring."""
 
-    __slots__ = ("_largest_bytes", "_mean_bytes")
+    __slots__ = ("_largest_bytes", "_mean_bytes", "_seen")
 
     def __init__(self) -> None:
         self._mean_bytes = float(_FIRST_MEAN_BYTES)
         self._largest_bytes = _FIRST_LARGEST_BYTES
+        self._seen = False
 
     def saw(self, batch: MessageBatch) -> None:
         """Messages came by."""
+        self._seen = True
         self._mean_bytes += _NEWEST * (batch.size_bytes / len(batch) - self._mean_bytes)
         largest = int(batch.payloads.lengths.max())
         if largest > self._largest_bytes:
@@ -39,8 +41,8 @@ class Sizes:
 
     @property
     def mean_bytes(self) -> float:
-        """What a message weighs, of late."""
-        return self._mean_bytes
+        """What a message weighs, of late; 0 while none was seen."""
+        return self._mean_bytes if self._seen else 0.0
 
     def frame_messages(self, most: int, frame_bytes: int) -> int:
         """How many messages to fetch for one frame: 1 to ``most``."""

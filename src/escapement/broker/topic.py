@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.amendments import Amendments
-from escapement.broker.amount import Amount, quota_of
+from escapement.broker.amount import Amount, quota_of, total_quota_of
 from escapement.broker.budget import WindowBudget
 from escapement.broker.dedup import DedupKeys
 from escapement.broker.ordered import OrderedSubscription
@@ -83,6 +83,7 @@ class Topic:
         "shared",
         "sizes",
         "subscribing",
+        "total_quota",
     )
 
     def __init__(
@@ -353,7 +354,7 @@ class Topic:
     def next_wake_ms(self, now_ms: int) -> int | None:
         """When ``advance`` or a window has something to do; None for never."""
         wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
-        if self.grown and self.quota.drops:
+        if self.grown and (self.quota.drops or self.total_quota.drops):
             wakes.append(self.rests_until_ms)
         if self._wheel is not None:
             wakes.append(self._wheel.next_wake_ms())
@@ -384,6 +385,7 @@ class Topic:
 
     def _set_quota(self) -> None:
         self.quota = quota_of(self.policy, self.namespace.policy)
+        self.total_quota = total_quota_of(self.namespace.policy)
         self.grown = True  # or something has come, or come due, since it was looked at
 
     def set_namespace(self, namespace: Namespace, now_ms: int) -> None:

@@ -8,6 +8,7 @@ topic that wants to be woken) is joined here, by callables. Nothing runs before 
     Pump            windows, backlogs, frames
     Checkpointer    index to disk, state to MySQL, journal trimmed
     Compactor       few segments, free of what is done
+    Levelling       what is over the quota of a whole namespace
     Filler          the past, for subscriptions that want it
     Scheduler       what recurs, as letters into the inbox
     Postman         letters from the inbox into the logs of their targets
@@ -36,6 +37,7 @@ from escapement.broker.filler import Filler
 from escapement.broker.forgetter import Forgetter
 from escapement.broker.housekeeper import Housekeeper
 from escapement.broker.leasekeeper import LeaseKeeper
+from escapement.broker.levelling import Levelling
 from escapement.broker.logreader import LogReader
 from escapement.broker.postman import Postman
 from escapement.broker.publishing import Publishing
@@ -47,6 +49,7 @@ from escapement.broker.rescheduling import Rescheduling
 from escapement.broker.revival import Revival
 from escapement.broker.scheduler import Scheduler
 from escapement.broker.settlement import Settlement
+from escapement.broker.shedding import Shedding
 from escapement.broker.timekeeper import Timekeeper
 from escapement.broker.topic import Topic
 from escapement.broker.undertaker import Undertaker
@@ -205,10 +208,23 @@ class Works:
         clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
         self.reader = LogReader(engine, ground.log, run, ground.connection)
         self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
+        shedding = Shedding(ground.index, clock, run, self.reader)
         self.pump = Pump(
-            ground.index, clock, limits, run, self.reader, self._may_dispatch, self.reschedule
+            ground.index,
+            clock,
+            limits,
+            run,
+            self.reader,
+            shedding,
+            self._may_dispatch,
+            self.reschedule,
         )
-        self._backlogs = Backlogs(ground.index, self.registry.active, self.pump.wake_subscription)
+        self._levelling = Levelling(
+            ground.index, self.registry.active, shedding, clock, self.pump.wake_subscription
+        )
+        self._backlogs = Backlogs(
+            ground.index, self.registry.active, self.pump.wake_subscription, self._levelling.want
+        )
         self.forgetter = Forgetter(
             engine,
             lease,
@@ -264,6 +280,7 @@ class Works:
                 self.checkpointer,
                 self._compactor,
                 self._filler,
+                self._levelling,
                 self.postman,
                 self._undertaker,
                 self.scheduler,

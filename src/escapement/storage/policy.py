@@ -330,6 +330,10 @@ class NamespacePolicy(Policy):
         "What happens when a quota is met: publishing is refused for now, or the oldest due "
         "messages are dropped.",
     )
+    total_quota_messages: int = _number(
+        0, 1 << 53, "Of all topics together: the same for their sum; 0: no quota."
+    )
+    total_quota_bytes: int = _size("Of all topics together: the same for their size; 0: no quota.")
 
 
 @dataclass(frozen=True, slots=True)

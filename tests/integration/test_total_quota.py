@@ -1,0 +1,107 @@
+"""A backlog quota of a namespace, for the sum of its topics (P10)."""
+
+from __future__ import annotations
+
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.errors import BacklogFull
+from escapement.testing import World
+
+CALM = BrokerConfig(seed=0)
+KINDS = ["shared", "exclusive"]
+
+
+async def begin(broker: escapement.Broker, kind: str, **policy: object) -> None:
+    """Topics a, b, c of a namespace with a quota, each with a subscription."""
+    for topic in "abc":
+        names = {"topic": f"t/n/{topic}", "subscription": "s"}
+        await broker.admin("subscriptions.create", **names, kind=kind)
+    await broker.admin("namespaces.update", namespace="t/n", policy=policy)
+
+
+async def refused(world: World, broker: escapement.Broker, topic: str) -> bool:
+    """Whether a message is refused; otherwise it is there."""
+    await world.clock.advance(seconds=2)  # what waits is counted anew
+    producer = await broker.producer(topic, linger="0ms", send_timeout="100ms")
+    answers: list[bool] = []
+
+    async def send() -> None:
+        try:
+            await producer.send(b"one more")
+            answers.append(False)
+        except BacklogFull:
+            answers.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        await world.clock.advance(seconds=1)
+    return answers == [True]
+
+
+async def waiting(broker: escapement.Broker) -> list[int]:
+    """How many messages are still to be done in each topic."""
+    rows = [await broker.admin("subscriptions.list", topic=f"t/n/{topic}") for topic in "abc"]
+    return [row["unacknowledged"] for (row,) in rows]
+
+
+async def publish(broker: escapement.Broker, topic: str, count: int) -> None:
+    """So many messages of 100 bytes."""
+    producer = await broker.producer(f"t/n/{topic}")
+    await producer.send_many([bytes(100)] * count)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", [{"total_quota_messages": 100}, {"total_quota_bytes": 10_000}])
+async def test_publishing_to_any_topic_is_refused_while_all_together_hold_too_much(
+    kind: str, policy: dict[str, object], mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: after a crash too, when nobody has used the topics yet; not in other namespaces."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await begin(broker, kind, **policy)
+            await publish(broker, "a", 60)
+            await publish(broker, "b", 39)
+            assert not await refused(world, broker, "t/n/c")
+            await publish(broker, "c", 1)
+            assert await refused(world, broker, "t/n/a")
+            assert not await refused(world, broker, "t/other/a")
+            if kind == "exclusive" and "total_quota_bytes" in policy:
+                return  # of these sizes are known again when messages come by
+            await world.checkpoint()
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            assert await refused(world, broker, "t/n/new")
+            async with broker.consumer("t/n/a", "s", kind=kind) as inbox:
+                await world.clock.settle()
+                messages = [await inbox.receive() for _ in range(60)]
+                await inbox.ack([message.id for message in messages], durable=True)
+                assert not await refused(world, broker, "t/n/c")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_whoever_is_furthest_behind_gives_first(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: exactly as much as is over, and again when more comes, also after a crash."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await begin(broker, kind, total_quota_messages=100, quota_action="drop_oldest")
+            await publish(broker, "a", 20)
+            await publish(broker, "b", 70)
+            await world.clock.advance(seconds=2)
+            assert await waiting(broker) == [20, 70, 0]
+            await publish(broker, "c", 150)
+            await world.clock.advance(seconds=2)
+            assert await waiting(broker) == [20, 40, 40]
+            await world.checkpoint()
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            await publish(broker, "a", 30)
+            await world.clock.advance(seconds=2)
+            assert sorted(await waiting(broker)) == [33, 33, 34]
