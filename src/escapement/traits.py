@@ -124,6 +124,14 @@ def key_slots(traits: UInt32s) -> npt.NDArray[np.intp]:
     return (traits & np.uint32(_SLOT_MASK)).astype(np.intp)
 
 
+def may_have_key(traits: UInt32s | None, key: bytes, count: int) -> npt.NDArray[np.intp]:
+    """Which of ``count`` messages with these traits may have a key: one of 65,536 that do not."""
+    wanted = HAS_KEY | slot_of(key) if key else 0
+    if traits is None:
+        return np.arange(0 if wanted else count)
+    return np.flatnonzero((traits & np.uint32(HAS_KEY | _SLOT_MASK)) == wanted)
+
+
 def concat_traits(parts: list[tuple[int, UInt32s | None]]) -> UInt32s | None:
     """Columns (height, traits) one below the other; None if all are."""
     if all(traits is None for _, traits in parts):

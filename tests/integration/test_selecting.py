@@ -9,6 +9,7 @@ from trio.testing import MockClock
 
 import escapement
 from escapement import Fate, testing
+from escapement.storage.index import segment
 from escapement.testing import World, arrived
 
 HOUR = timedelta(hours=1)
@@ -53,6 +54,56 @@ async def test_messages_are_selected_by_time_key_and_property(
         assert await found(key="k2") == [2, 8, 11, 5]
         assert await found(key="k2", properties={"parity": 1}) == [11, 5]
         assert await found(key="nothing") == []
+
+
+async def test_a_key_is_found_by_its_hash_without_reading_the_others(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B1, B6: of what lies on disk the delivery order is read, and messages of a few blocks."""
+    read: list[tuple[int, int]] = []  # (bytes, messages), in each block
+
+    def decode(name: str) -> None:
+        kind = getattr(segment, name)
+        original = kind.decode
+
+        def counting(block: bytes, where: str) -> object:
+            found = original(block, where)
+            read.append((len(block), found.rows if name == "MessageBlock" else 0))
+            return found
+
+        monkeypatch.setattr(kind, "decode", counting)
+
+    count, rare = 40_000, [17, 20_000, 20_001]
+    async with testing.start() as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="t", subscription="s")
+        async with await broker.producer("t") as producer:
+            for low in range(0, count, 10_000):
+                offsets = range(low, low + 10_000)
+                await producer.send_many(
+                    [b"." * 200] * 10_000,
+                    keys=["rare" if n in rare else f"k{n % 5000}" for n in offsets],
+                    delay=[timedelta(hours=1, milliseconds=n) for n in offsets],
+                )
+        await world.checkpoint()
+        await world.crash()
+        await world.restart()
+        for name in ("KeyBlock", "TraitBlock", "MessageBlock"):
+            decode(name)
+        async with world.connect() as broker:
+            assert (await broker.select("t", key="rare")).offsets.tolist() == rare
+            in_blocks = sum(rows for _, rows in read)
+            assert len(rare) <= in_blocks <= 2 * 4096
+            assert sum(size for size, _ in read) < 20 * count + 2 * 4096 * 220 + 2000
+            read.clear()
+            shown = [one.id.offset async for one in broker.peek("t", key="rare")]
+            assert shown == rare
+            assert sum(rows for _, rows in read) <= 2 * 4096
+            read.clear()
+            assert len(await broker.select("t", key="nobody")) == 0
+            assert sum(rows for _, rows in read) <= 4096  # none, unless the hash is another's
+            read.clear()
+            assert len(await broker.select("t", properties={"no": "body"})) == 0
+            assert sum(rows for _, rows in read) >= count - 2 * 4096  # some are in the cache
 
 
 async def test_what_is_selected_is_changed_as_a_whole(mock_clock: MockClock) -> None:

@@ -13,6 +13,7 @@ from escapement.traits import (
     concat_traits,
     have_keys,
     key_slots,
+    may_have_key,
     priorities_of,
     slot_of,
     slots_of,
@@ -67,6 +68,19 @@ def test_traits_say_what_priority_and_key_are(
     assert priorities_of(traits).tolist() == [priority for _, priority in expected]
     assert have_keys(traits).tolist() == [bool(key) for key, _ in expected]
     assert key_slots(traits).tolist() == [slot_of(key) if key else 0 for key, _ in expected]
+
+
+@given(st.lists(st.binary(max_size=2), max_size=20), st.binary(max_size=2), st.integers(0, 255))
+def test_who_may_have_a_key_is_everybody_with_its_slot(
+    keys: list[bytes], sought: bytes, priority: int
+) -> None:
+    """B1, B6: so that nobody who has it is missed."""
+    priorities = np.full(len(keys), priority, np.uint8)
+    batch = MessageBatch(Blobs.empty(len(keys)), Blobs.of(keys), None, priorities)
+    found = may_have_key(traits_of(batch), sought, len(keys)).tolist()
+    assert {row for row, key in enumerate(keys) if key == sought} <= set(found)
+    for row, key in enumerate(keys):
+        assert (row in found) == (slot_of(key) == slot_of(sought) and bool(key) == bool(sought))
 
 
 def test_columns_without_traits_count_as_zero_beside_others() -> None:

@@ -1,9 +1,10 @@
 """A look at what is pending on a topic, next due first, without consuming anything.
 
 Read from the delayed index: the keys of a bounded piece at a time, and the payloads of what
-is shown. Where keys or properties are asked for, the messages themselves must be looked at.
-A page is bounded in both, whatever it finds, and says where to go on; so a rare message
-among ten million is found in many small requests, none of which holds anybody up.
+is shown. Where a message's key is asked for, its hash, which stands beside the keys of the
+delivery order, says which messages may have it, and these must be looked at; where properties
+are, all of them. A page is bounded in both, whatever it finds, and says where to go on; so a
+rare message among ten million is found in many small requests, none of which holds anybody up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import trio
 from escapement.broker.topic import Topic
 from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.storage.blocking import Run
-from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Fetch, Key
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Fetch, Key, Plan
+from escapement.traits import may_have_key
 
 # Keys looked at in one step; among them may be many that are done.
 _STEP_KEYS: Final = 16_384
@@ -50,6 +52,19 @@ class Sought:
     def by_content(self) -> bool:
         """Whether the messages themselves must be looked at."""
         return self.key is not None or bool(self.properties)
+
+    async def candidates(self, plan: Plan, run: Run) -> tuple[Int64s, Int64s, int]:
+        """Of the messages of a plan those that may be sought: due_ms, offsets; of how many.
+
+        Reads no message.
+        """
+        if self.key is None:
+            due_ms, offsets = plan.read() if plan.in_memory else await run(plan.read)
+            return due_ms, offsets, len(offsets)
+        read = plan.read_traits
+        due_ms, offsets, traits = read() if plan.in_memory else await run(read)
+        at = may_have_key(traits, self.key, len(offsets))
+        return due_ms[at], offsets[at], len(offsets)
 
     def matching(self, batch: MessageBatch) -> Int64s:
         """The rows of ``batch`` that have the key and the properties; O(its messages)."""
@@ -108,8 +123,8 @@ async def peek(
     at, until = max(after, sought.start), sought.stop
     while at < until and not look.done:
         plan = index.plan(topic.id, at, until, _STEP_KEYS)
-        due_ms, offsets = plan.read() if plan.in_memory else await run(plan.read)
-        look.keys += len(offsets)
+        due_ms, offsets, looked = await sought.candidates(plan, run)
+        look.keys += looked
         pending = np.flatnonzero(topic.pending(due_ms, offsets, now_ms))
         at = plan.stop
         for low in range(0, len(pending), step):

@@ -1,7 +1,8 @@
 """Which pending messages match: their offsets alone, for whoever wants to change them all.
 
 Like :mod:`peek <escapement.broker.peek>`, page by page over the delayed index; but what is
-found is a column of offsets, and messages are read only where their contents are asked for.
+found is a column of offsets, and messages are read only where their contents are asked for:
+of a key those whose key has the same hash.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ async def select(
     at, until = max(after, sought.start), sought.stop
     while at < until and looked < _PAGE_KEYS and read < _PAGE_MESSAGES:
         plan = index.plan(topic.id, at, until, _STEP_KEYS)
-        due_ms, offsets = plan.read() if plan.in_memory else await run(plan.read)
-        looked += len(offsets)
+        due_ms, offsets, count = await sought.candidates(plan, run)
+        looked += count
         pending = topic.pending(due_ms, offsets, now_ms)
         due_ms, offsets = due_ms[pending], offsets[pending]
         if sought.by_content:
