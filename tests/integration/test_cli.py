@@ -97,6 +97,20 @@ def test_delays_are_configured_by_namespace(say: Say) -> None:
     assert "still has topics" in say("admin", "namespaces", "delete", "p2/eu", fails=1)
 
 
+def test_a_namespace_is_deleted_with_its_topics_and_that_is_said_first(
+    say: Say, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Q7."""
+    say("produce", "gone/eu/t", "x")
+    would = say("admin", "namespaces", "delete", "gone/eu", "--dry-run", "-o", "json")
+    assert json.loads(would)["would_delete"] == "gone/eu"
+    assert run(["admin", "namespaces", "delete", "gone/eu", "--force", "-o", "json"]) == 0
+    out, err = capsysbinary.readouterr()
+    assert err.startswith(b"deleting gone/eu with topics: 1, subscriptions: 0, schedules: 0")
+    assert json.loads(out)["deleted"] == "gone/eu"
+    assert "no namespace" in say("admin", "namespaces", "get", "gone/eu", fails=1)
+
+
 def test_a_namespace_is_shown_with_durations_in_words(say: Say) -> None:
     say("admin", "namespaces", "create", "words/eu")
     lines = say("admin", "namespaces", "get", "words/eu").splitlines()

@@ -27,7 +27,6 @@ from escapement.broker.consuming import Consuming
 from escapement.broker.crash import one_error
 from escapement.broker.deadletters import DeadLetters
 from escapement.broker.forecast import Forecast, forecast
-from escapement.broker.handle import ProducerHandle
 from escapement.broker.leasekeeper import LeaseKeeper
 from escapement.broker.life import Life, life, published
 from escapement.broker.peek import Peeked, Sought, peek
@@ -45,7 +44,6 @@ from escapement.clock import Clock
 from escapement.errors import (
     EscapementError,
     InvalidRequest,
-    NotFound,
     ShuttingDown,
     StorageReadOnly,
 )
@@ -268,24 +266,7 @@ class Broker:
 
     async def delete_topic(self, name: TopicName) -> None:
         """Delete a topic and all that belongs to it. Raises ``NotFound``."""
-        works = self.works
-        topic = works.registry.topic(name)
-        gone = NotFound(f"the topic {name.full} was deleted")
-        for producer in topic.producers.values():
-            holder, producer.holder = producer.holder, None
-            if isinstance(holder, ProducerHandle):
-                holder.fenced(gone)
-        topic.deleting = True
-        try:
-            topic_id = await works.registry.delete_topic(name)
-        except BaseException:
-            topic.deleting = False
-            raise
-        works.pipeline.close_topic(topic_id)
-        for subscription in list(topic.subscriptions()):
-            works.consuming.dismiss(topic, subscription, gone)
-        works.timekeeper.schedule(topic_id, None)
-        works.index.drop_topic(topic_id)
+        await self.works.razing.topic(name)
 
     async def read(self, topic: Topic, start: int, stop: int | None, max_messages: int) -> Page:
         """Messages of a topic by offset; see ``read_page``."""

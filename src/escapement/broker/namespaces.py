@@ -11,7 +11,7 @@ from escapement.clock import Clock
 from escapement.durations import format as duration_text
 from escapement.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
 from escapement.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, NamespaceName
-from escapement.storage import catalog, inbox
+from escapement.storage import catalog, inbox, removal
 from escapement.storage.catalog import Namespace
 from escapement.storage.engine.base import Connection
 from escapement.storage.schedule import has_schedules
@@ -45,11 +45,13 @@ class Namespaces:
         self._on_change = on_change
         self._by_name: dict[str, Namespace] = {}
         self._names: dict[int, str] = {}  # full names by id
+        self.condemned: set[int] = set()  # ids of those that are being deleted
 
-    def load(self, namespaces: Iterable[Namespace]) -> None:
+    def load(self, namespaces: Iterable[Namespace], condemned: Iterable[int]) -> None:
         """Take what the database has, at start."""
         for namespace in namespaces:
             self._enter(namespace)
+        self.condemned = set(condemned)
 
     def _enter(self, namespace: Namespace) -> None:
         full = f"{namespace.tenant}/{namespace.name}"
@@ -152,6 +154,28 @@ class Namespaces:
         self._by_name[name.full] = new
         self._on_change(new)
 
+    def check_open(self, namespace: Namespace) -> None:
+        """Raise ``Conflict`` if nothing new may come into being in it."""
+        if namespace.id in self.condemned:
+            raise Conflict(
+                f"the namespace {self.full_name(namespace.id)} is being deleted with all that is "
+                "in it: wait until it is gone"
+            )
+
+    async def condemn(self, name: NamespaceName) -> int:
+        """Begin to delete it with all that is in it, for good; returns its id.
+
+        Raises ``NotFound``.
+        """
+        async with self._changes.alone(name.full):
+            namespace = self.find(name)
+            if namespace.id not in self.condemned:
+                await self._changes.durably(
+                    lambda connection: removal.mark(connection, "namespace", namespace.id)
+                )
+                self.condemned.add(namespace.id)
+            return namespace.id
+
     async def delete(self, name: NamespaceName) -> None:
         """Raises ``NotFound``, or ``Conflict`` while it has topics or schedules."""
         async with self._changes.alone(name.full):
@@ -167,7 +191,9 @@ class Namespaces:
                     )
                 catalog.delete_namespace(connection, namespace)
                 inbox.close_namespace(connection, name.full)
+                removal.done(connection, "namespace", namespace.id)
 
             await self._changes.durably(delete)
             del self._by_name[name.full]
             del self._names[namespace.id]
+            self.condemned.discard(namespace.id)

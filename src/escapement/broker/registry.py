@@ -67,12 +67,13 @@ class Registry:
     def load(
         self,
         namespaces: Iterable[Namespace],
+        condemned: Iterable[int],
         topics: Iterable[TopicRecord],
         subscriptions: Iterable[SubscriptionRecord],
         producers: Iterable[ProducerRecord],
     ) -> None:
         """Take what the database has, at start."""
-        self.namespaces.load(namespaces)
+        self.namespaces.load(namespaces, condemned)
         for topic in topics:
             self._enter_topic(topic)
         for subscription in subscriptions:
@@ -171,8 +172,12 @@ class Registry:
         return self.topic(name)
 
     async def create_topic(self, name: TopicName) -> Topic:
-        """Raises ``AlreadyExists``. Its namespace is created with it if need be."""
+        """Raises ``AlreadyExists``, or ``Conflict`` where its namespace is being deleted.
+
+        Its namespace is created with it if need be.
+        """
         namespace = await self.namespaces.ensure(name.in_namespace)
+        self.namespaces.check_open(namespace)
         async with self._changes.alone(name.full):
             if name.full in self.topics:
                 raise AlreadyExists(f"the topic {name.full} exists already")

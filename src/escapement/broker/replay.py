@@ -54,7 +54,11 @@ class Replay:
         """Bring everything to the end of the last group commit."""
         state = self._ground.state
         self._registry.load(
-            state.namespaces, state.topics, state.subscriptions, list(self._producers())
+            state.namespaces,
+            state.condemned,
+            state.topics,
+            state.subscriptions,
+            list(self._producers()),
         )
         self._topic_of = {
             record.id: record.topic_id for record in self._registry.all_subscriptions()

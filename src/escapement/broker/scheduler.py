@@ -38,7 +38,7 @@ from escapement.errors import (
     StorageUnavailable,
 )
 from escapement.message import Blobs, MessageBatch
-from escapement.names import TopicName
+from escapement.names import NamespaceName, TopicName
 from escapement.recurrence import Missed, Recurrence, due
 from escapement.storage import inbox
 from escapement.storage.engine.base import Connection, Engine
@@ -129,6 +129,13 @@ class Scheduler:
     def all(self) -> list[Schedule]:
         """Every schedule, by name."""
         return [schedule for _, schedule in sorted(self._by_name.items())]
+
+    def of_namespace(self, name: NamespaceName) -> list[Schedule]:
+        """Those that are in a namespace, or publish into it."""
+        within = f"{name.full}/"
+        return [
+            one for one in self.all() if one.name.startswith(within) or one.topic.startswith(within)
+        ]
 
     # -- changing it -----------------------------------------------------------
 

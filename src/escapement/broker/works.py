@@ -13,6 +13,7 @@ topic that wants to be woken) is joined here, by callables. Nothing runs before 
     Scheduler       what recurs, as letters into the inbox
     Postman         letters from the inbox into the logs of their targets
     Undertaker      what was tried too often, into the inbox of its dead-letter topic
+    Razing          namespaces that are being deleted with all that is in them
     Housekeeper     new log generations, what deletes left behind, idle producers
     Forgetter       old log generations that nobody needs any more
 """
@@ -42,6 +43,7 @@ from escapement.broker.logreader import LogReader
 from escapement.broker.postman import Postman
 from escapement.broker.publishing import Publishing
 from escapement.broker.pump import Pump
+from escapement.broker.razing import Razing
 from escapement.broker.recovery import Ground
 from escapement.broker.registry import Registry
 from escapement.broker.replay import Replay
@@ -119,6 +121,15 @@ class Works:
             config.limits,
             config.ack_wait_ms,
             self.reschedule,
+        )
+        self.razing = Razing(
+            self.registry,
+            self.scheduler,
+            self.consuming,
+            self.pipeline,
+            self.timekeeper,
+            self.index,
+            ground.state.condemned,
         )
         self._undertaker = Undertaker(
             self.index,
@@ -286,6 +297,7 @@ class Works:
                 self.postman,
                 self._undertaker,
                 self.scheduler,
+                self.razing,
                 self.housekeeper,
                 self.forgetter,
             ):

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
-from escapement.storage import catalog, journal
+from escapement.storage import catalog, journal, removal
 from escapement.storage.attempts import AttemptTable, encode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.dedupkeys import KeyTable, encode_keys
@@ -139,6 +139,7 @@ class State:
 
     log_identity: bytes
     namespaces: list[Namespace]
+    condemned: list[int]  # ids of namespaces that are being deleted
     topics: list[TopicRecord]
     subscriptions: list[SubscriptionRecord]
     producers: list[ProducerRecord]
@@ -182,6 +183,7 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
     return State(
         log_identity=log_identity(connection),
         namespaces=list(catalog.read_namespaces(connection)),
+        condemned=removal.marked(connection, "namespace"),
         topics=list(catalog.read_topics(connection, bundle_id)),
         subscriptions=list(catalog.read_subscriptions(connection)),
         producers=list(read_producers(connection)),

@@ -1,10 +1,11 @@
 """Freeing what a deleted topic, subscription or mailbox left behind, in bounded steps.
 
-Owns the table ``removals``, in which generations of the log are marked too that go as a
-whole (storage/forgetting.py). The delete itself only takes the entry out of the catalog
-and marks its id here, in one transaction; ids are never reused, so nothing can find
-the rows again, and freeing them may take its time, and go on after a crash. One step
-is one short transaction that no commit has to wait for.
+Owns the table ``removals``, in which are marked too: generations of the log that go as a
+whole (storage/forgetting.py), and namespaces that are being deleted with all that is in them
+(the broker's Razing). The delete itself only takes the entry out of the catalog and marks its
+id here, in one transaction; ids are never reused, so nothing can find the rows again, and
+freeing them may take its time, and go on after a crash. One step is one short transaction that
+no commit has to wait for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from escapement.storage.generation import Generation
 # Rows deleted in one step: log rows are up to some megabytes each.
 _STEP_ROWS: Final = 64
 
-What = Literal["topic", "subscription", "mailbox", "generation"]
+What = Literal["topic", "subscription", "mailbox", "generation", "namespace"]
 
 
 def mark(connection: Connection, kind: What, id: int) -> None:
@@ -28,12 +29,12 @@ def mark(connection: Connection, kind: What, id: int) -> None:
 
 def free_step(connection: Connection, generations: Sequence[Generation]) -> bool:
     """Free some rows inside the open transaction; False when there is nothing to free."""
-    marked = connection.execute(
-        "SELECT kind, id FROM removals WHERE kind <> 'generation' LIMIT 1"
+    found = connection.execute(
+        "SELECT kind, id FROM removals WHERE kind NOT IN ('generation', 'namespace') LIMIT 1"
     ).rows
-    if not marked:
+    if not found:
         return False
-    kind, id = marked[0]
+    kind, id = found[0]
     if kind == "topic":
         more = any(_free_log(connection, generation, id) for generation in generations)
         more = more or _free(connection, "producers", "topic_id", "id", id)
@@ -49,6 +50,12 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
     if not more:
         done(connection, kind, id)
     return True
+
+
+def marked(connection: Connection, kind: What) -> list[int]:
+    """The ids of this kind that are marked."""
+    rows = connection.execute("SELECT id FROM removals WHERE kind = ? ORDER BY id", (kind,)).rows
+    return [int(id) for (id,) in rows]
 
 
 def done(connection: Connection, kind: What, id: int) -> None:

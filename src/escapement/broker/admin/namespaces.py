@@ -44,9 +44,16 @@ async def _create_namespace(broker: Broker, given: Arguments) -> Plain:
 
 async def _delete_namespace(broker: Broker, given: Arguments) -> Plain:
     name = NamespaceName.parse(given.text("namespace"))
+    force, dry_run = given.flag("force"), given.flag("dry_run")
     given.end()
-    await broker.registry.namespaces.delete(name)
-    return {"deleted": name.full}
+    razing = broker.works.razing
+    if not force and not dry_run:
+        await broker.registry.namespaces.delete(name)
+        return {"deleted": name.full}
+    contents = razing.contents(name)
+    if not dry_run:
+        await razing.namespace(name)
+    return {"would_delete" if dry_run else "deleted": name.full, **contents._asdict()}
 
 
 async def _enable_delayed_message(broker: Broker, given: Arguments) -> Plain:

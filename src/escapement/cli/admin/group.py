@@ -28,9 +28,13 @@ class Desk:
         self._at = at
         self._output = output
 
+    def answer(self, verb: str, **arguments: Any) -> Any:
+        """Carry out ``verb``; what the broker answers."""
+        return with_broker(self._at, lambda broker: broker.admin(verb, **arguments))
+
     def ask(self, verb: str, show: Callable[[Any], None], **arguments: Any) -> None:
         """Carry out ``verb``; ``show`` prints the answer where a table is wanted."""
-        answer = with_broker(self._at, lambda broker: broker.admin(verb, **arguments))
+        answer = self.answer(verb, **arguments)
         if self._output == "json":
             click.echo(json.dumps(answer, indent=2))
         else:

@@ -58,10 +58,22 @@ def create_namespace(desk: Desk, namespace: str) -> None:
 
 
 @verb(namespaces, "delete", "shop/eu")
+@click.option("--force", is_flag=True, help="Delete everything in it with it.")
+@click.option("--dry-run", is_flag=True, help="Only say what that would be.")
 @_namespace
-def delete_namespace(desk: Desk, namespace: str) -> None:
-    """Delete a namespace that has no topics."""
-    desk.ask("namespaces.delete", print_record, namespace=namespace)
+def delete_namespace(desk: Desk, namespace: str, force: bool, dry_run: bool) -> None:
+    """Delete a namespace that has no topics and no schedules.
+
+    With --force its topics go too, with their subscriptions and all of their messages, and the
+    schedules in it or for topics in it. What is going to be deleted is said first. It is not
+    undone when the command is interrupted: the broker goes on, also after a restart.
+    """
+    if force and not dry_run:
+        going = desk.answer("namespaces.delete", namespace=namespace, dry_run=True)
+        what = ", ".join(f"{name}: {going[name]}" for name in going if name != "would_delete")
+        click.echo(f"deleting {namespace} with {what}", err=True)
+    asked = {"namespace": namespace, "force": force, "dry_run": dry_run}
+    desk.ask("namespaces.delete", print_record, **asked)
 
 
 @verb(namespaces, "enable-delayed-message", "shop/eu", "-p 1h -t 100ms shop/eu")
