@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_shared import Outlet, column, subscription
+from test_shared import Outlet, column, scan, subscription
 
 from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.consumer import Consumer
+from escapement.broker.keyorder import GATHER_MS, STUCK_MS
 from escapement.broker.keyranges import KeyRanges, check_range
 from escapement.broker.ready import Rows
 from escapement.broker.shared import SharedSubscription
@@ -50,6 +51,7 @@ class Life:
     due_ms: dict[int, int] = field(default_factory=dict)
     out: dict[int, int] = field(default_factory=dict)  # whose hands it is in
     waiting: dict[int, int] = field(default_factory=dict)  # and until when
+    tried: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
 
     def group(self, offset: int) -> Any:
@@ -97,8 +99,9 @@ class Life:
                     count += 1
                     self.check(offset, hand.consumer)
                     self.out[offset] = hand.consumer.id
-            if self.made._hold is not None:
-                self.made._hold._check()
+                    self.tried.add(offset)
+            if self.made._order is not None:
+                self.made._order._check()
         return count
 
     def check(self, offset: int, to: Consumer) -> None:
@@ -140,6 +143,38 @@ class Life:
             if delay_ms:
                 self.waiting[offset] = self.now_ms + delay_ms
 
+    def cancel(self, pick: int) -> None:
+        """As the topic does: what was handed out once is not withdrawn."""
+        offsets = sorted(set(self.slots) - self.done)
+        if not offsets:
+            return
+        offset = offsets[pick % len(offsets)]
+        (handed,) = self.made.was_handed(column(offset)).tolist()
+        assert handed == (offset in self.tried)
+        if not handed:
+            self.made.withdraw(column(offset))
+            self.done.add(offset)
+        self.made._amendments.cancel(column(offset))
+
+    def expire(self, ttl_ms: int) -> None:
+        """A time to live, for a moment: what is ready and older goes, and nothing else."""
+        self.made.expiry.set_ttl(ttl_ms)
+        assert self.made.expiry.advance(self.now_ms)
+        self.made.sweep(self.now_ms)
+        self.made.expiry.set_ttl(0)
+        over = {o for o in self.slots if self.made.acked.contains(column(o))[0]} - self.done
+        for offset in over:
+            assert self.due_ms[offset] <= self.now_ms - ttl_ms
+            assert offset not in self.out
+            assert offset not in self.waiting
+        self.done |= over
+
+    def turn(self, order: str) -> None:
+        """Another order, live."""
+        self.order = order
+        policy = SubscriptionPolicy(order=order, on_retry="skip" if self.skip else "hold")
+        self.made.set_policy(policy)
+
     def sleep(self, ms: int) -> None:
         self.now_ms += ms
         self.made.advance(self.now_ms)
@@ -161,6 +196,9 @@ steps = st.lists(
         st.tuples(st.just("settle"), st.integers(0, 9), st.sampled_from(["ack", "nack", "later"])),
         st.tuples(st.just("settle"), st.integers(0, 9), st.just("ack")),
         st.tuples(st.just("sleep"), st.sampled_from([10, 1000])),
+        st.tuples(st.just("cancel"), st.integers(0, 20)),
+        st.tuples(st.just("expire"), st.sampled_from([1, 100, 2000])),
+        st.tuples(st.just("turn"), st.sampled_from(["any", "key", "topic"])),
         st.tuples(st.just("change"), st.integers(2, 3)),
         st.tuples(st.just("hand")),
     ),
@@ -168,15 +206,27 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200)
-@given(steps, st.sampled_from(["any", "key", "topic"]), st.booleans(), st.booleans(), st.booleans())
+@settings(max_examples=300)
+@given(
+    steps,
+    st.sampled_from(["any", "key", "topic"]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([4, 1000]),
+)
 def test_of_each_key_one_is_out_in_due_order_and_all_come_to_an_end(
-    actions: list[tuple[Any, ...]], order: str, skip: bool, ranged: bool, auto: bool
+    actions: list[tuple[Any, ...]],
+    order: str,
+    skip: bool,
+    ranged: bool,
+    auto: bool,
+    ready_messages: int,
 ) -> None:
-    """V16, Q9: consumers that come and go, retries that hold or are skipped."""
-    made = subscription(4 if order == "any" else 1000)
-    made.set_policy(SubscriptionPolicy(order=order, on_retry="skip" if skip else "hold"))
+    """V16, Q9: also where consumers come and go, and where little finds room in ready."""
+    made = subscription(ready_messages)
     life = Life(made, order, skip)
+    life.turn(order)
     made.leave(made.consumers[0], life.now_ms)
     ranges: list[KeyRange] = ["auto", "auto"] if auto else HALVES if ranged else [None, None]
     for action in actions:
@@ -190,8 +240,10 @@ def test_of_each_key_one_is_out_in_due_order_and_all_come_to_an_end(
         if not any(one.id == id for one in made.consumers):
             life.change(id, ranges[id - 2])
     life.sleep(1000)
-    while life.hand() or life.out:
-        life.settle(0, "ack")
+    for _ in range(20):
+        while life.hand() or life.out:
+            life.settle(0, "ack")
+        life.sleep(STUCK_MS)
     assert life.done == set(life.slots)
 
 
@@ -247,3 +299,120 @@ def test_an_order_that_is_asked_for_later_counts_what_is_out_and_in_retry() -> N
     made.set_policy(SubscriptionPolicy())
     life.order = "any"
     assert life.hand() == 3
+
+
+def test_many_messages_of_busy_keys_hold_up_others_for_a_moment_only() -> None:
+    """V16: ready is full of what may not go, again and again, and reading goes on behind it."""
+    made = subscription(ready_messages=40)
+    life = Life(made, "any", False)
+    life.turn("key")
+    for _ in range(30):
+        life.publish([0, 1, 2] * 5)
+    life.publish([7])
+    life.publish([0, 7, -1])
+    assert life.hand() == 3
+    life.sleep(STUCK_MS - 1)
+    assert life.hand() == 0
+    wake_ms = made.next_wake_ms()
+    assert wake_ms is not None
+    assert wake_ms <= life.now_ms + 10
+    life.sleep(1)
+    assert life.hand() == 2, "one of another key, and one without"
+    assert sorted(life.slots[offset] for offset in life.out) == [-1, 0, 1, 2, 7]
+    assert made.ready_count <= 40
+    # What was passed over comes when nothing else of its key is left, and in order.
+    rounds = 0
+    while len(life.done) < len(life.slots):
+        rounds += 1
+        while life.out:
+            life.settle(0, "ack")
+        if not life.hand():
+            life.sleep(STUCK_MS)
+    assert rounds < 600
+
+
+def test_of_several_skipped_keys_one_that_is_free_waits_a_moment_for_others() -> None:
+    """V16: reading begins again for many at once, and for one alone within a second."""
+    made = subscription(ready_messages=8)
+    life = Life(made, "any", False)
+    life.turn("key")
+    for _ in range(8):
+        life.publish([*range(8)])
+    assert life.hand() == 8
+    assert life.hand() == 0
+    life.sleep(STUCK_MS)
+    assert life.hand() == 0
+    assert made.ready_count == 0, "not even the next of each is kept"
+    life.settle(0, "ack")
+    assert life.hand() == 0
+    life.sleep(STUCK_MS - 1)
+    assert life.hand() == 0
+    life.sleep(1)
+    assert life.hand() == 1
+    # All of its messages have come, and fill ready; so others may wait for another moment.
+    for _ in range(3):
+        life.settle(0, "ack")
+    handed = life.hand()
+    life.sleep(STUCK_MS)
+    assert handed + life.hand() == 3
+
+
+def test_a_message_to_come_wakes_who_waits_for_room() -> None:
+    """Invariant 4: nothing else may ever happen in this topic."""
+    made = subscription(ready_messages=10)
+    life = Life(made, "any", False)
+    life.turn("key")
+    life.publish([0] * 30 + [1])
+    assert life.hand() == 1
+    for _ in range(3):
+        wake_ms = made.next_wake_ms()
+        assert wake_ms is not None
+        life.now_ms = max(life.now_ms, wake_ms)
+        made.advance(life.now_ms)
+        if life.hand():
+            break
+    assert {life.slots[offset] for offset in life.out} == {0, 1}
+
+
+def test_freed_keys_are_gathered_for_a_moment_and_new_ones_are_not() -> None:
+    """V16: many small acknowledgements make few frames; what was never held up goes at once."""
+    made = subscription(ready_messages=100_000)
+    made.set_policy(SubscriptionPolicy(order="key"))
+    made.consumers[0].permits = 1_000_000
+    scan(made, {}, 1_000)
+    slots = np.tile(np.arange(4000), 2)
+    traits = keyed(*slots.tolist())
+    made.offer(np.full(8000, 1_000), np.arange(8000), traits)
+    (hand,) = made.assign(1_000, 4096)
+    assert hand.rows.offsets.tolist() == list(range(4000))
+    made.acknowledge(np.arange(10), None)
+    assert made.assign(1_000, 4096) == []
+    assert made.next_wake_ms() == 1_000 + GATHER_MS
+    made.offer(column(1_001), column(8_000), keyed(5_000))
+    (hand,) = made.assign(1_001, 4096)
+    assert hand.rows.offsets.tolist() == [*range(4000, 4010), 8000]
+    made.acknowledge(np.arange(10, 20), None)
+    assert made.assign(1_002, 4096) == []
+    made.acknowledge(np.arange(20, 1020), None)
+    (hand,) = made.assign(1_002, 4096)
+    assert hand.rows.height == 1010, "enough of them are free"
+    made.acknowledge(np.arange(1020, 1030), None)
+    assert made.assign(1_003, 4096) == []
+    assert made.advance(1_003 + GATHER_MS)
+    (hand,) = made.assign(1_003 + GATHER_MS, 4096)
+    assert hand.rows.height == 10
+
+
+def test_the_least_busy_gets_the_next_also_where_keys_are_in_order() -> None:
+    """Q4: of what may go to several; a range of keys goes to its owner."""
+    made = subscription(1000)
+    made.set_policy(SubscriptionPolicy(order="key", dispatch="least_busy"))
+    life = Life(made, "key", False)
+    made.leave(made.consumers[0], life.now_ms)
+    life.change(2, None)
+    life.publish([0, 1, 2])
+    assert life.hand() == 3
+    life.change(3, None)
+    life.publish([3, 4, -1])
+    assert life.hand() == 3
+    assert sorted(life.out.values()) == [2] * 3 + [3] * 3

@@ -25,7 +25,7 @@ without traffic (invariant 4).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -42,6 +42,18 @@ BANDS: Final = (URGENT, NORMAL, LOW)
 def bands_of(traits: UInt32s) -> Int64s:
     """The band of each message; int64[n]."""
     return np.sign(priorities_of(traits) - DEFAULT_PRIORITY)
+
+
+class Queues(Protocol):
+    """Where what is ready lies if an order is asked for, together for all bands."""
+
+    def push(self, rows: Rows) -> None:
+        """Add rows, in any order."""
+        ...
+
+    def fresh_of(self, which: int) -> int:
+        """How many rows of a band there are that were never sent."""
+        ...
 
 
 class Band:
@@ -63,6 +75,7 @@ class Band:
         "_scan_over",
         "_scan_until",
         "mark",
+        "queues",
         "ready",
         "which",
     )
@@ -78,6 +91,7 @@ class Band:
     ) -> None:
         self.which = which
         self.ready = Ready(limit, ageing_ms)
+        self.queues: Queues | None = None  # in the place of ready, where there are any
         self.mark = mark
         self._fresh = fresh
         self._held = held
@@ -130,15 +144,26 @@ class Band:
     def _take(self, rows: Rows) -> Key | None:
         """Hold what has room; returns the first key that has none."""
         rows = self._fresh(rows)
-        room = self.ready.room
+        room = self.room
         left = None
         if rows.height > room:
             left = _key(rows, room)
             rows = rows.pick(slice(0, room))
         if rows.height:
             self._held.add(rows.offsets)
-            self.ready.push(rows if rows.traits is None else rows.in_order(self.ready.ageing_ms))
+            if self.queues is not None:
+                self.queues.push(rows)
+            else:
+                in_order = rows.traits is None
+                self.ready.push(rows if in_order else rows.in_order(self.ready.ageing_ms))
         return left
+
+    @property
+    def room(self) -> int:
+        """How many fresh rows find room."""
+        if self.queues is None:
+            return self.ready.room
+        return max(0, self.ready.limit - self.queues.fresh_of(self.which))
 
     # -- scans ---------------------------------------------------------------------
 
@@ -146,10 +171,13 @@ class Band:
     def wants_scan(self) -> bool:
         """Behind, nothing being read, and room for a worthwhile piece."""
         return (
-            self.mark is not None
-            and self._scan_until is None
-            and self.ready.room * 2 >= self.ready.limit
+            self.mark is not None and self._scan_until is None and self.room * 2 >= self.ready.limit
         )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Behind, nothing being read, and too little room."""
+        return self.mark is not None and self._scan_until is None and not self.wants_scan
 
     def has_unread(self, until_ms: int) -> bool:
         """Whether what was due by then may not have been looked at, and nobody is looking."""

@@ -11,20 +11,13 @@ Pure. It knows nothing of acknowledgements: ``settle`` is told what is still hel
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
-import numpy.typing as npt
 
+from escapement.broker.keyqueues import NO_SLOT, Bools, slots_of
 from escapement.broker.ready import Rows
 from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet
-from escapement.traits import SLOTS, have_keys, key_slots
-
-# The slot of what has none: a message without a key, where the order is by key.
-_FREE: Final = SLOTS
-
-Bools = npt.NDArray[np.bool_]
+from escapement.traits import SLOTS
 
 
 class KeyHold:
@@ -38,21 +31,14 @@ class KeyHold:
 
     def __init__(self, whole: bool) -> None:
         self.whole = whole
-        self.busy: Bools = np.zeros(SLOTS + 1, bool)
+        self.busy: Bools = np.zeros(SLOTS, bool)
         self._offsets: Int64s = np.zeros(0, np.int64)
         self._slots = np.zeros(0, np.intp)
 
-    def _slots_of(self, rows: Rows) -> npt.NDArray[np.intp]:
-        if self.whole:
-            return np.zeros(rows.height, np.intp)
-        if rows.traits is None:
-            return np.full(rows.height, _FREE)
-        return np.where(have_keys(rows.traits), key_slots(rows.traits), _FREE)
-
     def take(self, rows: Rows) -> None:
         """These, which did not, hold their keys from now on."""
-        slots = self._slots_of(rows)
-        keyed = slots != _FREE
+        slots = slots_of(rows, self.whole)
+        keyed = slots != NO_SLOT
         self._offsets = np.concatenate((self._offsets, rows.offsets[keyed]))
         self._slots = np.concatenate((self._slots, slots[keyed]))
         self.busy[slots[keyed]] = True
@@ -72,20 +58,6 @@ class KeyHold:
         self.busy[self._slots[~stays]] = False
         self._offsets, self._slots = self._offsets[stays], self._slots[stays]
         self.busy[self._slots] = True
-
-    def next_of_each(self, rows: Rows, seen: Bools) -> Bools:
-        """Of rows in order, the first of each slot that is not seen yet; bool[n].
-
-        Args:
-          seen: a copy of ``busy``; the slots of the rows are noted there.
-        """
-        slots = self._slots_of(rows)
-        at = np.arange(rows.height)
-        first = np.empty(SLOTS + 1, np.intp)
-        first[slots[::-1]] = at[::-1]  # the last that is written, the first in order, stays
-        found: Bools = ((first[slots] == at) & ~seen[slots]) | (slots == _FREE)
-        seen[slots] = True
-        return found
 
     def _check(self) -> None:
         assert len(np.unique(self._offsets)) == len(self._offsets), "a message holds twice"

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.consumer import Consumer
-from escapement.broker.dispatcher import share_out
+from escapement.broker.dispatcher import level_out, share_out
 from escapement.broker.ready import Rows
 from escapement.errors import Conflict
 from escapement.message import Int64s
@@ -44,7 +44,7 @@ def check_range(consumers: Sequence[Consumer], wanted: KeyRange) -> None:
 class KeyRanges:
     """See the module's docstring."""
 
-    __slots__ = ("_has_rest", "_owners", "_turn")
+    __slots__ = ("_owners", "_rest", "_turn")
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
         self._owners = np.full(SLOTS, _REST, np.intp)
@@ -57,15 +57,24 @@ class KeyRanges:
             free = np.flatnonzero(self._owners == _REST)
             for position, part in zip(autos, np.array_split(free, len(autos)), strict=True):
                 self._owners[part] = position
-        self._has_rest = any(consumer.key_range is None for consumer in consumers)
+        self._rest = [at for at, consumer in enumerate(consumers) if consumer.key_range is None]
         self._turn = 0
 
     def wanted(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which rows somebody would get; bool[n]."""
-        if self._has_rest or rows.traits is None:
+        if self._rest or rows.traits is None:
             return np.ones(rows.height, bool)
         owned: npt.NDArray[np.bool_] = self._owners[key_slots(rows.traits)] != _REST
         return owned | ~have_keys(rows.traits)
+
+    def without_room(self, room: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """The slots of which nobody who gets them may be sent more; bool[SLOTS].
+
+        Args:
+          room: how many each consumer may get.
+        """
+        rest_has_none = not any(room[at] > 0 for at in self._rest)
+        return np.array([*(left <= 0 for left in room), rest_has_none])[self._owners]
 
     def deal(
         self,
@@ -74,6 +83,7 @@ class KeyRanges:
         consumers: Sequence[Consumer],
         room: Sequence[int],
         most: int,
+        busy: Sequence[int] | None = None,
     ) -> list[tuple[int, Int64s]]:
         """Which consumer gets which rows.
 
@@ -81,6 +91,8 @@ class KeyRanges:
           open_rows: the positions of those that may go, ascending.
           room: how many each consumer may get.
           most: how many may go altogether; the first in order do.
+          busy: how many messages each consumer holds, if the least busy is to get what may go
+            to several; otherwise they take turns.
 
         Returns:
           For each consumer that gets some its position and the positions of its rows.
@@ -103,9 +115,12 @@ class KeyRanges:
                 left[at] if all_may or consumer.key_range is None else 0
                 for at, consumer in enumerate(consumers)
             ]
-            runs, self._turn = share_out(
-                len(shared), room_here, self._turn % len(consumers), len(shared)
-            )
+            count, turn = len(shared), self._turn % len(consumers)
+            if busy is None:
+                runs, self._turn = share_out(count, room_here, turn, count)
+            else:
+                holds = [held + sum(map(len, dealt[at])) for at, held in enumerate(busy)]
+                runs, self._turn = level_out(count, room_here, holds, turn, count)
             first = 0
             for position, count in runs:
                 dealt[position].append(shared[first : first + count])

@@ -202,7 +202,7 @@ class Pump:
         now_ms = self._clock.now_ms()
         frontier = Key(topic.frontier_ms(now_ms) + 1, 0)
         until_ms = subscription.expiry.until_ms(now_ms)
-        stop, most = max(frontier, mark), band.ready.room
+        stop, most = max(frontier, mark), band.room
         if mark.due_ms <= until_ms:
             stop, most = Key(until_ms + 1, 0), EXPIRED_AT_ONCE
         plan = self._index.plan(topic.id, mark, stop, most)

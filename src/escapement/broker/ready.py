@@ -96,7 +96,7 @@ class Rows(NamedTuple):
 
     def in_order(self, ageing_ms: int = 0) -> Rows:
         """Sorted by rank, then offset; linear where rows are a few sorted runs."""
-        return self.pick(_order_of(self.ranks(ageing_ms), self.offsets))
+        return self.pick(order_of(self.ranks(ageing_ms), self.offsets))
 
     @staticmethod
     def concat(parts: list[Rows]) -> Rows:
@@ -132,8 +132,8 @@ class Ready:
         self.ageing_ms = ageing_ms
         self._runs: deque[Rows] = deque()
         self._runs_count = 0
-        self._side = _Pile(ageing_ms)
-        self._tried = _Pile(ageing_ms)
+        self._side = Pile(ageing_ms)
+        self._tried = Pile(ageing_ms)
         self._credit = 0  # rows taken that are not yet counted towards the share
 
     def __len__(self) -> int:
@@ -292,7 +292,7 @@ class Ready:
         self._tried._check()
 
 
-class _Pile:
+class Pile:
     """Rows that come in any order, as a few sorted runs of falling size; O(log n) a row."""
 
     __slots__ = ("ageing_ms", "count", "runs")
@@ -311,6 +311,10 @@ class _Pile:
         while len(self.runs) > 1 and self.runs[-2].height < 2 * self.runs[-1].height:
             last = self.runs.pop()
             self.runs[-1] = Rows.concat([self.runs[-1], last]).in_order(self.ageing_ms)
+
+    def first(self, most: int) -> Rows:
+        """The first ``most`` rows, which stay here; O(runs * most)."""
+        return _first_of([run.pick(slice(0, most)) for run in self.runs], most, self.ageing_ms)[0]
 
     def take(self, most: int) -> Rows:
         """Remove and return the first ``most`` rows; O(runs * most)."""
@@ -335,7 +339,7 @@ class _Pile:
         assert self.count == sum(run.height for run in self.runs)
 
 
-def _order_of(ranks: Int64s, offsets: Int64s) -> npt.NDArray[np.intp]:
+def order_of(ranks: Int64s, offsets: Int64s) -> npt.NDArray[np.intp]:
     """The order of rows; linear where they are a few sorted runs, which the sort finds."""
     if not len(ranks):
         return np.zeros(0, np.intp)
@@ -353,7 +357,7 @@ def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, l
         rows = filled[0].pick(slice(0, most)) if filled else Rows.none()
         return rows, [rows.height if part.height else 0 for part in parts]
     rows = Rows.concat(filled)
-    order = _order_of(rows.ranks(ageing_ms), rows.offsets)[:most]
+    order = order_of(rows.ranks(ageing_ms), rows.offsets)[:most]
     whose = np.repeat(np.arange(len(parts)), [part.height for part in parts])
     # Each part is sorted, so what was chosen of it is its beginning.
     return rows.pick(order), np.bincount(whose[order], minlength=len(parts)).tolist()

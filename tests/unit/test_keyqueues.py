@@ -1,0 +1,188 @@
+"""Queues of what is ready, one for each key, beside plain lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_shared import column
+
+from escapement.broker.band import BANDS, bands_of
+from escapement.broker.keyqueues import KeyQueues
+from escapement.broker.ready import Rows
+from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
+from escapement.traits import HAS_KEY, SLOTS
+
+AGEING_MS = 10
+# due, slot (-1: no key), priority, attempts
+MESSAGES = st.tuples(
+    st.integers(0, 2000),
+    st.sampled_from([-1, 0, 1, 2, 65_535]),
+    st.sampled_from([50, 50, 50, 0, 255]),
+    st.sampled_from([0, 0, 1]),
+)
+SOME_SLOTS = st.sets(st.sampled_from([0, 1, 2, 65_535]))
+
+
+def traits(slots: list[int], priorities: list[int]) -> UInt32s:
+    keys = [0 if slot < 0 else HAS_KEY | slot for slot in slots]
+    steps = np.array(priorities, np.uint32) ^ np.uint32(DEFAULT_PRIORITY)
+    return np.array(keys, np.uint32) | (steps << np.uint32(24))
+
+
+def closed(slots: set[int]) -> np.ndarray:
+    found = np.zeros(SLOTS, bool)
+    found[list(slots)] = True
+    return found
+
+
+@dataclass
+class Twin:
+    """The queues, and what ought to be in them: due, slot, priority, attempts by offset."""
+
+    whole: bool
+    rows: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    ageing_ms: int = AGEING_MS
+    last: int = 0
+
+    def __post_init__(self) -> None:
+        self.made = KeyQueues(self.whole, self.ageing_ms)
+
+    def rank(self, offset: int) -> tuple[int, int]:
+        due_ms, _, priority, _ = self.rows[offset]
+        return due_ms + (priority - DEFAULT_PRIORITY) * self.ageing_ms, offset
+
+    def queue(self, offset: int) -> int:
+        return 0 if self.whole else self.rows[offset][1]
+
+    def queue_of(self, slot: int) -> list[int]:
+        return sorted((o for o in self.rows if self.queue(o) == slot), key=self.rank)
+
+    def open(self, shut: set[int]) -> list[int]:
+        """What may go next, in order."""
+        slots = {self.queue(offset) for offset in self.rows} - shut - {-1}
+        heads = [self.queue_of(slot)[0] for slot in slots]
+        return sorted(heads + self.queue_of(-1), key=self.rank)
+
+    def push(self, messages: list[tuple[int, int, int, int]]) -> None:
+        offsets = [self.last + number for number in range(len(messages))]
+        self.last += len(messages)
+        # Not in the order of offsets: what was given back comes among what is fresh.
+        offsets = offsets[::2] + offsets[1::2]
+        self.rows |= dict(zip(offsets, messages, strict=True))
+        due_ms, slots, priorities, attempts = map(list, zip(*messages, strict=True))
+        given = traits(slots, priorities)
+        self.made.push(
+            Rows(
+                column(*due_ms), column(*offsets), column(*attempts), given if given.any() else None
+            )
+        )
+
+    def take(self, shut: set[int], most: int, every: bool) -> None:
+        rows = self.made.open(closed(shut), most, all_heads=every)
+        expected = self.open(shut)
+        if every:
+            free = [offset for offset in expected if self.queue(offset) < 0]
+            expected = [o for o in expected if self.queue(o) >= 0 or o in free[:most]]
+        else:
+            expected = expected[:most]
+        assert rows.offsets.tolist() == expected
+        chosen = rows.pick(slice(None, None, 2)) if every else rows
+        self.made.take(chosen)
+        for offset in chosen.offsets.tolist():
+            del self.rows[offset]
+
+    def withdraw(self, picks: list[int]) -> None:
+        offsets = sorted(self.rows)
+        gone = [offsets[pick % len(offsets)] for pick in picks if offsets]
+        self.made.withdraw(np.array([*gone, 10**6], np.int64))
+        for offset in set(gone):
+            del self.rows[offset]
+
+    def shorten(self, shut: set[int], most: int) -> None:
+        """The ends of queues go, and nothing that was sent before, nor what is before such."""
+        gone = set(self.made.shorten(closed(shut), most).offsets.tolist())
+        fresh = sum(not attempts for *_, attempts in self.rows.values())
+        for slot in {self.queue(offset) for offset in self.rows}:
+            queue = self.queue_of(slot)
+            left = [offset for offset in queue if offset not in gone]
+            assert left == queue[: len(left)], "a gap in a queue"
+            assert slot >= 0 or left == queue
+            assert slot in shut or left[:1] == queue[:1]
+            if fresh - len(gone) > most and slot in shut:
+                assert not left or self.rows[left[-1]][3], "more could have gone"
+            assert all(not self.rows[offset][3] for offset in queue if offset in gone)
+        for offset in gone:
+            del self.rows[offset]
+
+    def age(self, ageing_ms: int) -> None:
+        self.ageing_ms = ageing_ms
+        self.made.set_ageing(ageing_ms)
+
+    def check(self) -> None:
+        self.made._check()
+        rows = self.made.rows()
+        assert sorted(rows.offsets.tolist()) == sorted(self.rows)
+        for at, offset in enumerate(rows.offsets.tolist()):
+            due_ms, _, _, attempts = self.rows[offset]
+            assert (int(rows.due_ms[at]), int(rows.attempts[at])) == (due_ms, attempts)
+        asked: Int64s = np.arange(self.last)
+        never = [o in self.rows and not self.rows[o][3] for o in range(self.last)]
+        assert self.made.never_sent(asked).tolist() == never
+        for band in BANDS:
+            mine = [
+                offset
+                for offset, (_, slot, priority, attempts) in self.rows.items()
+                if not attempts and bands_of(traits([slot], [priority]))[0] == band
+            ]
+            assert self.made.fresh_of(band) == len(mine)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.lists(MESSAGES, min_size=1, max_size=12)),
+        st.tuples(st.just("take"), SOME_SLOTS, st.integers(1, 6), st.booleans()),
+        st.tuples(st.just("withdraw"), st.lists(st.integers(0, 99), max_size=4)),
+        st.tuples(st.just("shorten"), SOME_SLOTS, st.integers(0, 6)),
+        st.tuples(st.just("age"), st.sampled_from([0, 1, 100])),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=200)
+@given(steps, st.booleans())
+def test_queues_behave_like_a_sorted_list_for_each_key(
+    actions: list[tuple[str, list[object]]], whole: bool
+) -> None:
+    """Q9, V16: whatever comes in whatever order, and goes from wherever."""
+    twin = Twin(whole)
+    for name, *arguments in actions:
+        getattr(twin, name)(*arguments)
+        twin.check()
+    rows = twin.made.drain()
+    assert sorted(rows.offsets.tolist()) == sorted(twin.rows)
+    assert len(twin.made) == 0
+
+
+@pytest.mark.parametrize("span_ms", [100, 1 << 50])
+def test_the_order_is_the_same_whether_it_fits_one_number_or_not(span_ms: int) -> None:
+    """Q9: slot, rank and offset are packed where they fit."""
+    rng = np.random.default_rng(1)
+    due_ms, slots = rng.integers(0, span_ms, 500), rng.integers(0, 5, 500)
+    queues = KeyQueues(False, 0)
+    given = slots.astype(np.uint32) | np.uint32(HAS_KEY)
+    queues.push(Rows.fresh(due_ms, rng.permutation(500), given))
+    taken = []
+    while len(queues):
+        rows = queues.open(np.zeros(SLOTS, bool), 10, all_heads=False)
+        queues.take(rows)
+        taken.append(rows)
+    found = Rows.concat(taken)
+    assert found.traits is not None
+    for slot in range(5):
+        mine = found.due_ms[found.traits == HAS_KEY | slot]
+        assert (np.diff(mine) >= 0).all()
