@@ -322,5 +322,8 @@ class Broker:
             "waiting_bytes": works.pipeline.waiting_bytes,
             "waiting_acks": works.pipeline.waiting_acks,
             "letters_moved": works.postman.moved,
+            "dead_letters_waiting": [
+                f"{whose}: {why}" for whose, why in works.undertaker.problems.items()
+            ],
             "letters_blocked": [f"{to}: {why}" for to, why in works.postman.blocked.items()],
         }

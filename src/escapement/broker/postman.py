@@ -10,7 +10,8 @@ What cannot be moved is never lost and holds up nobody else:
 
 - A mailbox is *blocked* while its topic does not exist and may not be created, or while
   its namespace refuses the times that a letter has. It keeps its order, so the letters
-  behind wait too. ``blocked`` says why; every round tries again.
+  behind wait too. ``blocked`` says why; every round tries again. So it is with whatever
+  else refuses its letters, but that it waits longer each time, up to a minute.
 - A letter that can never be moved (it does not decode, its time lies too far ahead) is
   *held*, with the reason; those behind it go on.
 - When a topic is deleted its letters go with it.
@@ -27,6 +28,7 @@ import numpy as np
 import trio
 
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.patience import Patience
 from escapement.broker.publishing import Publishing
 from escapement.broker.registry import Registry
 from escapement.broker.topic import Topic
@@ -119,6 +121,7 @@ class Postman:
         self._connection: Connection | None = None
         self.moved = 0  # letters, since the broker started
         self.blocked: dict[str, str] = {}  # target -> why its mailbox waits
+        self._patience = Patience()  # of mailboxes by target
 
     # -- for others ------------------------------------------------------------
 
@@ -187,8 +190,10 @@ class Postman:
         blocked: dict[str, str] = {}
         progress = False
         after_id = 0
+        seen: set[str] = set()
         while page := await self._read(inbox.occupied, after_id, _ROUND_MAILBOXES):
             after_id = page[-1].id
+            seen.update(box.target for box in page)
             # The topic first, then its letters: if it is deleted and made again between the
             # two, its mailbox is another one, and the letters of the old one are not read.
             topics = {box.id: await self._topic(box, blocked) for box in page}
@@ -205,17 +210,29 @@ class Postman:
                     progress = await self._move(found, blocked) or progress
                 left = left[len(steps) :]
         self.blocked = blocked
+        self._patience.keep(seen)
         return progress and not self._stopping
 
     async def _topic(self, mailbox: Mailbox, blocked: dict[str, str]) -> Topic | None:
         """The topic of a mailbox, created if need be; None if it takes nothing now."""
+        if trio.current_time() < self._patience.until_s(mailbox.target):
+            _block(blocked, mailbox.target, self._patience.reasons[mailbox.target])
+            return None
         try:
             return await self._registry.ensure_topic(TopicName.parse(mailbox.target))
         except (StorageError, Busy, ShuttingDown):
             raise
+        except NotFound as error:
+            _block(blocked, mailbox.target, str(error))
         except EscapementError as error:
-            _block(blocked, mailbox.target, error)
-            return None
+            self._refused(mailbox.target, error, blocked)
+        return None
+
+    def _refused(self, target: str, error: EscapementError, blocked: dict[str, str]) -> None:
+        """Something that nobody here knows refuses a mailbox's letters: they are kept."""
+        if self._patience.refused(target, str(error), trio.current_time()):
+            _logger.warning("letters for %s wait: %s", target, error)
+        _block(blocked, target, str(error))
 
     async def _move(
         self, found: Sequence[tuple[Topic, list[_Opened]]], blocked: dict[str, str]
@@ -237,9 +254,13 @@ class Postman:
                 append = submitted.append(step)
                 try:
                     self._pipeline.submit(append)
-                except (Busy, StorageUnavailable) as error:
+                except EscapementError as error:
                     append.fail(error)
         await submitted.settled()
+        for topic, refusal in submitted.refused:
+            self._refused(topic.name.full, refusal, blocked)
+        for topic in submitted.moved_to:
+            self._patience.over(topic.name.full)
         self.moved += submitted.moved
         return bool(submitted.moved or held)
 
@@ -260,11 +281,14 @@ class Postman:
             try:
                 self._publishing.check_times(topic, times)
             except DelaysDisabled as error:
-                _block(blocked, topic.name.full, error)
+                _block(blocked, topic.name.full, str(error))
                 break
             except InvalidRequest as error:
                 held.append((letter.id, error))
                 continue
+            except EscapementError as error:
+                self._refused(topic.name.full, error, blocked)
+                break
             step.ids.append(letter.id)
             step.batches.append(batch)
             step.times.append(times)
@@ -303,6 +327,8 @@ class _Submitted:
 
     def __init__(self) -> None:
         self.moved = 0  # letters
+        self.moved_to: list[Topic] = []
+        self.refused: list[tuple[Topic, EscapementError]] = []
         self._open = 0
         self._error: EscapementError | None = None
         self._done = trio.Event()
@@ -313,11 +339,14 @@ class _Submitted:
 
         def done() -> None:
             self.moved += len(step.ids)
+            self.moved_to.append(step.topic)
             self._ended()
 
         def fail(error: EscapementError) -> None:
-            if not isinstance(error, NotFound):  # the topic was deleted, its letters with it
+            if isinstance(error, StorageError | Busy | ShuttingDown):
                 self._error = error
+            elif not isinstance(error, NotFound):  # the topic was deleted, its letters with it
+                self.refused.append((step.topic, error))
             self._ended()
 
         if not self._open:
@@ -368,6 +397,6 @@ def _concat(step: _Step) -> Times:
     )
 
 
-def _block(blocked: dict[str, str], target: str, error: EscapementError) -> None:
+def _block(blocked: dict[str, str], target: str, why: str) -> None:
     if len(blocked) < _MAX_BLOCKED:
-        blocked[target] = str(error)
+        blocked[target] = why

@@ -6,7 +6,10 @@ next begins, the payloads are fetched, and then one item of a group commit ackno
 the messages and puts their copies into the inbox. A crash at any point leaves either a
 message that is tried again or one that has its copy, never both and never neither.
 
-A message that is too large for a letter is tried again for ever.
+A message that is too large for a letter is tried again for ever. What refuses a step for a
+reason of its own (not the database) refuses that subscription alone: its dead stay where they
+are, and it is tried again, later each time. Where the dead-letter topic does not exist and may
+not be created, the copies go into the inbox all the same, and wait there.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from escapement.broker import deadletter
 from escapement.broker.consuming import Consuming
 from escapement.broker.deadletter import KEEPER, Dead
 from escapement.broker.logreader import LogReader
+from escapement.broker.patience import Patience, ends_the_broker
 from escapement.broker.registry import Registry
 from escapement.broker.shared import SharedSubscription
 from escapement.broker.subscription import Subscription
@@ -30,6 +34,7 @@ from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import (
     AlreadyExists,
+    EscapementError,
     LogDamaged,
     NotFound,
     ShuttingDown,
@@ -40,6 +45,7 @@ from escapement.names import TopicName
 from escapement.position import EARLIEST
 from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
+from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.index import DelayedIndex
 from escapement.storage.lane import State
 
@@ -51,6 +57,8 @@ _STEP_BYTES: Final = 4 << 20
 # While the database is away, or a fill is under way.
 _RETRY_S: Final = 1.0
 _TOO_LARGE_RETRY_MS: Final = 3_600_000
+# Reasons that are remembered; there may be any number of topics.
+_MOST_UNREACHABLE: Final = 100
 
 
 class Undertaker:
@@ -81,25 +89,48 @@ class Undertaker:
         self._run = run
         self._waiting: OrderedDict[tuple[Topic, Subscription], None] = OrderedDict()
         self._work = trio.Event()
+        self._patience = Patience()  # of subscriptions
+        self._unreachable: dict[str, str] = {}  # dead-letter topics, and why
 
     def take(self, topic: Topic, subscription: Subscription) -> None:
         """The subscription has something dead."""
         self._waiting[topic, subscription] = None
         self._work.set()
 
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why dead letters wait, by topic and subscription, or by the topic they are for."""
+        return self._patience.reasons | self._unreachable
+
     async def run(self) -> None:
-        """Work for ever, one step of each subscription in turn."""
-        while True:
-            if not self._waiting:
-                self._work = trio.Event()
-                await self._work.wait()
-            (topic, subscription), _ = self._waiting.popitem(last=False)
-            try:
-                await self._step(topic, subscription)
-            except (StorageUnavailable, ShuttingDown):
-                await trio.sleep(_RETRY_S)
-            if subscription.dead:
-                self._waiting[topic, subscription] = None
+        """Work for ever, one step of each subscription in turn; who is refused waits aside."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                if not self._waiting:
+                    self._work = trio.Event()
+                    await self._work.wait()
+                (topic, subscription), _ = self._waiting.popitem(last=False)
+                whom = f"{topic.name.full} {subscription.record.name}"
+                if trio.current_time() < self._patience.until_s(whom):
+                    continue  # it comes back by itself
+                try:
+                    await self._step(topic, subscription)
+                except (StorageUnavailable, TransactionAborted, ShuttingDown):
+                    await trio.sleep(_RETRY_S)
+                except EscapementError as error:
+                    if ends_the_broker(error):
+                        raise
+                    if self._patience.refused(whom, str(error), trio.current_time()):
+                        _log.warning("%s: dead letters wait: %s", whom, error)
+                    nursery.start_soon(self._later, topic, subscription, whom)
+                    continue
+                self._patience.over(whom)
+                if subscription.dead:
+                    self._waiting[topic, subscription] = None
+
+    async def _later(self, topic: Topic, subscription: Subscription, whom: str) -> None:
+        await trio.sleep_until(self._patience.until_s(whom))
+        self.take(topic, subscription)
 
     async def _step(self, topic: Topic, subscription: Subscription) -> None:
         if self._gone(subscription):
@@ -152,7 +183,12 @@ class Undertaker:
                 with suppress(AlreadyExists):
                     await self._consuming.create(topic, KEEPER, "shared", EARLIEST)
         except NotFound as error:
-            _log.warning("dead letters wait in the inbox: %s", error)
+            if self._unreachable.get(to.full) != str(error):
+                _log.warning("dead letters wait in the inbox: %s", error)
+            if len(self._unreachable) < _MOST_UNREACHABLE:
+                self._unreachable[to.full] = str(error)
+        else:
+            self._unreachable.pop(to.full, None)
 
     async def _from_index(
         self, topic: Topic, subscription: SharedSubscription, dead: Dead

@@ -131,7 +131,7 @@ class Works:
             self.index,
             ground.state.condemned,
         )
-        self._undertaker = Undertaker(
+        self.undertaker = Undertaker(
             self.index,
             self.reader,
             self.registry,
@@ -267,7 +267,7 @@ class Works:
             # What of it an earlier owner delivered, nobody knows for sure.
             doubtful_until_ms=lease.doubtful_until_ms if lease.was_clean else clock.now_ms(),
             on_change=self.reschedule,
-            on_dead=lambda *dead: self._undertaker.take(*dead),
+            on_dead=lambda *dead: self.undertaker.take(*dead),
         )
 
     async def recover(self, ground: Ground) -> None:
@@ -293,7 +293,7 @@ class Works:
                 self._filler,
                 self._levelling,
                 self.postman,
-                self._undertaker,
+                self.undertaker,
                 self.scheduler,
                 self.razing,
                 self.housekeeper,
