@@ -299,6 +299,53 @@ async def test_one_message_in_a_thousand_due_next_year_keeps_little_of_the_log(
             assert late == [b"%d.%d" % (n, n) for n in range(1, 10)]
 
 
+async def test_what_is_done_needs_no_entry_among_the_moves(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11, B1: not in memory and not in the database, once none of its keys is to come."""
+    engine = SqliteEngine.in_memory()
+
+    async def look(world: World) -> tuple[int, int]:
+        """Entries in memory, rows in the database."""
+        await forget(world)
+        await world.checkpoint()
+        (topic,) = world.server.registry.active.values()
+        connection = engine.connect()
+        rows = connection.execute("SELECT COUNT(*) FROM moves").rows[0][0]
+        connection.close()
+        return len(topic.amendments.moves), rows
+
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            late = [timedelta(days=200)] * 3 + [YEAR] * 2
+            await producer.send_many([b"%d" % n for n in range(5)], delay=late)
+            await producer.send_many([b"." * 100] * 1000)
+            assert len(await take(broker)) == 1000
+            await broker.reschedule([3], topic=TOPIC, delay=timedelta(days=2))
+            await broker.cancel([4], topic=TOPIC)
+            await world.checkpoint()
+            await a_day_later(world)
+            assert generations(engine) == [2]
+            assert await look(world) == (4, 1)
+            await world.clock.advance(days=2)
+            assert await take(broker) == [b"3"]
+            # It is done, but its first key is due next year, and must not seem to count then.
+            assert await look(world) == (4, 1)
+            assert [one.id.offset async for one in broker.peek(TOPIC)] == [0, 1, 2]
+            await world.clock.advance(days=200)
+            assert len(await take(broker)) == 3
+            assert await look(world) == (1, 1)
+            await world.clock.advance(days=180)
+            await producer.send(b"a reason for a checkpoint")
+            assert await look(world) == (0, 0)
+        await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            assert await take(broker) == [b"a reason for a checkpoint"]
+            assert await look(world) == (0, 0)
+
+
 async def test_a_dead_letter_of_what_was_relocated_says_when_it_was_published(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -60,6 +60,65 @@ async def test_subscriptions_share_one_index(mock_clock: trio.testing.MockClock)
                 assert len(await arrived(inbox)) == 100
 
 
+async def test_the_index_keeps_in_proportion_to_what_is_pending(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11, B1: old keys of what is moved and what is cancelled leave it long before their time."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+        producer = await broker.producer(TOPIC)
+        await producer.send_many([b"m" * 100] * 1000, delay=timedelta(days=30))
+        entries, segments, size_bytes = [], [], []
+        for day in range(1, 61):
+            moved = await broker.reschedule(range(1000), topic=TOPIC, delay=timedelta(days=day))
+            assert moved.done.all()
+            await world.checkpoint()
+            await world.clock.advance(seconds=6)  # a round of compaction
+            stats = await broker.admin("topics.stats", topic=TOPIC)
+            entries.append(stats["index_entries"])
+            segments.append(world.server.index.segment_count)
+            size_bytes.append(world.server.index.disk_bytes)
+        assert max(entries) <= 4 * 1000
+        assert max(segments) <= 4
+        assert max(size_bytes) <= 4 * 1000 * 200
+        # Cancelled without a subscription that could say what is done.
+        await broker.admin("subscriptions.delete", topic=TOPIC, subscription="s")
+        assert (await broker.cancel(range(10, 1000), topic=TOPIC)).done.all()
+        for _ in range(4):
+            await producer.send(b"n", delay=timedelta(days=30))
+            await world.checkpoint()
+            await world.clock.advance(seconds=6)
+        assert world.server.index.manifest is not None
+        await world.server.works.compactor.merge(list(world.server.index.manifest.segments))
+        stats = await broker.admin("topics.stats", topic=TOPIC)
+        assert stats["index_entries"] == 14
+        assert len([one async for one in broker.peek(TOPIC)]) == 14
+
+
+async def test_loading_a_partition_reads_a_bounded_number_of_files(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P3, invariant 9: however fast segments come, and after a start that finds many."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+            producer = await broker.producer(TOPIC)
+            most = world.server.index.limits.most_segments
+            counts = []
+            for _ in range(2 * most):  # at one instant: the compactor has no round
+                await producer.send(b"m", delay=timedelta(hours=1))
+                await world.checkpoint()
+                counts.append(world.server.index.segment_count)
+            assert max(counts) == most
+        await world.crash()
+        await world.restart()
+        async with world.connect() as broker, broker.consumer(TOPIC, "s", permits=100) as inbox:
+            await world.clock.advance(minutes=54)
+            assert world.server.index.segment_count <= world.server.index.limits.max_segments
+            await world.clock.advance(minutes=6)
+            assert len(await arrived(inbox)) == 2 * most
+
+
 @pytest.mark.parametrize("pending", [100, 3000])
 async def test_what_a_start_replays_does_not_grow_with_what_is_pending(
     mock_clock: trio.testing.MockClock, pending: int

@@ -106,6 +106,32 @@ def test_what_is_excluded_is_kept_until_it_is_due(tmp_path: Path) -> None:
     assert offsets.tolist() == list(range(10, 20))
 
 
+def test_of_what_is_outdated_one_key_stays_or_none(tmp_path: Path) -> None:
+    """B1: due or not; and of what is dead as well what is due of the one that stays."""
+    index = DelayedIndex.open(tmp_path)
+    for topic in (1, 2):
+        for due_ms in (5, 7, 9):
+            offsets = np.arange(20)
+            index.add_again(topic, offsets, np.full(20, due_ms), batch_of(topic, offsets.tolist()))
+            index.checkpoint("log", {})
+    compaction = index.begin_compaction([s.name for s in tmp_path.glob("*.segment")], 6)
+    compaction.exclude(1, np.array([1, 2]))
+    compaction.outdate(1, np.array([2, 3, 4, 11]), np.array([5, 7, -1, 9]))
+    compaction.outdate(1, np.array([12]), np.array([-1]))
+    compaction.run_here()
+    compaction.finish()
+    index.install_compaction(compaction)
+    due_ms, offsets = index.plan(1, KEY_MIN, KEY_MAX, 1000).read()
+    found: dict[int, list[int]] = {}
+    for due, offset in zip(due_ms.tolist(), offsets.tolist(), strict=True):
+        found.setdefault(offset, []).append(due)
+    changed = {1: [7, 9], 3: [7], 11: [9]}
+    gone = (2, 4, 12)
+    assert found == {n: changed.get(n, [5, 7, 9]) for n in range(20) if n not in gone}
+    assert index.count(2) == 60
+    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".segment"}
+
+
 def test_a_plan_made_before_a_checkpoint_and_a_compaction_reads_what_was_there(
     tmp_path: Path,
 ) -> None:

@@ -105,9 +105,10 @@ def test_what_was_discarded_is_gone_from_the_rows_as_well(
     moves = Moves()
     moves.put(column(sorted(moved)), column([7] * len(moved)), column([9] * len(moved)), -1)
     rows = moves.dirty_chunks()
-    due_ms, offsets = moves.below(end)
+    due_ms, last_ms, offsets = moves.below(end)
     assert offsets.tolist() == sorted(offset for offset in moved if offset < end)
     assert set(due_ms.tolist()) <= {7}
+    assert set(last_ms.tolist()) <= {9}
     moves.discard(column(sorted(done & moved)))
     rows |= moves.dirty_chunks()
     stored = Moves()

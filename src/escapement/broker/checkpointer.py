@@ -17,6 +17,7 @@ What could not be written (MySQL was away) is kept and goes with the next checkp
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -80,6 +81,7 @@ class Checkpointer:
         interval_s: float,
         parts: dict[int, Parts],
         key_parts: dict[int, Parts],
+        make_room: Callable[[], Awaitable[None]],
     ) -> None:
         """As the parts of a broker, and:
 
@@ -87,6 +89,7 @@ class Checkpointer:
           interval_s: seconds between checkpoints that nobody asks for.
           parts: what is stored of attempts, by subscription id.
           key_parts: what is stored of dedup keys, by topic id.
+          make_room: waits until the index may have another segment.
         """
         self._engine = engine
         self._lease = lease
@@ -100,12 +103,17 @@ class Checkpointer:
         self._interval_s = interval_s
         self.parts = parts
         self._key_parts = key_parts
+        self._make_room = make_room
         self._spacious = trio.lowlevel.ParkingLot()
         self._wanted = trio.Event()
         self._lock = trio.Lock()
         self._connection: Connection | None = None
         self._unwritten = Checkpoint()
         self._covered = dict(progress.positions)
+
+    def touch(self, topic_id: int) -> None:
+        """A topic's state changed, though no group commit says so."""
+        self._progress.touched.add(topic_id)
 
     def want(self) -> None:
         """Memory is filling: do not wait for the interval."""
@@ -143,6 +151,7 @@ class Checkpointer:
     async def checkpoint(self) -> None:
         """Write one now. A database that is away is no error: the rest comes later."""
         async with self._lock:
+            await self._make_room()
             positions = dict(self._progress.positions)
             fills = self._fills()
             index_checkpoint = self._index.begin_checkpoint()

@@ -2,10 +2,10 @@
 
 After checkpoints it asks the index which segments are worth merging, tells the merge
 which offsets are dead, and waits for it beside everything else. Dead is what every shared
-subscription of a topic has durably acknowledged, or does not get because it is durably
-cancelled, once it is due: of what is not, a subscription may still be made, or sought, that
-wants it. What is not named is kept, so a topic that is not alive, or has no shared
-subscription, loses nothing.
+subscription of a topic has durably acknowledged, once it is due: of what is not, a
+subscription may still be made, or sought, that wants it. What is durably cancelled, and the
+old keys of what was moved, nobody comes to want, so they go at once, but for who holds them.
+What is not named is kept, so a topic that is not alive loses nothing.
 
 A merge is given up when the broker stops: the inputs are as good as before.
 """
@@ -43,6 +43,7 @@ class Compactor:
         self._registry = registry
         self._clock = clock
         self._run = run
+        self._alone = trio.Lock()
 
     async def run(self) -> None:
         """Merge whenever it is worth it, for ever.
@@ -53,31 +54,49 @@ class Compactor:
         while True:
             await trio.sleep(ROUND_S)
             try:
-                names = self._index.choose_compaction(self._live_count)
-                if names:
-                    await self._merge(names)
+                await self.merge_some()
             except IndexDamaged:
                 raise
             except StorageError as error:
                 _log.warning("segments are not merged now: %s", error)
 
+    async def make_room(self) -> None:
+        """Wait until the index has room for another segment; merge some if need be.
+
+        Raises:
+          StorageError: the disk refuses; or an input turned out damaged.
+        """
+        while self._index.segment_count >= self._index.limits.most_segments:
+            await self.merge_some()
+
+    async def merge_some(self) -> None:
+        """Merge what is worth it now, after whatever is being merged. Raises ``StorageError``."""
+        async with self._alone:
+            names = self._index.choose_compaction(self._live_count)
+            if names:
+                await self.merge(names)
+
     def _live_count(self, topic_id: int, first_offset: int, last_offset: int) -> int:
         """About how many messages of a range are still wanted: never more than it holds."""
         most = last_offset - first_offset + 1
         topic = self._registry.active.get(topic_id)
-        if topic is None or not topic.shared:
+        if topic is None:
             return most
+        uncancelled = topic.next_offset - len(topic.amendments.cancelled)
         open_counts = [topic.unacknowledged(one) for one in topic.shared.values()]
-        return min(most, max(open_counts))
+        return min(most, max(open_counts, default=uncancelled))
 
-    async def _merge(self, names: list[str]) -> None:
+    async def merge(self, names: list[str]) -> None:
+        """Merge the segments named into one, without what is dead. Raises ``StorageError``."""
         compaction = self._index.begin_compaction(names, self._clock.now_ms())
         try:
             for topic_id, first, last in compaction.ranges():
                 for low in range(first, last + 1, _STEP_OFFSETS):
-                    dead = self._dead(topic_id, low, min(low + _STEP_OFFSETS, last + 1))
-                    if dead is not None:
-                        await self._run(compaction.exclude, topic_id, dead)
+                    topic = self._registry.active.get(topic_id)
+                    if topic is not None:
+                        high = min(low + _STEP_OFFSETS, last + 1)
+                        dead, outdated = topic.dead(low, high), topic.outdated(low, high)
+                        await self._run(_leave_out, compaction, topic_id, dead, *outdated)
             with one_error():
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_give_up_when_cancelled, compaction)
@@ -90,11 +109,13 @@ class Compactor:
         self._index.install_compaction(compaction)
         _log.info("merged %d segments", len(names))
 
-    def _dead(self, topic_id: int, low: int, high: int) -> Int64s | None:
-        """The offsets of ``[low, high)`` that nobody wants any more; None for none."""
-        topic = self._registry.active.get(topic_id)
-        dead = None if topic is None else topic.dead(low, high)
-        return dead if dead is not None and len(dead) else None
+
+def _leave_out(
+    compaction: Compaction, topic_id: int, dead: Int64s, outdated: Int64s, staying_ms: Int64s
+) -> None:
+    """Name what goes of a topic. Blocking."""
+    compaction.exclude(topic_id, dead)
+    compaction.outdate(topic_id, outdated, staying_ms)
 
 
 async def _give_up_when_cancelled(compaction: Compaction) -> None:

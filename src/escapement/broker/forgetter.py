@@ -118,6 +118,7 @@ class Forgetter:
             await self._go(generation)
         while len(self._log.generations) > 1 and await self._forget(self._log.generations[0]):
             pass
+        await self._forget_moves()
 
     async def _forget(self, oldest: Generation) -> bool:
         """Drop a generation if it may go; whether it is gone."""
@@ -135,14 +136,20 @@ class Forgetter:
         if self._pinned(held) or not self._still_empty(held):
             return False
         self._log.retire(oldest)
-        now_ms = self._clock.now_ms()
-        for one in held:
-            if self._registry.exists(one.topic_id):
-                self._registry.activate(one.topic_id).forget_moves(one.end_offset, now_ms)
         self._held.pop(oldest.id, None)
         self._empty.clear()
         await self._go(oldest)
         return True
+
+    async def _forget_moves(self) -> None:
+        """What was moved and is done needs no entry once the row that first stated it is gone."""
+        for topic in list(self._registry.active.values()):
+            if not topic.amendments.moves.empty:
+                end = topic.next_offset
+                first = await self._reader.first_offset(topic.id)
+                begin = end if first is None else first
+                if topic.forget_moves(begin, self._clock.now_ms()):
+                    self._checkpointer.touch(topic.id)
 
     # -- what is there ---------------------------------------------------------
 

@@ -17,10 +17,9 @@ from escapement.message import Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.log import Log
-from escapement.storage.logtable import LogRow
+from escapement.storage.logtable import NO_END, LogRow
 from escapement.storage.moves import Moves
 
-_NO_END: Final = (1 << 63) - 1
 # Restatements that are read at once where nothing but times is asked for.
 _STEP_BYTES: Final = 1 << 20
 
@@ -141,9 +140,21 @@ class LogReader:
             count = int(left.argmax())
         asked, bases = offsets[:count][missing[:count]], bases[:count][missing[:count]]
         again = [_of(row, asked[bases == row.key.base_offset]) for row in rows]
-        end = offsets[count] if count < len(offsets) else _NO_END
+        end = offsets[count] if count < len(offsets) else NO_END
         both = Published.concat([found.pick(found.offsets < end), *again])
         return both.take(np.argsort(both.offsets)), count
+
+    async def first_offset(self, topic_id: int) -> int | None:
+        """The first that the log has in the row that first stated it; None for none.
+
+        Raises ``StorageUnavailable``.
+        """
+        async with self._alone:
+            return await self._run(self._first_offset, topic_id)
+
+    def _first_offset(self, topic_id: int) -> int | None:
+        with self._connected() as connection:
+            return self._log.first_offset(connection, topic_id)
 
     async def lowest_base(self, topic_id: int) -> int:
         """The key of the topic's newest restatement; 0 if it has none."""

@@ -262,8 +262,14 @@ class Subscription(ABC):
             self._record(counted(rows), np.full(rows.height, now_ms))
 
     def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these are ready, in flight or in retry here; bool[n]."""
-        return self.held.contains(offsets) | self.retries.has_recovered(offsets)
+        """Which of these are ready, in flight or in retry here; bool[n].
+
+        Or would be again after a crash, because an acknowledgement is not durable yet.
+        """
+        holds = self.held.contains(offsets) | self.retries.has_recovered(offsets)
+        if len(self.undurable):
+            holds |= self.undurable.contains(offsets)
+        return holds
 
     # -- giving back -------------------------------------------------------------
 

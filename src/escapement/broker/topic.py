@@ -302,11 +302,22 @@ class Topic:
         item, due_ms = restated.item, restated.due_ms
         self.amendments.moves.put(item.offsets, due_ms, due_ms, item.base_offset)
 
-    def forget_moves(self, below: int, now_ms: int) -> None:
-        """The log begins at ``below`` now: of what lies before, only what is live has a time."""
-        due_ms, offsets = self.amendments.moves.below(below)
-        if len(offsets):
-            self.amendments.moves.discard(offsets[~self.live(due_ms, offsets, now_ms)])
+    def forget_moves(self, below: int, now_ms: int) -> bool:
+        """The log begins at ``below``: of what lies before, only what is live has a time.
+
+        And what has a key that is not yet due, which without its entry would seem to count.
+        Returns whether anything was forgotten.
+        """
+        due_ms, last_ms, offsets = self.amendments.moves.below(below)
+        if not len(offsets):
+            return False
+        over = last_ms <= now_ms
+        cancelled = self.amendments.durably_cancelled(offsets)
+        if cancelled is not None:
+            over |= cancelled
+        gone = offsets[over & ~self.live(due_ms, offsets, now_ms)]
+        self.amendments.moves.discard(gone)
+        return bool(len(gone))
 
     @property
     def restatements_known(self) -> bool:
@@ -429,6 +440,7 @@ class Topic:
         plan = self._index.plan(
             self.id, self._horizon, max(until, self._horizon), self._budget.window()
         )
+        assert plan.files <= self._index.limits.most_segments, "too many files in a partition"
         self._loading = self._wheel
         self._set_horizon(plan.stop)
         return plan
@@ -532,7 +544,7 @@ class Topic:
         return any(one.is_to_read(low, high) for one in self.ordered.values())
 
     def dead(self, low: int, high: int) -> Int64s:
-        """The offsets of ``[low, high)`` that nobody wants any more; sorted.
+        """The offsets of ``[low, high)`` that everybody has durably acknowledged; sorted.
 
         What is not named may be wanted; without a shared subscription nothing is named,
         because one may still come.
@@ -540,8 +552,7 @@ class Topic:
         if not self.shared or self.subscribing:
             return np.zeros(0, np.int64)
         first = next(iter(self.shared.values()))
-        parts = [first.acked.to_array(low, high), self.amendments.cancelled.to_array(low, high)]
-        dead = parts[0] if not len(parts[1]) else np.union1d(*parts)
+        dead = first.acked.to_array(low, high)
         for subscription in self.shared.values():
             if not len(dead):
                 break
@@ -551,6 +562,30 @@ class Topic:
                 done |= cancelled & ~subscription.holds(dead)
             dead = dead[done]
         return dead
+
+    def outdated(self, low: int, high: int) -> tuple[Int64s, Int64s]:
+        """Of ``[low, high)`` what was changed, and when the key of each is due that counts.
+
+        The other keys nobody comes to want. -1: none counts, it was cancelled. What some
+        subscription holds, under whichever key, is not named. Offsets ascend; int64[n] each.
+        """
+        none = np.zeros(0, np.int64)
+        if self.subscribing:
+            return none, none
+        cancelled = self.amendments.cancelled.to_array(low, high)
+        moved = self.amendments.moves.between(low, high)
+        offsets = np.union1d(cancelled, moved)
+        if not len(offsets):
+            return none, none
+        staying_ms = self.amendments.moves.current(offsets, np.full(len(offsets), -1))
+        named = staying_ms >= 0
+        gone = self.amendments.durably_cancelled(offsets)
+        if gone is not None:
+            named |= gone
+            staying_ms = np.where(gone, -1, staying_ms)
+        for subscription in self.shared.values():
+            named &= ~subscription.holds(offsets)
+        return offsets[named], staying_ms[named]
 
     def unacknowledged(self, subscription: Subscription) -> int:
         """How many messages one of its subscriptions is still to be done with."""

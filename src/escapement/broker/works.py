@@ -187,6 +187,7 @@ class Works:
             self._policy_changed,
             config.auto_create_topics,
         )
+        self.compactor = Compactor(ground.index, self.registry, clock, run)
         self.checkpointer = Checkpointer(
             engine,
             lease,
@@ -200,8 +201,8 @@ class Works:
             limits.checkpoint_interval_s,
             {id: Parts.of(stored) for id, stored in ground.state.attempts.items()},
             {id: Parts.of(stored) for id, stored in ground.state.keys.items()},
+            self.compactor.make_room,
         )
-        self._compactor = Compactor(ground.index, self.registry, clock, run)
         self.housekeeper = Housekeeper(
             engine,
             lease,
@@ -272,6 +273,7 @@ class Works:
 
     async def recover(self, ground: Ground) -> None:
         """Bring everything to the end of the last group commit."""
+        await self.compactor.make_room()
         await Replay(
             ground,
             self.registry,
@@ -289,7 +291,7 @@ class Works:
                 self.timekeeper,
                 self.pump,
                 self.checkpointer,
-                self._compactor,
+                self.compactor,
                 self._filler,
                 self._levelling,
                 self.postman,

@@ -28,6 +28,7 @@ from escapement.storage.generation import Generation, create
 from escapement.storage.lease import Lease
 from escapement.storage.logtable import (
     KEYS_AT_ONCE,
+    NO_END,
     LogRow,
     NewRow,
     RowKey,
@@ -355,6 +356,14 @@ class Log:
                 keys.append(key)
                 budget -= key.size_bytes
         return self._fetch_found(connection, keys), len(bases)
+
+    def first_offset(self, connection: Connection, topic_id: int) -> int | None:
+        """The first offset that a row states for the first time; None without any."""
+        for generation in self._generations:
+            row = row_from(connection, generation, topic_id, 0, NO_END)
+            if row is not None:
+                return row[0]
+        return None
 
     def lowest_base(self, connection: Connection, topic_id: int) -> int:
         """The key of the topic's newest restatement; 0 if it has none."""

@@ -22,7 +22,7 @@ from escapement.storage.logrow import RowContent, decode_row
 # Rows whose keys and sizes are asked for at once, before their data.
 KEYS_AT_ONCE: Final = 256
 # Offsets are below this.
-_NO_END: Final = (1 << 63) - 1
+NO_END: Final = (1 << 63) - 1
 # Ranges of one SELECT: the statement's text stays short, the server's optimizer exact.
 _RANGES_AT_ONCE: Final = 32
 # The row states messages base_offset, base_offset + 1, ... for the first time.
@@ -172,7 +172,7 @@ def keys_of_shard(connection: Connection, generation: Generation, shard: int) ->
             return
         # The page ended inside a topic: its rest, then the topics after it.
         topic_id, base_offset = rows[-1][:2]
-        yield from keys_of_topic(connection, generation, topic_id, base_offset + 1, _NO_END)
+        yield from keys_of_topic(connection, generation, topic_id, base_offset + 1, NO_END)
 
 
 def first_accepted(

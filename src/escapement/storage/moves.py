@@ -162,11 +162,11 @@ class Moves:
 
     # -- forgetting ------------------------------------------------------------
 
-    def below(self, end: int) -> tuple[Int64s, Int64s]:
-        """When those before ``end`` are due, and which these are: (due_ms, offsets)."""
+    def below(self, end: int) -> tuple[Int64s, Int64s, Int64s]:
+        """Those before ``end``: when they are due, the last of their times, their offsets."""
         self._merge()
         found = self._old.pick(slice(0, int(self._old.offsets.searchsorted(end))))
-        return found.due_ms, found.offsets
+        return found.due_ms, found.last_ms, found.offsets
 
     def discard(self, offsets: Int64s) -> None:
         """Forget these; ascending."""

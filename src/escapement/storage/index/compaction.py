@@ -6,8 +6,9 @@ interpreter lock for minutes; a small one is not worth a process and runs where 
 called. It streams: a window of keys at a time, payloads in runs.
 
 The caller names what is dead with :meth:`Compaction.exclude`: offsets that every
-subscription has durably acknowledged, and topics that do not exist any more. They go
-to a file as they come, because there may be a hundred million of them. Whatever is not
+subscription has durably acknowledged, and topics that do not exist any more; and with
+:meth:`Compaction.outdate` messages of which other keys than one are of no use any more. They
+go to files as they come, because there may be a hundred million of them. Whatever is not
 named is kept, so forgetting to name something costs space and nothing else.
 
 Knows nothing of acknowledgements. Inputs are read, never changed; they are unlinked
@@ -19,12 +20,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from escapement.storage.index.block import BlockCache
 from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Bools, Keys, merge
 from escapement.storage.index.manifest import Failpoint, Manifest, ManifestFile, no_failpoint
 from escapement.storage.index.plan import Fetch, Plan
+from escapement.storage.index.roster import Roster, RosterFile
 from escapement.storage.index.segment import Segment, TopicSlice
 from escapement.storage.index.tiers import SegmentSize
 from escapement.storage.index.writer import SegmentWriter, writing
@@ -69,9 +70,9 @@ class Job:
     block_rows: int
     cache_bytes: int
     dropped: list[int]
-    dead_file: str
-    dead_checksum: int
-    dead_counts: dict[str, int]  # topic id -> how many dead offsets the file has for it
+    dead: dict[str, Any]  # a roster of offsets (index/roster.py)
+    outdated: dict[str, Any]  # the same, and for each of them when the key is due that stays
+    staying_ms: dict[str, Any]
     due_until_ms: int  # what is due later is kept, dead or not
 
     def encode(self) -> bytes:
@@ -126,9 +127,9 @@ class Compaction:
         self._named = False
         self._given_up = False
         self._child: subprocess.Popen[bytes] | None = None
-        self._dead_path = output.with_suffix(".dead")
-        self._dead_checksum = 0
-        self._dead_counts: dict[int, int] = {}
+        self._dead = Roster(output.with_suffix(".dead"))
+        self._outdated = Roster(output.with_suffix(".outdated"))
+        self._staying = Roster(output.with_suffix(".staying"))
         self._last_dead = (-1, -1)
 
     def ranges(self) -> list[TopicRange]:
@@ -157,11 +158,17 @@ class Compaction:
             return
         assert (topic_id, int(offsets[0])) > self._last_dead, "topics and offsets must ascend"
         self._last_dead = (topic_id, int(offsets[-1]))
-        piece = offsets.astype("<i8", copy=False).tobytes()
-        with writing(self._dead_path), self._dead_path.open("ab") as file:
-            file.write(piece)
-        self._dead_checksum = zlib.crc32(piece, self._dead_checksum)
-        self._dead_counts[topic_id] = self._dead_counts.get(topic_id, 0) + len(offsets)
+        self._dead.add(topic_id, offsets)
+
+    def outdate(self, topic_id: int, offsets: Int64s, staying_ms: Int64s) -> None:
+        """Of these messages leave out every key but the one that is due at ``staying_ms``.
+
+        Due or not; -1 for all keys of a message. Blocking. Topics and offsets ascend as for
+        ``exclude``.
+        """
+        if len(offsets):
+            self._outdated.add(topic_id, offsets)
+            self._staying.add(topic_id, staying_ms)
 
     def run(self) -> None:
         """Merge, in a child process unless it is a small matter; blocking.
@@ -211,9 +218,9 @@ class Compaction:
             self._block_rows,
             self._cache.capacity_bytes,
             sorted(self._dropped),
-            str(self._dead_path) if self._dead_counts else "",
-            self._dead_checksum,
-            {str(topic_id): count for topic_id, count in self._dead_counts.items()},
+            self._dead.plain(),
+            self._outdated.plain(),
+            self._staying.plain(),
             self._due_until_ms,
         )
 
@@ -241,9 +248,11 @@ class Compaction:
         with writing(self._output):
             self._manifest.update(change)
         self.finished = True
-        for path in (*(segment.path for segment in self.inputs), self._dead_path):
-            with suppress(OSError):  # the next start deletes what no manifest names
-                path.unlink()
+        with suppress(OSError):  # the next start deletes what no manifest names
+            self._discard_rosters()
+        for segment in self.inputs:
+            with suppress(OSError):
+                segment.path.unlink()
 
     def discard(self) -> None:
         """Give up: end the child, delete the files unless a manifest might name them."""
@@ -252,35 +261,35 @@ class Compaction:
             self._child.kill()
         if not self._named:
             self._output.unlink(missing_ok=True)
-        self._dead_path.unlink(missing_ok=True)
+        self._discard_rosters()
+
+    def _discard_rosters(self) -> None:
+        for roster in (self._dead, self._outdated, self._staying):
+            roster.discard()
 
 
-class _Dead:
-    """The dead offsets of a job, mapped from its file."""
+class _LeftOut:
+    """What a job leaves out, mapped from its files."""
 
     def __init__(self, job: Job) -> None:
         self._due_until_ms = job.due_until_ms
-        self._starts: dict[int, tuple[int, int]] = {}
-        self._offsets: Int64s = np.zeros(0, np.int64)
-        if not job.dead_file:
-            return
-        self._offsets = np.memmap(job.dead_file, "<i8", "r")
-        if zlib.crc32(self._offsets.data) != job.dead_checksum:
-            raise IndexDamaged(f"{job.dead_file}: fails its checksum")
-        at = 0
-        for topic_id, count in job.dead_counts.items():
-            self._starts[int(topic_id)] = (at, at + count)
-            at += count
+        self._dead = RosterFile(job.dead)
+        self._outdated = RosterFile(job.outdated)
+        self._staying = RosterFile(job.staying_ms)
 
     def keep(self, topic_id: int, keys: Keys) -> Bools | None:
-        """Which of the keys are not dead, or not yet due; None if all are kept."""
+        """Which of the keys are not left out; None if all are kept."""
         due_ms, offsets = keys
-        low, high = self._starts.get(topic_id, (0, 0))
-        if low == high:
-            return None
-        dead = self._offsets[low:high]
-        row = np.minimum(dead.searchsorted(offsets), len(dead) - 1)
-        return np.asarray((dead[row] != offsets) | (due_ms > self._due_until_ms))
+        keep: Bools | None = None
+        dead, outdated = self._dead.of(topic_id), self._outdated.of(topic_id)
+        if len(dead):
+            row = np.minimum(dead.searchsorted(offsets), len(dead) - 1)
+            keep = np.asarray((dead[row] != offsets) | (due_ms > self._due_until_ms))
+        if len(outdated):
+            row = np.minimum(outdated.searchsorted(offsets), len(outdated) - 1)
+            stays = (outdated[row] != offsets) | (self._staying.of(topic_id)[row] == due_ms)
+            keep = np.asarray(stays if keep is None else keep & stays)
+        return keep
 
 
 def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
@@ -290,13 +299,13 @@ def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
     """
     cache = BlockCache(job.cache_bytes)
     inputs = [Segment(Path(name), cache) for name in job.inputs]
-    dead = _Dead(job)
+    left_out = _LeftOut(job)
     topics = {topic for segment in inputs for topic in segment.topic_ids.tolist()}
     writer = SegmentWriter(Path(job.output), job.block_rows)
     try:
         for topic_id in sorted(topics.difference(job.dropped)):
             parts = [segment.slice(topic_id) for segment in inputs]
-            _merge_topic(writer, topic_id, [part for part in parts if part is not None], dead)
+            _merge_topic(writer, topic_id, [part for part in parts if part is not None], left_out)
         if not writer.rows:
             writer.discard()
             return 0
@@ -311,7 +320,7 @@ def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
 
 
 def _merge_topic(
-    writer: SegmentWriter, topic_id: int, parts: Sequence[TopicSlice], dead: _Dead
+    writer: SegmentWriter, topic_id: int, parts: Sequence[TopicSlice], left_out: _LeftOut
 ) -> None:
     row_bytes = sum(part.message_bytes for part in parts) // sum(part.rows for part in parts)
     waiting: list[Keys] = []
@@ -321,7 +330,7 @@ def _merge_topic(
         plan = Plan(spans, at, KEY_MAX, _WINDOW_ROWS)
         keys = plan.read()
         at = plan.stop
-        keep = dead.keep(topic_id, keys)
+        keep = left_out.keep(topic_id, keys)
         waiting.append(keys if keep is None else (keys[0][keep], keys[1][keep]))
         # Where little is live, windows are gathered so that blocks are full.
         if at == KEY_MAX or sum(len(due_ms) for due_ms, _ in waiting) >= _WINDOW_ROWS:

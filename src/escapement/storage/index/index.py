@@ -375,8 +375,8 @@ class DelayedIndex:
     ) -> Compaction:
         """Begin to merge the segments named; what is due after ``due_until_ms`` is kept.
 
-        Follow with ``exclude`` for what is dead in its ``ranges()``, then ``run``, then
-        ``finish``, then :meth:`install_compaction`; or :meth:`abandon_compaction`.
+        Follow with ``exclude`` and ``outdate`` for what is dead in its ``ranges()``, then
+        ``run``, then ``finish``, then :meth:`install_compaction`; or :meth:`abandon_compaction`.
         """
         assert self._compaction is None, "one compaction at a time"
         inputs = [segment for segment in self._segments if segment.path.name in names]

@@ -19,6 +19,11 @@ class IndexLimits:
     cache_bytes: int = 32 << 20
     # More segments than this are merged whatever their sizes: a plan looks into each.
     max_segments: int = 12
+    # No checkpoint adds one to so many: it waits until some are merged. So no read, and above
+    # all no loading of a partition, opens more files, however fast messages come in and however
+    # long a large merge takes. Some room above the number that merging keeps to, or publishing
+    # would wait for each large merge.
+    most_segments: int = 32
     # Segments of like size that are merged: fewer write more often, more read more files.
     merge_width: int = 4
     block_rows: int = BLOCK_ROWS

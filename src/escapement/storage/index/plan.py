@@ -116,7 +116,12 @@ class Plan:
     @property
     def in_memory(self) -> bool:
         """``read`` touches no disk."""
-        return not any(span.on_disk for span in self._spans)
+        return not self.files
+
+    @property
+    def files(self) -> int:
+        """How many segments ``read`` looks into, at most."""
+        return sum(span.on_disk for span in self._spans)
 
     def read(self) -> Keys:
         """``(due_ms, offsets)`` of the range, sorted, each key once. Blocking.
