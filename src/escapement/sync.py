@@ -21,25 +21,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from escapement.client import amending, schedules
 from escapement.client import batch as batches
 from escapement.client import broker as brokers
 from escapement.client import connect as connecting
 from escapement.client import inbox as inboxes
 from escapement.client import producer as producers
+from escapement.client import schedules
 from escapement.client.builder import MessageBuilder
 from escapement.client.delivery import DeliveredRow, Delivery
 from escapement.client.forecast import Forecast
 from escapement.client.life import Life
 from escapement.client.link import StreamFactory
+from escapement.client.naming import What
 from escapement.client.outcome import Outcomes
 from escapement.client.peeking import Upcoming
 from escapement.client.reading import Page
@@ -48,6 +49,7 @@ from escapement.client.schedule import Delay, Where
 from escapement.client.schedules import Schedule
 from escapement.client.selection import Selection
 from escapement.client.settings import Settings
+from escapement.errors import Disconnected
 from escapement.message import MessageBatch, MessageId, Times
 
 T = TypeVar("T")
@@ -71,13 +73,58 @@ def connect(
             url, name=name, stream_factory=stream_factory, settings=settings
         )
         with portal.wrap_async_context_manager(client) as broker:
-            yield Broker(portal, broker)
+            loop = Loop(portal)
+            try:
+                yield Broker(loop, broker)
+            finally:
+                loop.closed = True
+
+
+class Loop:
+    """Where the client runs: as the portal into it, with errors of ours once it is closed."""
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        self.closed = False
+        self._portal = portal
+
+    @overload
+    def call(self, act: Callable[..., Awaitable[T]], *arguments: Any) -> T: ...
+
+    @overload
+    def call(self, act: Callable[..., T], *arguments: Any) -> T: ...
+
+    def call(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``act`` returns, or awaits, there. Raises ``Disconnected`` once it is closed."""
+        self.check()
+        return self._portal.call(act, *arguments)
+
+    @overload
+    def start_task_soon(self, act: Callable[..., Awaitable[T]]) -> Future[T]: ...
+
+    @overload
+    def start_task_soon(self, act: Callable[..., T]) -> Future[T]: ...
+
+    def start_task_soon(self, act: Callable[..., Any]) -> Future[Any]:
+        """The same without waiting for it."""
+        self.check()
+        return self._portal.start_task_soon(act)
+
+    def wrap_async_context_manager(
+        self, context: AbstractAsyncContextManager[T]
+    ) -> AbstractContextManager[T]:
+        """An asynchronous block as one that blocks."""
+        return self._portal.wrap_async_context_manager(context)
+
+    def check(self) -> None:
+        """Raise ``Disconnected`` if this side has closed the connection."""
+        if self.closed:
+            raise Disconnected("the connection was closed by this side")
 
 
 class Broker:
     """A connection to a broker, kept up. Made by ``connect``."""
 
-    def __init__(self, portal: BlockingPortal, broker: brokers.Broker) -> None:
+    def __init__(self, portal: Loop, broker: brokers.Broker) -> None:
         self._portal = portal
         self._broker = broker
 
@@ -123,7 +170,7 @@ class Broker:
 
     def cancel(
         self,
-        what: amending.What | None = None,
+        what: What | None = None,
         *,
         topic: str | None = None,
         dedup: str | Sequence[str] | None = None,
@@ -135,13 +182,13 @@ class Broker:
         """The pending messages that match; see ``escapement.Broker.select``."""
         return self._portal.call(partial(self._broker.select, topic, **options))
 
-    def reschedule(self, what: amending.What | None = None, **options: Any) -> Outcomes:
+    def reschedule(self, what: What | None = None, **options: Any) -> Outcomes:
         """Give messages another time; see ``escapement.Broker.reschedule``."""
         return self._portal.call(partial(self._broker.reschedule, what, **options))
 
     def run_now(
         self,
-        what: amending.What | None = None,
+        what: What | None = None,
         *,
         topic: str | None = None,
         dedup: str | Sequence[str] | None = None,
@@ -193,7 +240,7 @@ class Broker:
 class Schedules:
     """Made by ``Broker.schedules``; see ``escapement.client.schedules.Schedules``."""
 
-    def __init__(self, portal: BlockingPortal, found: schedules.Schedules) -> None:
+    def __init__(self, portal: Loop, found: schedules.Schedules) -> None:
         self._portal = portal
         self._schedules = found
 
@@ -225,7 +272,7 @@ class Schedules:
 class Producer:
     """Made by ``Broker.producer``; for any number of threads at once."""
 
-    def __init__(self, portal: BlockingPortal, producer: producers.Producer) -> None:
+    def __init__(self, portal: Loop, producer: producers.Producer) -> None:
         self._portal = portal
         self._producer = producer
         self.topic = producer.topic
@@ -288,7 +335,7 @@ class Producer:
 class Inbox:
     """Made by ``Broker.consumer``; threads that iterate share what comes."""
 
-    def __init__(self, portal: BlockingPortal, inbox: inboxes.Inbox) -> None:
+    def __init__(self, portal: Loop, inbox: inboxes.Inbox) -> None:
         self.topic = inbox.topic
         self.subscription = inbox.subscription
         self._portal = portal
@@ -333,25 +380,25 @@ class Inbox:
                 return
             yield batch
 
-    def ack(self, ids: inboxes.Ids, *, durable: bool = False) -> int | None:
+    def ack(self, what: What, *, durable: bool = False) -> int | None:
         """Be done with messages; see ``escapement.Inbox.ack``."""
-        return self._call(partial(self._inbox.ack, ids, durable=durable))
+        return self._call(partial(self._inbox.ack, what, durable=durable))
 
     def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
         """Be done with the messages from offset ``first`` to ``last``, both included."""
         return self._call(partial(self._inbox.ack_range, first, last, durable=durable))
 
-    def nack(self, ids: inboxes.Ids, delay: Delay | None = None) -> None:
+    def nack(self, what: What, delay: Delay | None = None) -> None:
         """Give messages back, to be delivered again after ``delay`` or the usual back-off."""
-        self._call(partial(self._inbox.nack, ids, delay))
+        self._call(partial(self._inbox.nack, what, delay))
 
-    def release(self, ids: inboxes.Ids, delay: Delay | None = None) -> None:
+    def release(self, what: What, delay: Delay | None = None) -> None:
         """Hand messages back untried; see ``escapement.Inbox.release``."""
-        self._call(partial(self._inbox.release, ids, delay))
+        self._call(partial(self._inbox.release, what, delay))
 
-    def extend(self, ids: inboxes.Ids, wait: Delay) -> int:
+    def extend(self, what: What, wait: Delay) -> int:
         """Need longer for messages; see ``escapement.Inbox.extend``."""
-        return self._call(partial(self._inbox.extend, ids, wait))
+        return self._call(partial(self._inbox.extend, what, wait))
 
     def seek(self, position: Where) -> None:
         """Have the subscription begin again elsewhere; see ``escapement.Inbox.seek``."""

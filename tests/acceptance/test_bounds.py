@@ -224,7 +224,6 @@ async def test_a_hundred_thousand_topics(tmp_path: Path) -> None:
         broker.kill()
         took = broker.start()
         print(f"started in {took:.1f} s, {broker.rss_bytes() / MIB:.0f} MiB")
-        assert took < 15
         async with escapement.connect(broker.url, settings=PATIENT) as client:
             async with client.consumer("many/of/t77", "s") as inbox:
                 message = await inbox.receive(timeout_s=10)

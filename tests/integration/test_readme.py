@@ -26,6 +26,7 @@ async def test_the_readmes_client_delivers_its_message_when_it_is_due(tmp_path: 
 
     with broker_process(tmp_path / "data") as broker:
         code = found[1].replace("escapement://localhost:7650", broker.url)
+        code = code.removesuffix("trio.run(main)\n")
         names: dict[str, Any] = {"print": note}
         exec(code.replace("minutes=3", "seconds=1"), names)
         with trio.fail_after(60):

@@ -354,3 +354,58 @@ async def test_a_subscription_that_is_refused_is_raised_and_a_cancelled_one_is_g
         )
         await anyio.sleep(0.1)
         assert peer.heard_of(wire.CloseConsumer)[-1].consumer_id == late.consumer_id
+
+
+@on_both
+async def test_what_is_no_message_of_this_topic_is_refused_and_nothing_is_acknowledged() -> None:
+    wrong: list[Any] = [
+        [MessageId("other/x/y", 0)],
+        MessageId("other/x/y", 0),
+        "12",
+        b"12",
+        ["4"],
+        ["t@0"],
+        [3.7],
+        3.7,
+        [True],
+        None,
+        [2**70],
+        2**63,
+        -1,
+        [0, -1],
+        np.array([0.5]),
+        np.array([[1]]),
+    ]
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            for what in wrong:
+                with pytest.raises(InvalidRequest):
+                    await inbox.ack(what)
+                with pytest.raises(InvalidRequest):
+                    await inbox.nack(what)
+                with pytest.raises(InvalidRequest):
+                    await inbox.release(what)
+                with pytest.raises(InvalidRequest):
+                    await inbox.extend(what, (1, "s"))
+                with pytest.raises(InvalidRequest):
+                    await broker.cancel(what, topic="t")
+        assert not peer.heard_of(wire.Ack)
+        assert not peer.heard_of(wire.Nack)
+
+
+@on_both
+async def test_messages_batches_ids_and_offsets_all_name_what_is_acknowledged() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b"a", b"b"], [0, 10])
+            messages = await take(inbox, 2)
+            await peer.deliver([b"c", b"d"], [20, 30])
+            batch = await inbox.next_batch()
+            await inbox.ack(messages)
+            await inbox.ack(batch)
+            await inbox.ack([np.int64(40), MessageId("persistent://public/default/t", 50), 60])
+            await inbox.ack(np.array([70], np.uint16))
+            await inbox.ack([])
+            await inbox.flush_acks()
+        acked = np.concatenate([ack.offsets for ack in peer.heard_of(wire.Ack)])
+        assert sorted(acked.tolist()) == list(range(0, 80, 10))

@@ -49,6 +49,10 @@ class Use(NamedTuple):
     help: str
 
 
+def _url(text: str) -> str:
+    return text if "://" in text else f"escapement://{text}"
+
+
 def _size(text: str) -> PayloadSize:
     try:
         return PayloadSize.parse(text)
@@ -91,7 +95,12 @@ _USUAL: Final = {
     "pending": Use(0, "Messages that wait for their time meanwhile, on a topic beside."),
 }
 _ALWAYS: Final = (
-    click.option("--broker", metavar="URL", help="Measure this broker: escapement://host:port."),
+    click.option(
+        "--broker",
+        type=_url,
+        metavar="HOST:PORT",
+        help="Measure this broker; also as escapement://host:port.",
+    ),
     click.option(
         "--log",
         "log_url",

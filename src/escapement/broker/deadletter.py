@@ -17,6 +17,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.properties import read_properties
 from escapement.broker.ready import Rows
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs, Int64s, MessageBatch
@@ -35,7 +36,6 @@ LETTER_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = (8 << 20) - (16 << 10)
 
 _PREFIX: Final = "dead_letter_"
-_NO_PROPERTIES: Final = b"\x80"
 
 
 class Dead(NamedTuple):
@@ -102,7 +102,7 @@ def marked(
     reasons = [REASONS[number] for number in dead.reasons.tolist()]
     table = zip(packed, reasons, *(column.tolist() for column in columns), strict=True)
     for raw, reason, offset, attempts, due_ms, accepted_ms in table:
-        properties = _read(raw) | {
+        properties = read_properties(raw) | {
             f"{_PREFIX}reason": reason,
             f"{_PREFIX}attempts": attempts,
             f"{_PREFIX}topic": topic.full,
@@ -121,7 +121,7 @@ def origins(batch: MessageBatch) -> list[dict[str, Any]]:
     """What ``marked`` has said of each message; nothing of one that is no dead letter."""
     found = []
     for raw in _properties(batch):
-        said = {n: v for n, v in _read(raw).items() if n.startswith(_PREFIX)}
+        said = {n: v for n, v in read_properties(raw).items() if n.startswith(_PREFIX)}
         found.append({n.removeprefix(_PREFIX): v for n, v in said.items()})
     return found
 
@@ -130,7 +130,7 @@ def restored(batch: MessageBatch) -> MessageBatch:
     """The messages as they were, without what ``marked`` has added."""
     left = []
     for raw in _properties(batch):
-        kept = {n: v for n, v in _read(raw).items() if not n.startswith(_PREFIX)}
+        kept = {n: v for n, v in read_properties(raw).items() if not n.startswith(_PREFIX)}
         left.append(msgpack.packb(kept) if kept else b"")
     return replace(batch, properties=Blobs.of(left) if any(left) else None)
 
@@ -168,12 +168,3 @@ def _bounded(sizes: Int64s) -> Iterator[Int64s]:
 
 def _properties(batch: MessageBatch) -> list[bytes]:
     return [b""] * len(batch) if batch.properties is None else batch.properties.to_list()
-
-
-def _read(packed: bytes) -> dict[Any, Any]:
-    """Properties as they were sent; what cannot be read is left out of the copy."""
-    try:
-        read = msgpack.unpackb(packed or _NO_PROPERTIES, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException):
-        return {}
-    return read if isinstance(read, dict) else {}

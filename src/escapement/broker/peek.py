@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgpack
 import numpy as np
 import trio
 
+from escapement.broker.properties import read_properties
 from escapement.broker.topic import Topic
 from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.storage.blocking import Run
@@ -80,7 +80,7 @@ class Sought:
         return rows
 
     def _has_properties(self, packed: bytes) -> bool:
-        has: dict[str, Any] = msgpack.unpackb(packed) if packed else {}
+        has = read_properties(packed)
         wanted = self.properties.items()
         return all(name in has and _same(has[name], value) for name, value in wanted)
 

@@ -50,8 +50,11 @@ def print_record(record: Mapping[str, Any]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for name, value in record.items():
-        table.add_row(_title(name), Text(_cell(name, value)))
+    titles = [_title(name) for name in record]
+    for name, title, value in zip(record, titles, record.values(), strict=True):
+        if titles.count(title) > 1 and name.endswith("_bytes"):
+            title = name.replace("_", " ")
+        table.add_row(title, Text(_cell(name, value)))
     console().print(table)
 
 

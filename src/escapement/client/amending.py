@@ -7,30 +7,24 @@ known, unless no broker answers in time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from escapement.client.asking import ask_again
-from escapement.client.delivery import Columns, Row
 from escapement.client.finding import find
 from escapement.client.line import Line
+from escapement.client.naming import What, name_messages
 from escapement.client.outcome import Bools, Outcomes
-from escapement.client.receipt import Receipt, Receipts
-from escapement.client.selection import Selection
 from escapement.errors import InvalidRequest
-from escapement.message import Int64s, MessageId
-from escapement.names import TopicName
+from escapement.message import Int64s
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
 # Ids in one request: a millisecond or so of the broker's time, and others go between.
 REQUEST_IDS: Final = 32_768
-
-One = MessageId | Receipt | Row | int
-What = One | Receipts | Columns | Selection | Int64s | Iterable[One]
 
 
 async def cancel(
@@ -100,50 +94,3 @@ async def locate(
     if what is not None or topic is None:
         raise InvalidRequest("dedup= goes with topic=, and with nothing else")
     return await find(line, topic, [dedup] if isinstance(dedup, str) else dedup)
-
-
-def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
-    """The full name of the topic, and the offsets in it; int64[n].
-
-    Args:
-      what: ids, receipts or delivered messages, of one topic; or bare offsets.
-      topic: where it is not said by ``what``.
-
-    Raises:
-      InvalidRequest: if they are of several topics, of none, or no ids.
-    """
-    topics = {TopicName.parse(topic).full} if topic is not None else set()
-    if isinstance(what, Receipts | Columns | Selection):
-        topics.add(what.topic)
-        found = what.offsets
-        if len(found) and found.min() < 0:
-            raise InvalidRequest("a receipt of these does not know its message's id")
-    elif isinstance(what, np.ndarray):
-        if what.ndim != 1 or what.dtype.kind not in "iu":
-            raise InvalidRequest("offsets are one column of integers")
-        found = what.astype(np.int64, copy=False)
-    else:
-        ids = [_id(one) for one in ([what] if _is_one(what) else what)]  # type: ignore[union-attr]
-        topics.update(TopicName.parse(id.topic).full for id in ids if isinstance(id, MessageId))
-        found = np.array([id.offset if isinstance(id, MessageId) else id for id in ids], np.int64)
-    if len(topics) != 1:
-        raise InvalidRequest(
-            f"the messages are of {len(topics)} topics, and must be of one: name it with topic="
-        )
-    if len(found) and found.min() < 0:
-        raise InvalidRequest(f"{found.min()} is no offset")
-    return topics.pop(), found
-
-
-def _is_one(what: Any) -> bool:
-    return isinstance(what, MessageId | Receipt | Row | int)
-
-
-def _id(one: Any) -> MessageId | int:
-    if isinstance(one, Receipt | Row):
-        if one.id is None:
-            raise InvalidRequest("a receipt does not know its message's id")
-        return one.id
-    if not isinstance(one, MessageId | int) or isinstance(one, bool):
-        raise InvalidRequest(f"{one!r} names no message: pass ids, receipts or messages")
-    return one

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from escapement.client import amending, finding, schedule, selection
-from escapement.client.amending import What
 from escapement.client.forecast import Forecast
 from escapement.client.inbox import Inbox
 from escapement.client.life import Life
 from escapement.client.line import Line
+from escapement.client.naming import What
 from escapement.client.outbox import Bounds
 from escapement.client.outcome import Outcomes
 from escapement.client.peeking import Peeking

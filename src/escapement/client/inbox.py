@@ -14,9 +14,9 @@ Taking a message out of what waits here costs no checkpoint, but for one in
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from copy import copy
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import numpy as np
@@ -26,13 +26,14 @@ from escapement.client.ackbox import AckBox, Slip
 from escapement.client.attachment import Attached, State
 from escapement.client.batch import Batch, Message
 from escapement.client.line import Answer, Line
+from escapement.client.naming import What, name_messages
 from escapement.client.promise import Promise
 from escapement.client.retry import Retry
 from escapement.client.schedule import Delay, Where
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.client.tray import Tray
 from escapement.errors import Disconnected, EscapementError, InvalidRequest
-from escapement.message import Int64s, MessageId
+from escapement.message import Int64s
 from escapement.names import TopicName, check_name
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
@@ -45,8 +46,6 @@ log = logging.getLogger("escapement.client")
 # microseconds are well below what anyone notices, and a checkpoint costs as much as one.
 CHECKPOINT_EVERY: Final = 64
 BACK_OFF: Final = -1
-
-Ids = MessageId | int | Int64s | Iterable[MessageId | int]
 
 
 class Inbox(Attached):
@@ -154,14 +153,17 @@ class Inbox(Attached):
 
     # -- giving back -----------------------------------------------------------------
 
-    async def ack(self, ids: Ids, *, durable: bool = False) -> int | None:
-        """Be done with messages: one or many ids or offsets, or a column of offsets.
+    async def ack(self, what: What, *, durable: bool = False) -> int | None:
+        """Be done with messages: ids, messages or offsets, one or many, or a column of offsets.
 
         Without ``durable`` it returns at once and the acknowledgement travels with the
         next; with it, it returns when they will never come again, and on how many it took
         effect (those already acknowledged do not count again).
+
+        Raises:
+          InvalidRequest: if these are not messages of this topic; nothing happens.
         """
-        return await self._acknowledge(_offsets(ids), None, durable)
+        return await self._acknowledge(self._named(what), None, durable)
 
     async def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
         """Be done with the messages from offset ``first`` to ``last``, both included."""
@@ -169,27 +171,27 @@ class Inbox(Attached):
             raise InvalidRequest(f"{first} to {last} is no range of offsets")
         return await self._acknowledge(None, (first, last + 1), durable)
 
-    async def nack(self, ids: Ids, delay: Delay | None = None) -> None:
+    async def nack(self, what: What, delay: Delay | None = None) -> None:
         """Give messages back, to be delivered again after ``delay`` or the usual back-off.
 
         If the connection is lost meanwhile, they come again at once.
         """
-        self.give_back(_offsets(ids), delay)
+        self.give_back(self._named(what), delay)
 
-    async def release(self, ids: Ids, delay: Delay | None = None) -> None:
+    async def release(self, what: What, delay: Delay | None = None) -> None:
         """Hand messages back untried: this delivery does not count as an attempt.
 
         They are delivered again, to whomever, after ``delay`` or at once, marked redelivered.
         """
-        self.hand_back(_offsets(ids), delay)
+        self.hand_back(self._named(what), delay)
 
-    async def extend(self, ids: Ids, wait: Delay) -> int:
+    async def extend(self, what: What, wait: Delay) -> int:
         """Need longer: these are not taken back before ``wait`` from now.
 
         A deadline that is later stays. Returns how many of them this consumer still holds;
         the others were taken back, and somebody else may have them.
         """
-        offsets, wait_ms = _offsets(ids), schedule.delay_ms(wait)
+        offsets, wait_ms = self._named(what), schedule.delay_ms(wait)
         if self._state is not State.READY:
             return 0  # all was taken back when the connection was lost
         self._line.wake(self)
@@ -240,6 +242,12 @@ class Inbox(Attached):
         for slip in slips:
             if slip.error is not None:
                 raise copy(slip.error)
+
+    def _named(self, what: What) -> Int64s:
+        _, offsets = name_messages(what, self.topic)
+        if len(offsets) > MAX_ACK_ROWS:
+            raise InvalidRequest(f"{len(offsets)} at once are more than {MAX_ACK_ROWS}")
+        return offsets
 
     async def _acknowledge(
         self, offsets: Int64s | None, span: tuple[int, int] | None, durable: bool
@@ -438,20 +446,3 @@ def _pieces(returned: list[tuple[Int64s, int]]) -> Iterator[tuple[Int64s, int]]:
         offsets = np.concatenate([column for column, ms in returned if ms == delay_ms])
         for low in range(0, len(offsets), MAX_ACK_ROWS):
             yield offsets[low : low + MAX_ACK_ROWS], delay_ms
-
-
-def _offsets(ids: Any) -> Int64s:
-    """The offsets that ``ids`` names, as a column."""
-    if isinstance(ids, np.ndarray):
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise InvalidRequest("offsets are one column of integers")
-        found = ids.astype(np.int64, copy=False)
-    else:
-        if isinstance(ids, int | MessageId):
-            ids = [ids]
-        found = np.array([i.offset if isinstance(i, MessageId) else i for i in ids], np.int64)
-    if len(found) > MAX_ACK_ROWS:
-        raise InvalidRequest(f"{len(found)} offsets at once are more than {MAX_ACK_ROWS}")
-    if len(found) and found.min() < 0:
-        raise InvalidRequest(f"{found.min()} is no offset")
-    return found

@@ -12,6 +12,7 @@ error, which is ``Disconnected`` if the link ended first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from itertools import count
 from math import inf
 from typing import Protocol
@@ -80,7 +81,13 @@ class Line:
         return next(self._ids)
 
     def attach(self, attachment: Attachment) -> None:
-        """From now on it is told of links and of what concerns it."""
+        """From now on it is told of links and of what concerns it.
+
+        Raises:
+          Disconnected: this side has closed the connection.
+        """
+        if self.closed is not None:
+            raise copy(self.closed)
         self._attachments[attachment.id] = attachment
         if self.link is not None:
             attachment.linked()

@@ -162,7 +162,7 @@ class Link:
         except RemoteProtocolError as error:
             self.end(error)
         except _ENDS as error:
-            self.end(Disconnected(f"the connection was lost: {error or 'closed'}"))
+            self.end(Disconnected(f"the connection was lost: {str(error) or 'closed'}"))
 
     async def _write(self) -> None:
         try:
@@ -176,7 +176,7 @@ class Link:
                 for piece in _joined(buffers):
                     await self._stream.send(piece)
         except _ENDS as error:
-            self.end(Disconnected(f"the connection was lost: {error or 'closed'}"))
+            self.end(Disconnected(f"the connection was lost: {str(error) or 'closed'}"))
 
     async def _beat(self, heartbeat_s: float, timeout_s: float) -> None:
         asked_s = anyio.current_time()

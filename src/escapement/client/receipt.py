@@ -58,6 +58,9 @@ class Receipts:
         self.offsets = offsets  # -1 where not known
         self.duplicates = duplicates
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} receipts of {self.topic}>"
+
     def __len__(self) -> int:
         return len(self.offsets)
 

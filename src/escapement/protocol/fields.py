@@ -29,6 +29,8 @@ from escapement.protocol.limits import (
     MAX_INT64,
     MAX_MESSAGE_CHARS,
     MAX_NAME_CHARS,
+    MAX_REPLY_CONTAINERS,
+    MAX_REQUEST_CONTAINERS,
     MAX_TOPIC_CHARS,
 )
 from escapement.traits import KeyRange, check_key_range
@@ -178,7 +180,7 @@ class Map:
     def read(self, value: Any) -> dict[str, Any]:
         if type(value) is not dict:
             raise ValueError(f"is {type(value).__name__}, not a map")
-        check_plain(value)
+        _check_containers(value, MAX_REQUEST_CONTAINERS)
         return value
 
     write = read
@@ -188,28 +190,38 @@ class Plain:
     """Any plain value."""
 
     def read(self, value: Any) -> Any:
-        check_plain(value)
+        _check_containers(value, MAX_REPLY_CONTAINERS)
         return value
 
     write = read
 
 
-def check_plain(value: Any, depth: int = 0) -> None:
-    """Raise ``ValueError`` unless ``value`` is plain and nests no deeper than it may."""
+def _check_containers(value: Any, most: int) -> None:
+    containers = check_plain(value) + 1  # the frame is one, too
+    if containers > most:
+        raise ValueError(f"holds {containers} lists and maps, more than {most}")
+
+
+def check_plain(value: Any, depth: int = 0) -> int:
+    """Raise ``ValueError`` unless ``value`` is plain and nests no deeper than it may.
+
+    Returns how many lists and maps it has.
+    """
     if depth > MAX_DEPTH:
         raise ValueError(f"nests deeper than {MAX_DEPTH}")
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return
+    if value is None or type(value) in (bool, float, str, bytes):
+        return 0
+    if type(value) is int:
+        if not -(1 << 63) <= value < 1 << 64:
+            raise ValueError("holds a number of more than 64 bits")
+        return 0
     if type(value) is dict:
         if not all(type(key) is str for key in value):
             raise ValueError("has a map whose keys are not all strings")
-        for item in value.values():
-            check_plain(item, depth + 1)
-    elif type(value) in (list, tuple):
-        for item in value:
-            check_plain(item, depth + 1)
-    else:
-        raise ValueError(f"holds a {type(value).__name__}, which is no plain value")
+        return 1 + sum(check_plain(item, depth + 1) for item in value.values())
+    if type(value) in (list, tuple):
+        return 1 + sum(check_plain(item, depth + 1) for item in value)
+    raise ValueError(f"holds a {type(value).__name__}, which is no plain value")
 
 
 _INT64 = np.dtype("<i8")

@@ -38,9 +38,9 @@ class Admin:
         Raises:
           InvalidRequest: for an unknown verb, or arguments that do not fit it.
         """
-        function = _VERBS.get(verb)
+        function = VERBS.get(verb)
         if function is None:
-            raise InvalidRequest(f"there is no verb {verb!r}; known are {', '.join(_VERBS)}")
+            raise InvalidRequest(f"there is no verb {verb!r}; known are {', '.join(VERBS)}")
         return await function(self._broker, Arguments(verb, arguments))
 
 
@@ -58,7 +58,7 @@ async def _update(broker: Broker, given: Arguments) -> Plain:
     return broker.stats()
 
 
-_VERBS: Final[dict[str, Verb]] = {
+VERBS: Final[dict[str, Verb]] = {
     **namespaces.VERBS,
     **topics.VERBS,
     **messages.VERBS,

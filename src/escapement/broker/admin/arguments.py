@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from escapement.errors import InvalidRequest
 
 # What a verb answers: maps, lists, text, numbers, true, false, nothing.
 Plain = Any
+
+# The last millisecond of the year 9999: no time is later, no span of it longer.
+_LAST_MS: Final = 253_402_300_799_999
 
 
 class Arguments:
@@ -28,11 +31,14 @@ class Arguments:
         return self.text(name) if self._left.get(name) is not None else self._left.pop(name, None)
 
     def optional_number(self, name: str) -> int | None:
+        """A number, or a time or span of time in milliseconds; 1 at least."""
         value = self._left.pop(name, None)
         if value is None:
             return None
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise InvalidRequest(f"{self._verb} needs {name!r} as a positive whole number")
+        if type(value) is not int or not 0 < value <= _LAST_MS:
+            raise InvalidRequest(
+                f"{self._verb} needs {name!r} as a whole number from 1 to {_LAST_MS}"
+            )
         return value
 
     def number(self, name: str) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgpack
 import numpy as np
 
 from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.properties import readable
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.broker.deadletters import Page
@@ -17,6 +17,8 @@ from escapement.names import TopicName
 # Rows of one listing, and how much of each payload.
 MAX_LISTED: Final = 1_000
 PREVIEW_BYTES: Final = 512
+# Where properties stand in an answer: in a map, in a list, in a map.
+_REPLY_DEPTH: Final = 3
 # Letters sent back or thrown away by one request: it is answered within a second or so.
 MAX_MOVED: Final = 10_000
 
@@ -79,7 +81,7 @@ def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
         row |= {f"original_{n}" if n in _ORIGINAL else n: v for n, v in origin.items()}
         row |= {"key": key.decode("utf-8", "replace") or None, "size_bytes": len(payload)}
         if preview_bytes is None:
-            row["properties"] = msgpack.unpackb(properties, strict_map_key=False)
+            row["properties"] = readable(properties, _REPLY_DEPTH)
         rows.append(row | {"payload": payload[:preview_bytes]})
     return rows
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
-from escapement.broker.admin.verb import Verb
+from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
-
-# Targets of one listing: it must fit a frame.
-MAX_ROWS: Final = 10_000
 
 
 async def _list_inbox(broker: Broker, given: Arguments) -> Plain:

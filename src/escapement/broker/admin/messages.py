@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgpack
-
 from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.properties import readable
 from escapement.broker.admin.verb import Verb
 from escapement.broker.beginning import NEVER_MS
 from escapement.broker.broker import Broker
@@ -14,7 +13,6 @@ from escapement.broker.peek import Sought
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs
 from escapement.names import TopicName
-from escapement.protocol.fields import check_plain
 from escapement.storage.index import Key
 
 # Messages shown by one peek, and how much of each payload.
@@ -87,19 +85,10 @@ async def _select_messages(broker: Broker, given: Arguments) -> Plain:
 def _content(key: bytes, properties: bytes, payload: bytes) -> dict[str, Plain]:
     return {
         "key": key.decode("utf-8", "replace") or None,
-        "properties": _readable(msgpack.unpackb(properties)) if properties else {},
+        "properties": readable(properties, _REPLY_DEPTH),
         "size_bytes": len(payload),
         "payload": payload[:PREVIEW_BYTES],
     }
-
-
-def _readable(properties: dict[str, Plain]) -> Plain:
-    """Properties as far as a reply may hold them: a client may nest them deeper."""
-    try:
-        check_plain(properties, depth=_REPLY_DEPTH)
-    except ValueError:
-        return {name: repr(value) for name, value in properties.items()}
-    return properties
 
 
 async def _show_message(broker: Broker, given: Arguments) -> Plain:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
-from escapement.broker.admin.verb import Verb
+from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
 from escapement.names import NamespaceName
 from escapement.storage.catalog import Namespace
@@ -19,7 +20,7 @@ async def _list_namespaces(broker: Broker, given: Arguments) -> Plain:
         counts[record.namespace_id] = counts.get(record.namespace_id, 0) + 1
     return [
         _namespace(namespace) | {"topics": counts.get(namespace.id, 0)}
-        for namespace in registry.namespaces
+        for namespace in islice(registry.namespaces, MAX_ROWS)
     ]
 
 

@@ -6,14 +6,12 @@ from itertools import islice
 from typing import Final, get_args
 
 from escapement.broker.admin.arguments import Arguments, Plain
-from escapement.broker.admin.verb import Verb
+from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
 from escapement.names import NamespaceName, TopicName
 from escapement.recurrence import Missed, Recurrence
 from escapement.storage.schedule import Content, Schedule
 
-# Schedules of one listing: it must fit a frame.
-MAX_ROWS: Final = 10_000
 # Coming times that are shown of one.
 SHOWN_TIMES: Final = 10
 _MISSED: Final[tuple[Missed, ...]] = ("last", *(m for m in get_args(Missed) if m != "last"))

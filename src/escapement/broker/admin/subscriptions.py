@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
-from escapement.broker.admin.verb import Verb
+from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
 from escapement.broker.shared import SharedSubscription
 from escapement.broker.subscription import Subscription
@@ -20,7 +21,7 @@ from escapement.storage.policy import SubscriptionPolicy
 async def _list_subscriptions(broker: Broker, given: Arguments) -> Plain:
     topic = broker.registry.topic(TopicName.parse(given.text("topic")))
     given.end()
-    return [figures(topic, subscription) for subscription in topic.subscriptions()]
+    return [figures(topic, one) for one in islice(topic.subscriptions(), MAX_ROWS)]
 
 
 async def _get_subscription(broker: Broker, given: Arguments) -> Plain:

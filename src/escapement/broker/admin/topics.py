@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.subscriptions import figures
-from escapement.broker.admin.verb import Verb
+from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
 from escapement.broker.producer import Producer
 from escapement.broker.topic import Topic
 from escapement.errors import Conflict
 from escapement.names import NamespaceName, TopicName, is_anonymous
 from escapement.storage.catalog import TopicRecord
-
-# Rows of one listing: it must fit a frame.
-MAX_ROWS: Final = 10_000
 
 
 async def _list_topics(broker: Broker, given: Arguments) -> Plain:
@@ -61,7 +59,7 @@ async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
             }
             for producer in _worth_showing(topic)[:MAX_ROWS]
         ],
-        "subscriptions": [figures(topic, one) for one in topic.subscriptions()],
+        "subscriptions": [figures(topic, one) for one in islice(topic.subscriptions(), MAX_ROWS)],
     }
 
 

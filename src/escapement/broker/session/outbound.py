@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from escapement.broker.limits import BrokerLimits
-from escapement.errors import EscapementError, ProtocolError
+from escapement.errors import EscapementError, LimitExceeded, LocalProtocolError, ProtocolError
 from escapement.message import Buffer
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
@@ -67,19 +67,37 @@ class Outbound:
         """Whether messages may be queued."""
         return self._size_bytes < self._limits.outbound_bytes
 
+    @property
+    def _is_over(self) -> bool:
+        return self.finished or self._protocol.closed or self._protocol.finished
+
     def send(self, command: wire.Command) -> None:
         """Queue a command; what cannot be sent ends this connection and nothing else.
 
         After our goodbye nothing is said: the peer learns what became of its requests by
         asking again.
         """
-        if self.finished or self._protocol.closed or self._protocol.finished:
+        if self._is_over:
             return
         try:
             self._queue(self._protocol.send(command))
         except ProtocolError:
             _log.exception("ending a connection that cannot be answered")
             self._cut_off()
+
+    def answer(self, reply: wire.AdminReply) -> None:
+        """Queue an answer that may be larger than an answer can be.
+
+        Raises:
+          LimitExceeded: it is; nothing was sent.
+        """
+        if self._is_over:
+            return
+        try:
+            frames = self._protocol.send(reply)
+        except LocalProtocolError as error:
+            raise LimitExceeded(f"the answer cannot be sent: {error}; ask for less") from None
+        self._queue(frames)
 
     def deliver(self, messages: wire.Deliver) -> None:
         """Queue messages, which are not sent once the lease has ended."""

@@ -184,4 +184,4 @@ class _BrokerDesk(Desk):
 
     async def _administer(self, command: wire.Admin) -> None:
         result = await self._admin.carry_out(command.verb, command.arguments)
-        self._outbound.send(wire.AdminReply(command.request_id, result))
+        self._outbound.answer(wire.AdminReply(command.request_id, result))

@@ -27,7 +27,7 @@ from typing import Final
 
 from sortedcontainers import SortedKeyList
 
-from escapement.errors import IndexDamaged
+from escapement.errors import IndexDamaged, StorageError
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.storage.index.block import BlockCache
 from escapement.storage.index.checkpoint import Checkpoint
@@ -99,10 +99,16 @@ class DelayedIndex:
         they are read), and deletes what a crash left behind.
 
         Raises:
+          StorageError: if the directory cannot be made.
           IndexDamaged: call :meth:`discard`, open again and fill it from the log.
         """
         limits = limits or IndexLimits()
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot use the index directory {directory}: {error.strerror}"
+            ) from error
         manifest = ManifestFile(directory, failpoint)
         cache = BlockCache(limits.cache_bytes)
         named = manifest.current.segments if manifest.current else {}

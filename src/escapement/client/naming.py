@@ -1,0 +1,81 @@
+"""Which messages a caller means: ids, receipts, messages themselves, or bare offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from escapement.client.delivery import Columns, Row
+from escapement.client.receipt import Receipt, Receipts
+from escapement.client.selection import Selection
+from escapement.errors import InvalidRequest
+from escapement.message import Int64s, MessageId
+from escapement.names import TopicName
+
+One = MessageId | Receipt | Row | int
+What = One | Receipts | Columns | Selection | Int64s | Iterable[One]
+
+_MOST = (1 << 63) - 1
+
+
+def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
+    """The full name of the topic, and the offsets in it; int64[n].
+
+    Args:
+      what: ids, receipts or delivered messages, of one topic; or bare offsets.
+      topic: of bare offsets; what else is named must be of it, too.
+
+    Raises:
+      InvalidRequest: if they are of several topics, of none, or no ids.
+    """
+    topics = {TopicName.parse(topic).full} if topic is not None else set()
+    if isinstance(what, Receipts | Columns | Selection):
+        topics.add(what.topic)
+        found = what.offsets
+        if len(found) and found.min() < 0:
+            raise InvalidRequest("a receipt of these does not know its message's id")
+    elif isinstance(what, np.ndarray):
+        if what.ndim != 1 or what.dtype.kind not in "iu":
+            raise InvalidRequest("offsets are one column of integers")
+        found = what.astype(np.int64, copy=False)
+    else:
+        ids = [_id(one) for one in _each(what)]
+        named = {id.topic for id in ids if isinstance(id, MessageId)}
+        topics.update(TopicName.parse(name).full for name in named)
+        found = np.array([id.offset if isinstance(id, MessageId) else id for id in ids], np.int64)
+    if not topics:
+        raise InvalidRequest("of which topic are the messages? Name it with topic=")
+    if len(topics) > 1:
+        raise InvalidRequest(f"the messages must be of one topic, not of {_listed(topics)}")
+    if len(found) and found.min() < 0:
+        raise InvalidRequest(f"{found.min()} is no offset")
+    return topics.pop(), found
+
+
+def _each(what: Any) -> Iterable[Any]:
+    # A text is a row of texts: its letters would be refused one by one.
+    if isinstance(what, MessageId | Receipt | Row | Integral | str | bytes):
+        return [what]
+    return what if isinstance(what, Iterable) else [what]
+
+
+def _id(one: Any) -> MessageId | int:
+    if isinstance(one, Receipt | Row):
+        if one.id is None:
+            raise InvalidRequest("a receipt does not know its message's id")
+        return one.id
+    if isinstance(one, MessageId):
+        return one
+    if not isinstance(one, Integral) or isinstance(one, bool):
+        raise InvalidRequest(f"{one!r} names no message: pass ids, receipts or messages")
+    offset = int(one)
+    if not 0 <= offset <= _MOST:
+        raise InvalidRequest(f"{offset} is no offset")
+    return offset
+
+
+def _listed(topics: set[str]) -> str:
+    return " and ".join(sorted(topics))
