@@ -96,13 +96,14 @@ async def test_what_is_in_flight_does_not_expire_and_what_comes_back_from_there_
             assert await inbox.ack(kept.id, durable=True) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_backlog_that_nobody_takes_expires_at_its_time(
-    mock_clock: trio.testing.MockClock,
+    kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: what is ready and what found no room there, without any traffic (invariant 4)."""
     config = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=100))
     async with testing.start(config=config) as world, world.connect() as broker:
-        await broker.admin("subscriptions.create", **NAMES)
+        await broker.admin("subscriptions.create", **NAMES, kind=kind)
         await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1h"})
         producer = await broker.producer("x")
         for minute in range(10):
@@ -120,19 +121,20 @@ async def test_a_backlog_that_nobody_takes_expires_at_its_time(
             "unacknowledged": 0,
             "dead_lettered": 0,
         }
-        async with broker.consumer("x", "s") as inbox:
+        async with broker.consumer("x", "s", kind=kind) as inbox:
             assert await values(inbox) == []
             await producer.send(b"fresh")
             assert await values(inbox) == [b"fresh"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_shorter_time_to_live_counts_at_once_and_after_a_start(
-    mock_clock: trio.testing.MockClock,
+    kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10."""
+    """P10: of a topic, too, that nobody has used since."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
-            await broker.admin("subscriptions.create", **NAMES)
+            await broker.admin("subscriptions.create", **NAMES, kind=kind)
             producer = await broker.producer("x")
             await producer.send_many([b"old"] * 10)
             await world.clock.advance(hours=1)
@@ -148,6 +150,56 @@ async def test_a_shorter_time_to_live_counts_at_once_and_after_a_start(
         await world.clock.advance(seconds=2)
         async with world.connect() as broker:
             assert (await figures(broker))["unacknowledged"] == 0
+
+
+async def test_of_a_log_goes_what_has_expired_whatever_lies_before_and_behind_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: an order of the log is none of delivery times; moved messages have their new ones."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, kind="exclusive")
+        await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1h"})
+        producer = await broker.producer("x")
+        for delay in ("10h", "0s", "5h", "0s", "20h", "2h"):
+            await producer.send_many([delay.encode()] * 2, delay=delay)
+        expired = []
+        for _ in range(23):
+            await world.clock.advance(minutes=59)
+            await world.clock.advance(minutes=1, seconds=2)
+            expired.append((await figures(broker))["expired"])
+            if len(expired) == 6:
+                await broker.reschedule([8], topic="x", delay="1h")
+        # After 1 and 3 hours; then after 6, 8 (the one that was moved), 11 and 21.
+        assert expired == [4, 4, 6, 6, 6, 8, 8, 9, 9, 9, 11] + [11] * 9 + [12] * 3
+        assert (await figures(broker))["unacknowledged"] == 0
+
+
+async def test_of_a_paused_log_what_waits_goes_and_what_was_in_hands_when_it_is_back(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: with a consumer, and when that has left."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin(
+            "subscriptions.create", **NAMES, kind="exclusive", policy={"max_in_flight": 2}
+        )
+        await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1h"})
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s", kind="exclusive", ack_wait="90d") as inbox:
+            await producer.send_many([b"one", b"two"])
+            one, two = await arrived(inbox)
+            await broker.pause("x")
+            await producer.send_many([b"waits"] * 20)
+            await world.clock.advance(hours=1, seconds=2)
+            assert (await figures(broker))["expired"] == 20
+            await one.nack("10m")
+            await world.clock.advance(minutes=9)
+            assert (await figures(broker))["expired"] == 20
+            await world.clock.advance(minutes=1, seconds=2)
+            assert (await figures(broker))["expired"] == 21
+            assert two.value == b"two"
+        await world.clock.advance(seconds=2)
+        found = await figures(broker)
+        assert (found["expired"], found["unacknowledged"]) == (22, 0)
 
 
 async def test_each_subscription_lets_go_for_itself(mock_clock: trio.testing.MockClock) -> None:
@@ -186,15 +238,13 @@ async def test_expired_messages_become_dead_letters_if_wished(
         producer = await broker.producer("x")
         await producer.send_many([b"%d" % number for number in range(5)])
         await world.clock.advance(minutes=2)
-        async with broker.consumer("x", "s", kind=kind) as inbox:
-            assert await arrived(inbox) == []
-            await world.clock.advance(seconds=5)
-            letters = await broker.admin("dlq.list", **NAMES, count=10)
-            assert {letter["reason"] for letter in letters} == {"expired"}
-            assert len(letters) == 5
-            found = await figures(broker)
-            assert (found["expired"], found["dead_lettered"]) == (5, 5)
-            assert found["unacknowledged"] == 0
+        await world.clock.advance(seconds=5)
+        letters = await broker.admin("dlq.list", **NAMES, count=10)
+        assert {letter["reason"] for letter in letters} == {"expired"}
+        assert len(letters) == 5
+        found = await figures(broker)
+        assert (found["expired"], found["dead_lettered"]) == (5, 5)
+        assert found["unacknowledged"] == 0
 
 
 async def test_expiry_goes_on_in_a_pause(mock_clock: trio.testing.MockClock) -> None:

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.ages import SPAN_MESSAGES, Ages
 from escapement.broker.amendments import Amendments
 from escapement.broker.consumer import Consumer
 from escapement.broker.limits import BrokerLimits
@@ -55,6 +56,7 @@ class OrderedSubscription(Subscription):
         """
         super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
         self.position = record.start_offset
+        self.ages = Ages()  # of what is behind; looked at if there is a time to live
         self._doubtful_until_ms = doubtful_until_ms
         self._doubtful_below = 0  # the offset after the last that was accepted by then
         self._buffer: deque[tuple[Rows, MessageBatch]] = deque()
@@ -147,7 +149,42 @@ class OrderedSubscription(Subscription):
             low = int(missing[-1]) + 1
         return False
 
-    # -- dropping ----------------------------------------------------------------------
+    # -- letting go --------------------------------------------------------------------
+
+    def expire_read(self, low: int, high: int, parts: Sequence[LogPart], until_ms: int) -> None:
+        """Let go of what has expired in ``[low, high)``, of which these are the first rows.
+
+        Args:
+          until_ms: what was due by then has expired. Of the log's tail only what was
+            accepted by then is looked at.
+        """
+        in_tail = low >= self.ages.known_to
+        waiting, _ = self.retries.waiting()
+        for part in parts:
+            if in_tail and part.accepted_at_ms > until_ms:
+                self.ages.tail_since(part.accepted_at_ms)
+                return
+            offsets = np.arange(max(low, part.base_offset), min(high, part.end_offset))
+            due_ms = part.due_ms[offsets - part.base_offset]
+            rows = self._at_rest(Rows.fresh(due_ms, offsets))
+            # Those come back when their wait is over, and what is being moved where it goes.
+            rows = rows.pick(~np.isin(rows.offsets, waiting.offsets))
+            over = rows.due_ms <= until_ms
+            over &= ~self._amendments.withheld.contains(rows.offsets)
+            rest = rows.pick(~over)
+            for first in range(int(offsets[0]), int(offsets[-1]) + 1, SPAN_MESSAGES):
+                end = min(first + SPAN_MESSAGES, int(offsets[-1]) + 1)
+                since_ms = rest.due_ms[(rest.offsets >= first) & (rest.offsets < end)]
+                self.ages.looked(first, end, int(since_ms.min()) if len(since_ms) else None)
+            if over.any():
+                self._take_out(rows.offsets[over])
+                self.expire(rows.pick(over))
+
+    def due_again(self, offsets: Int64s, due_ms: Int64s) -> None:
+        """These wait again, or are due at another time than before."""
+        if self.expiry.ttl_ms:
+            self.ages.again(offsets, due_ms)
+            self.expiry.keeps(int(due_ms.min()))
 
     def first_unsettled(self, start: int) -> int:
         """The first offset from ``start`` on that is not acknowledged."""
@@ -248,8 +285,17 @@ class OrderedSubscription(Subscription):
         before = (rows.attempts > 1) | (rows.offsets < self._doubtful_below)
         return before if before.any() else None
 
+    def advance(self, now_ms: int) -> bool:
+        may_expire = self.expiry.advance(now_ms)
+        return super().advance(now_ms) or may_expire
+
+    def next_wake_ms(self) -> int | None:
+        wakes = (super().next_wake_ms(), self.expiry.next_wake_ms())
+        return min((wake for wake in wakes if wake is not None), default=None)
+
     def _again(self, rows: Rows, *, waited: bool) -> None:
         self.held.discard(rows.offsets)
+        self.due_again(rows.offsets, rows.due_ms)
         self._remember(rows)
         self._rewind_to(int(rows.offsets.min()))
 

@@ -166,12 +166,11 @@ class Pump:
                 for band in subscription.to_scan(now_ms):
                     await self._scan(topic, subscription, band)
                     progress = True
-            elif isinstance(subscription, OrderedSubscription) and subscription.wants_read(
-                topic.next_offset
-            ):
-                if not await self._read(topic, subscription):
-                    break
-                progress = True
+            elif isinstance(subscription, OrderedSubscription):
+                try:
+                    progress = await self._read_log(topic, subscription)
+                except StorageUnavailable:
+                    break  # the broker wakes every topic when the database is back
             frame_messages = topic.sizes.frame_messages(
                 self._limits.deliver_messages, self._limits.deliver_bytes
             )
@@ -228,15 +227,18 @@ class Pump:
             return False
         return True
 
-    async def _read(self, topic: Topic, subscription: OrderedSubscription) -> bool:
-        """Read the log from an ordered subscription's position on; False if it cannot be."""
+    async def _read_log(self, topic: Topic, subscription: OrderedSubscription) -> bool:
+        """Let go of what has expired, and read from an ordered subscription's position on.
+
+        Returns whether there was something to read. Raises ``StorageUnavailable``.
+        """
+        if subscription.expiry.begin_sweep():
+            await self._shedding.expire(topic, subscription)
+        if not subscription.wants_read(topic.next_offset):
+            return False
         position, until = subscription.begin_read(), topic.next_offset
         try:
             parts = await self._log.read(topic.id, position, until, READ_BYTES)
-        except StorageUnavailable:
-            # The broker wakes every topic when the database is back.
-            subscription.break_read()
-            return False
         except BaseException:
             subscription.break_read()
             raise

@@ -136,7 +136,8 @@ class Registry:
         for record in list(self.all_subscriptions()):
             if record.kind != "shared" and record.topic_id not in self.active:
                 policy = self.namespace_of(record.topic_id).policy
-                if policy.total_quota_messages or policy.total_quota_bytes:
+                ttl_ms = self.topics[self._names[record.topic_id]].policy.ttl_ms or policy.ttl_ms
+                if ttl_ms or policy.total_quota_messages or policy.total_quota_bytes:
                     self.activate(record.topic_id)
 
     def exists(self, topic_id: int) -> bool:
@@ -197,6 +198,8 @@ class Registry:
                 lambda connection: catalog.update_topic(connection, new), topic_id=new.id
             )
             self.topics[name.full] = new
+            if new.policy.ttl_ms:
+                self.activate(new.id)
             topic = self.active.get(new.id)
             if topic is not None:
                 topic.set_policy(new.policy)

@@ -1,4 +1,4 @@
-"""Lets the oldest of a backlog go, where its quota says so.
+"""Lets the oldest of a backlog go: where its quota says so, and of a log when it expires.
 
 Of one subscription at a time, while nobody else reads for it: what waits is counted
 exactly, by its keys, and what is more than is to be kept goes, the oldest due first; of an
@@ -27,6 +27,8 @@ from escapement.storage.index import DelayedIndex, Key, Plan
 _STEP_KEYS: Final = 65_536
 # How much of the log is read at once.
 _READ_BYTES: Final = 1 << 20
+# Reads of a log to see what has expired, before others have their turn, and a second's rest.
+_READS: Final = 16
 
 
 class Shedding:
@@ -69,6 +71,33 @@ class Shedding:
             waiting += subscription.count_open(due_ms, offsets)
             at = plan.stop
         return waiting
+
+    async def expire(self, topic: Topic, subscription: OrderedSubscription) -> None:
+        """Let go of what has expired of a log that nobody reads, in bounded steps.
+
+        Raises:
+          StorageUnavailable: the log cannot be read now; it is tried again.
+        """
+        ages = subscription.ages
+        now_ms = self._clock.now_ms()
+        until_ms = subscription.expiry.until_ms(now_ms)
+        try:
+            for _ in range(_READS):
+                oldest = ages.oldest(topic.next_offset)
+                if oldest is None or oldest[2] > until_ms or not subscription.may_let_go:
+                    break
+                first, high, _ = oldest
+                low = min(subscription.first_unsettled(first), high)
+                if low > first:
+                    ages.looked(first, low, None)
+                if low < high:
+                    parts = await self._log.read(topic.id, low, high, _READ_BYTES)
+                    subscription.expire_read(low, high, parts, until_ms)
+        finally:
+            oldest = ages.oldest(topic.next_offset)
+            if oldest is not None:
+                subscription.expiry.keeps(oldest[2])
+            subscription.expiry.end_sweep(now_ms)
 
     async def _shed_shared(
         self, topic: Topic, subscription: SharedSubscription, keep_most: int

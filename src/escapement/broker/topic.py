@@ -186,6 +186,9 @@ class Topic:
         self.grown = True
         if self.subscribing:
             self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
+        for one in self.ordered.values():
+            if one.expiry.ttl_ms:
+                one.expiry.keeps(int(due_ms.min()))
         if self.shared:
             self.place(due_ms, np.arange(base_offset, base_offset + count), now_ms, traits)
 
@@ -284,6 +287,8 @@ class Topic:
         item, due_ms = restated.item, restated.due_ms
         traits = self._index.add_again(self.id, item.offsets, due_ms, batch)
         self.amendments.move(item.offsets, due_ms, item.stale_ms, item.base_offset)
+        for one in self.ordered.values():
+            one.due_again(item.offsets, due_ms)
         self._again(due_ms, item.offsets, traits, now_ms)
 
     def release(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
