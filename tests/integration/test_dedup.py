@@ -14,6 +14,7 @@ from escapement import Fate, MessageId, Settings, testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import Busy, InvalidRequest, LimitExceeded, OutcomeUnknown
+from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
 from held import COMMIT, Held
@@ -257,10 +258,10 @@ async def test_a_commit_whose_reply_is_lost_stores_a_key_once(
 
 @pytest.mark.parametrize("checkpoints", ["none", "before", "between", "after"])
 async def test_after_a_crash_what_was_stored_is_known(
-    mock_clock: MockClock, checkpoints: str
+    mock_clock: MockClock, checkpoints: str, engine: Engine
 ) -> None:
     """B3: from the journal, from the checkpoint, or from both; and again after another crash."""
-    async with testing.start() as world:
+    async with testing.start(engine=engine) as world:
         async with world.connect(settings=HURRIED) as broker:
             producer = await broker.producer("t")
             if checkpoints == "before":

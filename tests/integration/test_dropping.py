@@ -12,6 +12,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
 
 CALM = BrokerConfig(seed=0)
@@ -48,12 +49,11 @@ async def values(inbox: escapement.Inbox) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("config", [CALM, TIGHT], ids=["calm", "tight"])
 async def test_the_oldest_go_and_as_many_as_the_quota_stay(
-    kind: str, config: BrokerConfig, mock_clock: trio.testing.MockClock
+    kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: without traffic, from memory and from disk, and for good."""
-    async with testing.start(config=config) as world:
+    async with testing.start(config=TIGHT, engine=engine) as world:
         async with world.connect() as broker:
             await begin(broker, 100, kind)
             await publish(broker, range(250))

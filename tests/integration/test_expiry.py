@@ -9,6 +9,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
 
 CALM = BrokerConfig(seed=0)
@@ -31,10 +32,10 @@ async def values(inbox: escapement.Inbox) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_has_expired_is_not_handed_out(
-    kind: str, mock_clock: trio.testing.MockClock
+    kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: acknowledged as expired, and stays so after a crash."""
-    async with testing.start(config=CALM) as world:
+    async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES, kind=kind)
             await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1h"})
@@ -228,10 +229,10 @@ async def test_each_subscription_lets_go_for_itself(mock_clock: trio.testing.Moc
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_expired_messages_become_dead_letters_if_wished(
-    kind: str, mock_clock: trio.testing.MockClock
+    kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: once each, with the reason."""
-    async with testing.start(config=CALM) as world, world.connect() as broker:
+    async with testing.start(config=CALM, engine=engine) as world, world.connect() as broker:
         policy = {"expired_to_dead_letter": "yes"}
         await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
         await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})

@@ -11,6 +11,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import BacklogFull
+from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
 
 CALM = BrokerConfig(seed=0)
@@ -45,10 +46,10 @@ async def limit(broker: escapement.Broker, **policy: object) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_publishing_is_refused_while_too_much_waits_and_goes_on_then(
-    kind: str, mock_clock: trio.testing.MockClock
+    kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: of the subscription that is furthest behind; also after a crash."""
-    async with testing.start(config=CALM) as world:
+    async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES, kind=kind)
             await limit(broker, quota_messages=100)

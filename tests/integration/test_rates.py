@@ -11,6 +11,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import Busy
 from escapement.message import NO_TIMES, Blobs, MessageBatch
+from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
 
 CALM = BrokerConfig(seed=0)
@@ -54,9 +55,9 @@ async def test_no_more_is_handed_out_than_the_rate_and_all_of_it(
             assert rest[0] in (132, 133)
 
 
-async def test_a_rate_survives_a_crash(mock_clock: trio.testing.MockClock) -> None:
+async def test_a_rate_survives_a_crash(mock_clock: trio.testing.MockClock, engine: Engine) -> None:
     """Q3."""
-    async with testing.start(config=CALM) as world:
+    async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker:
             await filled(broker, 100)
             await broker.admin("subscriptions.update", **NAMES, policy={"max_rate": 10})
@@ -112,10 +113,10 @@ async def test_the_least_busy_consumer_gets_the_next_messages(
 
 
 async def test_publishing_over_the_rate_is_held_back_and_nothing_is_lost(
-    mock_clock: trio.testing.MockClock,
+    mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """V18: other topics go on; changed while it runs."""
-    async with testing.start(config=CALM) as world:
+    async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker, world.connect() as another:
             await broker.admin("topics.create", topic="x")
             await broker.admin("topics.update", topic="x", policy={"max_publish_rate": 100})

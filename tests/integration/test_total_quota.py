@@ -9,6 +9,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import BacklogFull
+from escapement.storage.engine.base import Engine
 from escapement.testing import World
 
 CALM = BrokerConfig(seed=0)
@@ -85,10 +86,10 @@ async def test_publishing_to_any_topic_is_refused_while_all_together_hold_too_mu
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_whoever_is_furthest_behind_gives_first(
-    kind: str, mock_clock: trio.testing.MockClock
+    kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: exactly as much as is over, and again when more comes, also after a crash."""
-    async with testing.start(config=CALM) as world:
+    async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker:
             await begin(broker, kind, total_quota_messages=100, quota_action="drop_oldest")
             await publish(broker, "a", 20)
