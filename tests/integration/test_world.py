@@ -387,6 +387,42 @@ async def test_when_the_clock_goes_back_nothing_is_early_lost_or_twice(
             assert await values(inbox) == [b"30"]
 
 
+@pytest.mark.parametrize("back_ms", [1, 5, 500, 2_000, 60_000, HOUR_MS])
+@pytest.mark.parametrize("others", ["absent", "another range", "another tick"])
+async def test_what_was_due_before_the_clock_went_back_is_delivered_all_the_same(
+    mock_clock: trio.testing.MockClock, back_ms: int, others: str
+) -> None:
+    """Invariant 4: also what found no room, or nobody to take it, just before."""
+    async with testing.start(config=SMALL) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s"):
+            pass
+        await world.clock.advance(seconds=30)
+        keys = [key for key in (f"u{n}" for n in range(1000)) if escapement.slot_of(key) >= 20_000]
+        keys = keys[:300]
+        if others == "another range":
+            async with broker.consumer("x", "s", key_range=(0, 19_999)):
+                await producer.send_many([b"m"] * 300, keys=keys)
+                await world.clock.settle()
+                world.clock.set_back(back_ms)
+                await world.clock.advance(ms=1)
+        else:
+            await producer.send_many([b"m"] * 300)
+            world.clock.set_back(back_ms)
+            if others == "another tick":
+                await broker.admin(
+                    "namespaces.enable_delayed_message", namespace="public/default", tick_ms=100
+                )
+        got: list[int] = []
+        async with broker.consumer("x", "s", permits=7) as inbox:
+            for _ in range(40):
+                while some := await arrived(inbox):
+                    got += [message.offset for message in some]
+                    await inbox.ack(some, durable=True)
+                await world.clock.advance(ms=max(back_ms, 2_000) // 20)
+        assert sorted(got) == list(range(300))
+
+
 @pytest.mark.parametrize("checkpoint", [False, True])
 async def test_ten_times_what_ready_holds_is_delivered_without_further_traffic(
     mock_clock: trio.testing.MockClock, checkpoint: bool

@@ -29,7 +29,6 @@ import numpy.typing as npt
 from escapement.broker.amendments import Amendments
 from escapement.broker.amount import Amount, quota_of, total_quota_of
 from escapement.broker.budget import WindowBudget
-from escapement.broker.deadletter import KEEPER
 from escapement.broker.dedup import DedupKeys
 from escapement.broker.ordered import OrderedSubscription
 from escapement.broker.producer import Producer
@@ -58,6 +57,7 @@ class Topic:
     __slots__ = (
         "_budget",
         "_counted",
+        "_frontier_ms",
         "_horizon",
         "_index",
         "_index_next_ms",
@@ -122,6 +122,7 @@ class Topic:
         self._budget = budget
         self._counted = 0  # keys of our wheel that the budget knows of
         self._wheel: TimingWheel | None = None
+        self._frontier_ms = 0
         self._horizon = KEY_MIN
         self._index_next_ms: int | None = None  # no entry at or past the horizon is due earlier
         self._loading: TimingWheel | None = None  # the wheel that a window is being read for
@@ -133,13 +134,6 @@ class Topic:
         yield from self.shared.values()
         yield from self.ordered.values()
 
-    def consumed(self) -> Iterable[Subscription]:
-        """Those whose backlog may expire and is bounded: all but the keeper of dead letters.
-
-        What failed elsewhere stays until somebody has looked at it.
-        """
-        return (one for one in self.subscriptions() if one.record.name != KEEPER)
-
     def subscription(self, name: str) -> Subscription | None:
         """The one of this name."""
         return self.shared.get(name) or self.ordered.get(name)
@@ -148,6 +142,7 @@ class Topic:
         """Serve a shared subscription; its mark says what of the past it still wants."""
         if self._wheel is None:
             self._wheel = TimingWheel(self.namespace.tick_ms, now_ms)
+            self._frontier_ms = now_ms
             self._set_horizon(Key(now_ms + 1, 0))
         self.shared[subscription.record.name] = subscription
         self._introduce(subscription)
@@ -171,8 +166,7 @@ class Topic:
 
     def _govern(self, subscription: Subscription) -> None:
         subscription.throttle.topic_paused_until_ms = self.policy.paused_until_ms
-        if subscription.record.name != KEEPER:
-            subscription.expiry.set_ttl(self.policy.ttl_ms or self.namespace.policy.ttl_ms)
+        subscription.expiry.set_ttl(self.policy.ttl_ms or self.namespace.policy.ttl_ms)
 
     def remove(self, name: str) -> None:
         """Stop serving a subscription."""
@@ -206,6 +200,7 @@ class Topic:
     ) -> None:
         """Offer what is due; put what is below the horizon into the wheel."""
         assert self._wheel is not None
+        self._reach(now_ms)
         tags = None if traits is None else traits.astype(np.int64)
         arrived = Entries(due_ms, offsets, tags)
         due = due_ms <= now_ms
@@ -352,6 +347,7 @@ class Topic:
     def recovered(self, now_ms: int) -> None:
         """All of the past is in the index now: look for what comes next from here on."""
         if self._wheel is not None:
+            self._reach(now_ms)
             self._set_horizon(Key(now_ms + 1, 0))
         for subscription in self.shared.values():
             self._introduce(subscription)
@@ -366,15 +362,23 @@ class Topic:
                 for subscription in self.shared.values():
                     subscription.fall_behind(self._horizon)
                 self._set_horizon(max(self._horizon, Key(now_ms + 1, 0)))
+            self._reach(now_ms)
             expired = self._wheel.advance(max(now_ms, self._wheel.now_ms))
             self._count()
             self._offer(expired)
         for any_kind in self.subscriptions():
             any_kind.advance(now_ms)
 
+    def _reach(self, now_ms: int) -> None:
+        """What is due by ``now_ms`` is offered in this step."""
+        self._frontier_ms = max(self._frontier_ms, now_ms)
+
     def frontier_ms(self, now_ms: int) -> int:
-        """Up to when messages have been offered, or are now; ahead of a clock that went back."""
-        return now_ms if self._wheel is None else max(now_ms, self._wheel.now_ms)
+        """Up to when messages have been offered, or are now; ahead of a clock that went back.
+
+        Behind it a key is in no wheel: whoever reads on from a mark must come this far.
+        """
+        return now_ms if self._wheel is None else max(now_ms, self._frontier_ms)
 
     def next_wake_ms(self, now_ms: int) -> int | None:
         """When ``advance`` or a window has something to do; None for never."""
@@ -392,8 +396,9 @@ class Topic:
     def rewind(self, now_ms: int) -> None:
         """The wall clock went back; behind the frontier by more than a tick, all is rebuilt."""
         if self._wheel is not None:
-            if self._wheel.now_ms - now_ms <= self.namespace.tick_ms:
+            if self._frontier_ms - now_ms <= self.namespace.tick_ms:
                 return
+            self._frontier_ms = now_ms
             self._wheel = TimingWheel(self.namespace.tick_ms, now_ms)
             self._loading = None
             self._count()
