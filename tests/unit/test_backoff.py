@@ -17,6 +17,13 @@ def test_the_first_wait_is_the_ack_wait_and_each_further_one_doubles() -> None:
     assert policy.wait_ms(np.arange(1, 5), 0.0).tolist() == [300, 300, 400, 800]
 
 
+def test_where_nothing_times_out_the_least_wait_is_what_doubles() -> None:
+    """V4: of an exclusive or failover subscription, whose messages have no ack_wait."""
+    policy = BackOff(ack_wait_ms=0, min_backoff_ms=1000, max_backoff_ms=5000, jitter=0.0)
+    assert policy.wait_ms(np.arange(1, 6), 0.0).tolist() == [1000, 2000, 4000, 5000, 5000]
+    assert BackOff(ack_wait_ms=0).wait_ms(np.arange(1, 6), 1.0).tolist() == [0] * 5
+
+
 @given(st.integers(1, 10**9), st.integers(0, 10**9), st.integers(0, 10**12))
 def test_the_wait_is_monotone_at_any_attempt_and_never_overflows(
     ack_wait_ms: int, low_ms: int, high_ms: int

@@ -1,6 +1,7 @@
 """How long a delivered message may go unacknowledged, and when it is tried again.
 
-The first wait is ``ack_wait_ms``; each further attempt doubles it, within
+The first wait is ``ack_wait_ms``, or ``min_backoff_ms`` where messages may go
+unacknowledged without end; each further attempt doubles it, within
 ``min_backoff_ms`` and ``max_backoff_ms``. Up to ``jitter`` of the wait is added, so
 that a herd that failed together does not return together. The exponent is clamped:
 the wait grows monotonely for any number of attempts and never overflows. V4.
@@ -66,7 +67,7 @@ class BackOff:
 
     def _bounded_ms(self, attempts: Int64s) -> npt.NDArray[np.float64]:
         doublings = np.clip(attempts - 1, 0, _MAX_DOUBLINGS).astype(np.float64)
-        base = self.ack_wait_ms * np.exp2(doublings)
+        base = (self.ack_wait_ms or self.min_backoff_ms) * np.exp2(doublings)
         upper = self.max_backoff_ms or CEILING_MS
         bounded: npt.NDArray[np.float64] = np.clip(
             base, min(self.min_backoff_ms, upper), min(upper, CEILING_MS)
