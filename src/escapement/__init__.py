@@ -17,6 +17,7 @@ from escapement.errors import (
     DelayTooLong,
     Disconnected,
     EscapementError,
+    GroupClosed,
     InvalidRequest,
     LimitExceeded,
     NaiveDatetime,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from escapement.client.batch import Batch, Message
     from escapement.client.broker import Broker
     from escapement.client.connect import connect
+    from escapement.client.groups import FollowUp, Group, GroupClosing, Groups
     from escapement.client.inbox import Inbox
     from escapement.client.outcome import Outcome, Outcomes
     from escapement.client.producer import Producer
@@ -48,6 +50,7 @@ else:
         "escapement.client.batch": ("Batch", "Message"),
         "escapement.client.broker": ("Broker",),
         "escapement.client.connect": ("connect",),
+        "escapement.client.groups": ("FollowUp", "Group", "GroupClosing", "Groups"),
         "escapement.client.inbox": ("Inbox",),
         "escapement.client.outcome": ("Outcome", "Outcomes"),
         "escapement.client.producer": ("Producer",),
@@ -85,6 +88,11 @@ __all__ = [
     "Disconnected",
     "EscapementError",
     "Fate",
+    "FollowUp",
+    "Group",
+    "GroupClosed",
+    "GroupClosing",
+    "Groups",
     "Inbox",
     "InvalidRequest",
     "LimitExceeded",

@@ -66,6 +66,12 @@ class Conflict(EscapementError):
     code = "conflict"
 
 
+class GroupClosed(Conflict):
+    """Is raised when a message names a group that is closed; nothing of its batch is stored."""
+
+    code = "group_closed"
+
+
 class LimitExceeded(EscapementError):
     """Is raised when a request is larger than a named limit of the broker."""
 

@@ -7,6 +7,7 @@ A batch is never a list of objects. It is a few columns of equal height:
     keys          Blobs      only if a message has one; empty where it has none
     properties    Blobs      only if used; one msgpack map a message, or empty
     priorities    uint8      only if used; lower goes first, 50 where none is given
+    groups        Blobs      only if used; the name of each message's group, or empty
     ============  =========  ==================================================
 
 The *body* of a batch is their encoding (``MessageBatch.encode``), and it travels
@@ -48,8 +49,8 @@ _WIDE_BYTES: Final = 1024
 
 _BODY_VERSION: Final = 1
 _HEADER = struct.Struct("<BBxxI")  # version, flags, count
-_HAS_KEYS, _HAS_PROPERTIES, _HAS_PRIORITIES = 1, 2, 4
-_ALL_FLAGS = _HAS_KEYS | _HAS_PROPERTIES | _HAS_PRIORITIES
+_HAS_KEYS, _HAS_PROPERTIES, _HAS_PRIORITIES, _HAS_GROUPS = 1, 2, 4, 8
+_ALL_FLAGS = _HAS_KEYS | _HAS_PROPERTIES | _HAS_PRIORITIES | _HAS_GROUPS
 
 
 class MessageId(NamedTuple):
@@ -181,6 +182,7 @@ class MessageBatch:
     keys: Blobs | None = None
     properties: Blobs | None = None
     priorities: npt.NDArray[np.uint8] | None = None
+    groups: Blobs | None = None
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -189,7 +191,7 @@ class MessageBatch:
     def size_bytes(self) -> int:
         """What the columns weigh, lengths included."""
         size = 4 * len(self) + len(self.payloads.data)
-        for column in (self.keys, self.properties):
+        for column in (self.keys, self.properties, self.groups):
             if column is not None:
                 size += 4 * len(self) + len(column.data)
         return size + (len(self) if self.priorities is not None else 0)
@@ -204,6 +206,7 @@ class MessageBatch:
             (_HAS_KEYS if self.keys is not None else 0)
             | (_HAS_PROPERTIES if self.properties is not None else 0)
             | (_HAS_PRIORITIES if self.priorities is not None else 0)
+            | (_HAS_GROUPS if self.groups is not None else 0)
         )
         parts: list[Buffer] = [_HEADER.pack(_BODY_VERSION, flags, len(self))]
         for column in (self.keys, self.properties):
@@ -211,10 +214,9 @@ class MessageBatch:
                 parts += [column.lengths.astype("<u4", copy=False).tobytes(), column.data]
         if self.priorities is not None:
             parts.append(self.priorities.tobytes())
-        parts += [
-            self.payloads.lengths.astype("<u4", copy=False).tobytes(),
-            self.payloads.data,
-        ]
+        for column in (self.groups, self.payloads):
+            if column is not None:
+                parts += [column.lengths.astype("<u4", copy=False).tobytes(), column.data]
         return parts
 
     @classmethod
@@ -231,7 +233,7 @@ class MessageBatch:
         if version != _BODY_VERSION or flags & ~_ALL_FLAGS:
             raise RemoteProtocolError(f"unknown batch version {version} or flags {flags:#x}")
         at = _HEADER.size
-        keys = properties = priorities = None
+        keys = properties = priorities = groups = None
         if flags & _HAS_KEYS:
             keys, at = _decode_blobs(view, at, count)
         if flags & _HAS_PROPERTIES:
@@ -241,10 +243,12 @@ class MessageBatch:
                 raise RemoteProtocolError("a batch body ends inside its priorities")
             priorities = np.frombuffer(view, np.uint8, count, at)
             at += count
+        if flags & _HAS_GROUPS:
+            groups, at = _decode_blobs(view, at, count)
         payloads, at = _decode_blobs(view, at, count)
         if at != len(view):
             raise RemoteProtocolError(f"a batch body has {len(view) - at} bytes too many")
-        return cls(payloads, keys, properties, priorities)
+        return cls(payloads, keys, properties, priorities, groups)
 
     def take(self, rows: Int64s) -> MessageBatch:
         """The rows named, in that order."""
@@ -253,6 +257,7 @@ class MessageBatch:
             None if self.keys is None else self.keys.take(rows),
             None if self.properties is None else self.properties.take(rows),
             None if self.priorities is None else self.priorities[rows],
+            None if self.groups is None else self.groups.take(rows),
         )
 
     def part(self, low: int, high: int) -> MessageBatch:
@@ -262,6 +267,7 @@ class MessageBatch:
             None if self.keys is None else self.keys.part(low, high),
             None if self.properties is None else self.properties.part(low, high),
             None if self.priorities is None else self.priorities[low:high],
+            None if self.groups is None else self.groups.part(low, high),
         )
 
     @staticmethod
@@ -284,6 +290,7 @@ class MessageBatch:
             _concat_used([(len(p), p.keys) for p in parts]),
             _concat_used([(len(p), p.properties) for p in parts]),
             priorities,
+            _concat_used([(len(p), p.groups) for p in parts]),
         )
 
 

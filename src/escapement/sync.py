@@ -32,12 +32,13 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from escapement.client import batch as batches
 from escapement.client import broker as brokers
 from escapement.client import connect as connecting
+from escapement.client import groups, schedules
 from escapement.client import inbox as inboxes
 from escapement.client import producer as producers
-from escapement.client import schedules
 from escapement.client.builder import MessageBuilder
 from escapement.client.delivery import DeliveredRow, Delivery
 from escapement.client.forecast import Forecast
+from escapement.client.groups import FollowUp, Group
 from escapement.client.life import Life
 from escapement.client.link import StreamFactory
 from escapement.client.naming import What
@@ -160,6 +161,11 @@ class Broker:
                 self._portal.call(face.hand_over)
 
     @property
+    def groups(self) -> Groups:
+        """Groups of messages, and what follows when a subscription is done with one."""
+        return Groups(self._portal, self._broker.groups)
+
+    @property
     def schedules(self) -> Schedules:
         """What the broker publishes again and again."""
         return Schedules(self._portal, self._broker.schedules)
@@ -269,6 +275,30 @@ class Schedules:
         self._portal.call(self._schedules.delete, name)
 
 
+class Groups:
+    """Made by ``Broker.groups``; see ``escapement.client.groups.Groups``."""
+
+    def __init__(self, portal: Loop, found: groups.Groups) -> None:
+        self._portal = portal
+        self._groups = found
+
+    def close(self, topic: str, group: str, subscription: str, then: FollowUp) -> Group:
+        """Close a group: ``then`` is published once the subscription is done with all of it."""
+        return self._portal.call(self._groups.close, topic, group, subscription, then)
+
+    def list(self, topic: str) -> list[Group]:
+        """The groups of a topic, by name."""
+        return self._portal.call(self._groups.list, topic)
+
+    def get(self, topic: str, group: str) -> Group:
+        """One group."""
+        return self._portal.call(self._groups.get, topic, group)
+
+    def delete(self, topic: str, group: str) -> None:
+        """Forget a group: what has not fired never will."""
+        self._portal.call(self._groups.delete, topic, group)
+
+
 class Producer:
     """Made by ``Broker.producer``; for any number of threads at once."""
 
@@ -311,6 +341,10 @@ class Producer:
     def message(self, value: Any) -> MessageBuilder[Receipt]:
         """A message to be described step by step, then sent."""
         return MessageBuilder(self.send, value)
+
+    def close_group(self, group: str, subscription: str, then: FollowUp) -> Group:
+        """Close a group of the topic, behind what was sent so far; see ``Groups.close``."""
+        return self._portal.call(self._producer.close_group, group, subscription, then)
 
     def flush(self) -> None:
         """Wait until everything sent so far is settled, one way or the other."""

@@ -537,6 +537,60 @@ def test_a_dedup_key_is_stored_once_and_names_its_message(say: Say) -> None:
     say("cancel", "once", "0", "--dedup", "order-7", fails=2)
 
 
+def test_a_group_is_closed_shown_and_forgotten(say: Say) -> None:
+    """Q10: its follow-up fires when the subscription has acknowledged all of it."""
+    say("admin", "subscriptions", "create", "imports", "s")
+    say("produce", "imports", "a", "b", "--group", "import-7")
+    say("produce", "imports", "c", "--group", "other")
+    close = ["close", "imports", "import-7", "s", "reports", "done"]
+    options = ["--key", "k", "--property", "kind=import", "--priority", "7", "-o", "json"]
+    answer = json.loads(say("admin", "groups", *close, *options))
+    assert (answer["group"], answer["state"], answer["messages"]) == ("import-7", "closed", 2)
+    assert [one["remaining"] for one in answer["closings"]] == [2]
+    assert json.loads(say("admin", "groups", *close, *options)) == answer
+    assert "another follow-up" in say("admin", "groups", *close, fails=1)
+    assert "is closed" in say("produce", "imports", "x", "--group", "import-7", fails=1)
+    listed = say("admin", "groups", "list", "imports").split()
+    assert listed[-8:] == ["import-7", "closed", "2", "1", "other", "open", "1", "0"]
+    say("consume", "imports", "s", "--count", "3")
+    (line,) = say(
+        "consume", "reports", "s", "--from", "earliest", "--count", "1", "-o", "json"
+    ).splitlines()
+    got = json.loads(line)
+    assert (got["payload"], got["key"], got["properties"]) == ("done", "k", {"kind": "import"})
+    assert "fired" in say("admin", "groups", "show", "imports", "import-7")
+    say("admin", "groups", "delete", "imports", "import-7")
+    assert "has no group import-7" in say("admin", "groups", "show", "imports", "import-7", fails=1)
+    assert "not both" in say(
+        "admin", "groups", *close, "--delay", "1s", "--at", "2026-12-24T18:00Z", fails=2
+    )
+
+
+def test_the_blocking_client_closes_groups(broker: BrokerProcess) -> None:
+    """Q10."""
+    with sync.connect(broker.url) as client, client.producer("blocks") as producer:
+        client.admin("subscriptions.create", topic="blocks", subscription="s")
+        producer.send_many([b"a", b"b"], groups="g")
+        producer.send(b"c", group="g")
+        then = escapement.FollowUp("done", "blocks-done", serializer=str)
+        closed = producer.close_group("g", "s", then)
+        assert client.groups.close("blocks", "g", "s", then) == closed
+        assert client.groups.list("blocks") == [closed]
+        with client.consumer("blocks", "s") as inbox:
+            for _ in range(3):
+                message = inbox.receive(TIMEOUT_S)
+                assert message is not None
+                assert message.group == "g"
+                message.ack(durable=True)
+        with client.consumer("blocks-done", "s", position="earliest", serializer=str) as inbox:
+            message = inbox.receive(TIMEOUT_S)
+            assert message is not None
+            assert message.value == "done"
+        assert client.groups.get("blocks", "g").closings[0].state == "fired"
+        client.groups.delete("blocks", "g")
+        assert client.groups.list("blocks") == []
+
+
 def test_messages_are_rescheduled_by_id(say: Say) -> None:
     """B1: after a delay, to a time, and to now."""
     say("admin", "subscriptions", "create", "replan", "s")

@@ -58,6 +58,10 @@ async def fill(world: World) -> None:
         await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
         producer = await broker.producer(TOPIC, name="p")
         await producer.send_many([b"now"] * 10)
+        await producer.send_many(
+            [b"grouped"] * 2, groups=["open", "closed"], delay=timedelta(hours=9)
+        )
+        await producer.close_group("closed", "s", escapement.FollowUp(b"", TOPIC))
         await producer.send_many([b"later"] * 10, delay=timedelta(hours=1))
         await producer.send(b"known", dedup="key")
         await broker.cancel([15], topic=TOPIC)

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from escapement.dedup import DIGEST
 from escapement.errors import LogDamaged
+from escapement.storage.dedupkeys import Keyed, KeyTable
 from escapement.storage.journalentry import (
     Acked,
     AttemptColumns,
+    Grouped,
     JournalEntry,
     ProducerMark,
     decode_entry,
@@ -20,6 +23,21 @@ from escapement.storage.logtable import RowKey
 
 ids = st.integers(0, 2**62)
 offsets = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)
+
+
+names = st.sampled_from(["g", "import-7", "x" * 200])
+# Without offsets the group is forgotten.
+groups = st.sets(st.integers(0, 2**40), max_size=20).map(
+    lambda found: np.array(sorted(found), np.int64)
+)
+
+
+@st.composite
+def key_tables(draw: st.DrawFn) -> KeyTable:
+    count = draw(st.integers(1, 3))
+    found = draw(st.binary(min_size=16 * count, max_size=16 * count))
+    columns = [np.array(draw(st.lists(ids, min_size=count, max_size=count))) for _ in range(2)]
+    return KeyTable(np.frombuffer(found, DIGEST), *columns)
 
 
 @st.composite
@@ -36,6 +54,8 @@ def entries(draw: st.DrawFn) -> JournalEntry:
         ],
         AttemptColumns(*columns) if count else None,
         draw(st.lists(st.builds(ProducerMark, ids, ids, ids), max_size=4)),
+        draw(st.lists(st.builds(Keyed, ids, key_tables()), max_size=2)),
+        draw(st.lists(st.builds(Grouped, ids, names, groups), max_size=3)),
     )
 
 
@@ -54,6 +74,8 @@ def plain(entry: JournalEntry) -> object:
             attempts.due_ms.tolist(),
         ],
         list(entry.producers),
+        [(one.topic_id, [column.tolist() for column in one.keys]) for one in entry.keyed],
+        [(one.topic_id, one.group, one.offsets.tolist()) for one in entry.grouped],
     )
 
 

@@ -13,7 +13,7 @@ ROOT = Path(escapement.__file__).parent
 FLOORS: list[set[str]] = [
     {"errors", "clock"},
     {"message", "dedup", "names", "durations", "position", "recurrence"},
-    {"timewheel", "traits"},
+    {"timewheel", "traits", "groupnames"},
     {"protocol", "storage"},
     {"client", "broker"},
     {"sync"},

@@ -19,7 +19,9 @@ T = TypeVar("T")
 class Transact(Protocol):
     """Runs a function in a transaction and returns its value once that is durable."""
 
-    async def __call__(self, statement: Callable[[Connection], T], *, topic_id: int = 0) -> T: ...
+    async def __call__(
+        self, statement: Callable[[Connection], T], *, topic_id: int = 0, forgets: str = ""
+    ) -> T: ...
 
 
 class Changes:
@@ -40,12 +42,14 @@ class Changes:
             if not lock.locked() and not lock.statistics().tasks_waiting:
                 self._locks.pop(name, None)
 
-    async def durably(self, statement: Callable[[Connection], T], *, topic_id: int = 0) -> T:
+    async def durably(
+        self, statement: Callable[[Connection], T], *, topic_id: int = 0, forgets: str = ""
+    ) -> T:
         """Change the database; who is cancelled meanwhile is cancelled afterwards.
 
         What was made durable must be entered in memory too, or nobody would know of it
         until the next start. An outage ends the wait with an error, so it is never long.
         """
         with trio.CancelScope(shield=True):
-            value: T = await self._transact(statement, topic_id=topic_id)
+            value: T = await self._transact(statement, topic_id=topic_id, forgets=forgets)
         return value

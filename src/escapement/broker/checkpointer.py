@@ -39,6 +39,7 @@ from escapement.storage.checkpoint import (
     Checkpoint,
     ChunkRow,
     KeyPart,
+    MemberRow,
     MoveRow,
     ProducerRow,
     SubscriptionRow,
@@ -213,6 +214,7 @@ class Checkpointer:
             for chunk, data in topic.amendments.moves.dirty_chunks().items():
                 moves[topic_id, chunk] = MoveRow(topic_id, chunk, data)
         keys, keys_from = self._take_keys()
+        forgotten, members = self._take_groups(touched)
         subscriptions = {row.subscription_id: row for row in self._unwritten.subscriptions}
         subscriptions |= {row.subscription_id: row for row in fills}
         # What was deleted meanwhile must not come back.
@@ -231,8 +233,29 @@ class Checkpointer:
             self._journal_log.current,
             positions,
             [row for row in moves.values() if self._registry.exists(row.topic_id)],
+            forgotten,
+            members,
         )
         return checkpoint, restated
+
+    def _take_groups(self, touched: set[int]) -> tuple[list[tuple[int, str]], list[MemberRow]]:
+        """Groups forgotten since the last checkpoint, and rows of those that have changed."""
+        forgotten = dict.fromkeys(self._unwritten.forgotten)
+        members = {row[:3]: row for row in self._unwritten.members}
+        for topic_id in touched:
+            topic = self._registry.active.get(topic_id)
+            if topic is None:
+                continue
+            gone = [(topic_id, group) for group in topic.groups.take_forgotten()]
+            if gone:
+                forgotten.update(dict.fromkeys(gone))
+                members = {key: row for key, row in members.items() if key[:2] not in gone}
+            members.update({row[:3]: row for row in topic.groups.dirty_rows(topic_id)})
+        exists = self._registry.exists
+        return (
+            [one for one in forgotten if exists(one[0])],
+            [row for row in members.values() if exists(row.topic_id)],
+        )
 
     def _take_keys(self) -> tuple[list[KeyPart], dict[int, int]]:
         """Dedup keys that came since the last checkpoint, or all of a topic; and what goes."""

@@ -45,6 +45,7 @@ class Consuming:
     Args:
       ack_wait_ms: of shared consumers, where neither they nor their subscription say.
       on_change: called with a topic whose timers may have changed.
+      on_sought: called with a topic of which a subscription has begun again.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Consuming:
         limits: BrokerLimits,
         ack_wait_ms: int,
         on_change: Callable[[Topic], None],
+        on_sought: Callable[[Topic], None],
     ) -> None:
         self._registry = registry
         self._revival = revival
@@ -68,6 +70,7 @@ class Consuming:
         self._limits = limits
         self._ack_wait_ms = ack_wait_ms
         self._on_change = on_change
+        self._on_sought = on_sought
         self._last_id = 0
 
     # -- consumers come and go -------------------------------------------------
@@ -177,6 +180,7 @@ class Consuming:
         for consumer in new.consumers:
             consumer.outlet.rewound(consumer.wire_id)
         self._pump.wake_subscription(topic, new)
+        self._on_sought(topic)
 
     async def _place(self, topic: Topic, kind: Kind, position: Position) -> Position:
         """In the log's order a time is an offset, which the log knows."""

@@ -114,7 +114,8 @@ def marked(
         if accepted_ms:
             properties[f"{_PREFIX}published_at_ms"] = accepted_ms
         made.append(msgpack.packb(properties))
-    return replace(batch, properties=Blobs.of(made))
+    # They belong to no group: of theirs the message is done with.
+    return replace(batch, properties=Blobs.of(made), groups=None)
 
 
 def origins(batch: MessageBatch) -> list[dict[str, Any]]:

@@ -61,6 +61,10 @@ class BrokerLimits:
     schedules: int = 100_000  # a few hundred bytes each; the next one is refused
     schedule_bytes: int = 256 * KIB  # payload and key of each; larger ones are refused
 
+    # -- groups
+    groups: int = 10_000  # of a topic; messages that name another are refused
+    follow_up_bytes: int = 256 * KIB  # of each; larger ones are refused
+
     # -- dedup keys
     dedup_keys: int = 4_000_000  # of all topics, 32 bytes each; publishes with new ones are refused
 

@@ -278,6 +278,9 @@ class Postman:
                 held.append((letter.id, letter.content))
                 continue
             batch, times = letter.content
+            if batch.groups is not None:
+                held.append((letter.id, InvalidRequest("a letter cannot belong to a group")))
+                continue
             try:
                 self._publishing.check_times(topic, times)
             except DelaysDisabled as error:

@@ -30,6 +30,7 @@ from escapement.errors import (
     NotFound,
     ProducerFenced,
 )
+from escapement.groupnames import members_of
 from escapement.message import Int64s, Times
 from escapement.names import TopicName, check_name
 from escapement.storage.commit import CommitPipeline
@@ -133,7 +134,8 @@ class Publishing:
         Raises:
           DelaysDisabled, DelayTooLong, InvalidRequest: for its times; nothing happened.
           ProducerFenced, SequenceGap, Busy: for its sequence.
-          Busy, LimitExceeded: there is no room to remember its dedup keys.
+          Busy, LimitExceeded: there is no room to remember its dedup keys, or its groups.
+          GroupClosed: one of its messages names a group that takes no more.
           BacklogFull: so much of the topic waits that its quota is met.
           StorageUnavailable, StorageReadOnly: the log takes nothing now.
         """
@@ -154,24 +156,31 @@ class Publishing:
             now_ms = self._clock.now_ms()
             topic.dedup.forget(now_ms, window_ms)
             publication.sort_out(topic.dedup, now_ms - window_ms)
+        members = members_of(publication.batch.groups)
+        topic.groups.admit(members, self._limits.groups)
 
         def fail(error: EscapementError) -> None:
+            topic.groups.refuse(members)
             publication.refused(error)
             self.settled()
 
-        self._pipeline.submit(
-            Append(
-                topic.id,
-                publication.body,
-                len(publication.batch),
-                publication.times,
-                producer.id,
-                publication.last_sequence,
-                publication,
-                fail,
-                digests=publication.new_digests if window_ms else None,
-            )
+        append = Append(
+            topic.id,
+            publication.body,
+            len(publication.batch),
+            publication.times,
+            producer.id,
+            publication.last_sequence,
+            publication,
+            fail,
+            digests=publication.new_digests if window_ms else None,
+            members=members,
         )
+        try:
+            self._pipeline.submit(append)
+        except EscapementError:
+            topic.groups.refuse(members)
+            raise
         publication.queued()
         producer.queued(publication.last_sequence)
 

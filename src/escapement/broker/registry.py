@@ -10,8 +10,8 @@ Names are found here; what exists is changed in the database first and here afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -343,6 +343,13 @@ class Registry:
                 topic_id=topic.id,
             )
             del self._subscriptions[topic.id][name]
+
+    @asynccontextmanager
+    async def alone(self, topic: Topic) -> AsyncIterator[None]:
+        """The topic and its subscriptions are there, and stay. Raises ``NotFound``."""
+        async with self._changes.alone(topic.name.full):
+            self._check_there(topic)
+            yield
 
     def _check_there(self, topic: Topic) -> None:
         if self.active.get(topic.id) is not topic:

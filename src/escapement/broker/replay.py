@@ -1,7 +1,7 @@
 """Replays what happened since the last checkpoint: the second half of recovery.
 
-The journal's acknowledgements and attempts go onto the cursors, dedup keys to their topics,
-and the log rows that the index lacks go into it, in bounded steps; whenever memory fills
+The journal's acknowledgements and attempts go onto the cursors, dedup keys and groups to their
+topics, and the log rows that the index lacks go into it, in bounded steps; whenever memory fills
 on the way, a checkpoint is written. Until all is replayed such a checkpoint claims no more
 of the journal than the index had, or a crash in the middle of recovery would lose the rest.
 """
@@ -21,6 +21,7 @@ from escapement.broker.recovery import Ground
 from escapement.broker.registry import Registry
 from escapement.broker.revival import Revival
 from escapement.broker.subscription import Subscription
+from escapement.groupnames import Member
 from escapement.storage.blocking import Run
 from escapement.storage.checkpoint import ProducerRow
 from escapement.storage.journalentry import Acked
@@ -68,6 +69,7 @@ class Replay:
         self._replay_acks()
         self._replay_attempts()
         self._replay_keys()
+        self._replay_groups()
         await self._replay_rows()
         self._progress.positions.update(state.journal_ends)
         self._activate()
@@ -162,6 +164,21 @@ class Replay:
                 if self._registry.exists(topic_id):
                     self._registry.activate(topic_id).dedup.recover(keys)
                     self._progress.keyed.add(topic_id)
+
+    def _replay_groups(self) -> None:
+        for topic_id in self._revival.closed_topics:
+            if self._registry.exists(topic_id):
+                self._registry.activate(topic_id)
+        for row in self._ground.journal:
+            for topic_id, group, offsets in row.entry.grouped:
+                if not self._registry.exists(topic_id):
+                    continue
+                self._progress.touched.add(topic_id)
+                groups = self._registry.activate(topic_id).groups
+                if len(offsets):
+                    groups.join([Member(group, offsets)])
+                else:
+                    groups.forget_members(group)
 
     def _subscription(self, subscription_id: int) -> Subscription | None:
         """The living subscription; None if it was deleted since."""

@@ -26,8 +26,10 @@ from escapement.clock import Clock
 from escapement.names import TopicName
 from escapement.storage.attempts import decode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
+from escapement.storage.checkpoint import MemberRow
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.dedupkeys import decode_keys
+from escapement.storage.eventgroup import Closing
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key
 
 
@@ -40,6 +42,7 @@ class Revival:
       moves: the times of moved messages by topic id, likewise.
       attempts: their parts by subscription id, likewise.
       keys: dedup keys in parts by topic id, likewise.
+      members, closings: of groups by topic id, likewise.
       end_offsets: where the log goes on, of topics that have grown since the checkpoint.
       doubtful_until_ms: of what was accepted by then, a broker before us may have delivered
         more than is recorded.
@@ -58,6 +61,8 @@ class Revival:
         moves: dict[int, list[tuple[int, bytes]]],
         attempts: dict[int, list[tuple[int, bytes]]],
         keys: dict[int, list[tuple[int, bytes]]],
+        members: dict[int, list[MemberRow]],
+        closings: dict[int, list[Closing]],
         end_offsets: Mapping[int, int],
         doubtful_until_ms: int,
         on_change: Callable[[Topic], None],
@@ -75,6 +80,8 @@ class Revival:
         self._moves = moves
         self._attempts = attempts
         self._keys = keys
+        self._members = members
+        self._closings = closings
         self._end_offsets = end_offsets
         self.doubtful_until_ms = doubtful_until_ms
         self._on_change = on_change
@@ -87,6 +94,11 @@ class Revival:
     def keyed_topics(self) -> list[int]:
         """The ids of topics whose dedup keys wait to be brought to life."""
         return list(self._keys)
+
+    @property
+    def closed_topics(self) -> list[int]:
+        """The ids of topics with closed groups that wait to be brought to life."""
+        return list(self._closings)
 
     def has_attempts(self, subscription_id: int) -> bool:
         """Whether attempts of this one wait to be brought to life."""
@@ -117,6 +129,7 @@ class Revival:
             topic.amendments.cancelled.load_chunk(chunk, data)
         for chunk, data in self._moves.pop(record.id, []):
             topic.amendments.moves.load_chunk(chunk, data)
+        topic.groups.load(self._members.pop(record.id, []), self._closings.pop(record.id, []))
         self._pipeline.open_topic(record.id, end)
         for subscription in subscriptions:
             self._subscription(topic, subscription, new=False)
@@ -132,6 +145,7 @@ class Revival:
     ) -> Subscription:
         """Serve a new subscription in an old one's place; consumers go over, nothing else does."""
         del self.subscriptions[old.record.id]
+        topic.groups.follow_seek(old.record.id, record.id)
         new = self._subscription(topic, record, new=True)
         new.take_over(old.give_up())
         self._on_change(topic)

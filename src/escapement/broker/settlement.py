@@ -18,7 +18,7 @@ from escapement.broker.rescheduling import Restatement
 from escapement.broker.subscription import Subscription
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
-from escapement.message import MessageBatch
+from escapement.message import Int64s, MessageBatch
 from escapement.storage.checkpoint import ProducerRow
 from escapement.storage.group import Acks, Group, Restated, TopicGroup
 from escapement.storage.index import DelayedIndex
@@ -30,6 +30,7 @@ class Settlement:
     Args:
       subscriptions: every living one, by id.
       on_appended: called with each topic that has new messages.
+      on_done: called with what a subscription is done with, where its topic watches groups.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Settlement:
         progress: Progress,
         clock: Clock,
         on_appended: Callable[[Topic], None],
+        on_done: Callable[[Topic, Subscription, Int64s], None],
     ) -> None:
         self._registry = registry
         self._subscriptions = subscriptions
@@ -51,6 +53,7 @@ class Settlement:
         self._progress = progress
         self._clock = clock
         self._on_appended = on_appended
+        self._on_done = on_done
 
     def take(self, group: Group) -> None:
         """The group is durable."""
@@ -70,8 +73,12 @@ class Settlement:
             if subscription is not None:
                 subscription.acks_committed(acks.offsets)
                 self._progress.touched.add(acks.topic_id)
+            self._tell_groups(acks, subscription)
             if acks.context is not None:
                 acks.context()
+        for statement in group.statements:
+            if statement.forgets and statement.error is None:
+                self._forget_group(statement.topic_id, statement.forgets)
         for attempts in group.attempts:
             self._progress.touched.add(attempts.topic_id)
         for mail in group.mail:
@@ -104,6 +111,22 @@ class Settlement:
             topic.amendments.cancel_committed(cancelled.offsets)
             self._progress.touched.add(topic.id)
 
+    def _tell_groups(self, acks: Acks, subscription: Subscription | None) -> None:
+        topic = self._registry.active.get(acks.topic_id)
+        if topic is None or not topic.groups.watched:
+            return
+        if subscription is not None:
+            self._on_done(topic, subscription, acks.offsets)
+        elif acks.subscription_id < 0:  # cancelled, for all that were not handed them
+            for any_kind in topic.subscriptions():
+                self._on_done(topic, any_kind, acks.offsets)
+
+    def _forget_group(self, topic_id: int, group: str) -> None:
+        topic = self._registry.active.get(topic_id)
+        if topic is not None:
+            topic.groups.forget(group)
+            self._progress.touched.add(topic_id)
+
     def _append(self, part: TopicGroup, accepted_at_ms: int, now_ms: int) -> None:
         topic = self._registry.active.get(part.topic_id)  # None: deleted while it committed
         publications: list[Publication | Carriage] = [append.context for append in part.appends]
@@ -111,6 +134,7 @@ class Settlement:
             if len(part.due_ms):
                 batches = [publication.batch for publication in publications]
                 topic.accept(part.base_offset, part.due_ms, MessageBatch.concat(batches), now_ms)
+            topic.groups.join(part.members())
             keys = part.keys(accepted_at_ms)
             if keys is not None:
                 topic.dedup.store(keys)

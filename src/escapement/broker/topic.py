@@ -30,6 +30,7 @@ from escapement.broker.amendments import Amendments
 from escapement.broker.amount import Amount, quota_of, total_quota_of
 from escapement.broker.budget import WindowBudget
 from escapement.broker.dedup import DedupKeys
+from escapement.broker.groups import Groups
 from escapement.broker.ordered import OrderedSubscription
 from escapement.broker.producer import Producer
 from escapement.broker.publishrate import PublishRate
@@ -69,6 +70,7 @@ class Topic:
         "backlog",
         "dedup",
         "deleting",
+        "groups",
         "grown",
         "id",
         "name",
@@ -107,6 +109,7 @@ class Topic:
         self.ordered: dict[str, OrderedSubscription] = {}
         self.producers: dict[str, Producer] = {}
         self.amendments = Amendments()
+        self.groups = Groups()
         self._last_restatement: int | None = None
         self.sizes = Sizes()
         self.publish_rate = PublishRate()
@@ -170,6 +173,9 @@ class Topic:
 
     def remove(self, name: str) -> None:
         """Stop serving a subscription."""
+        gone = self.subscription(name)
+        if gone is not None:
+            self.groups.leave(gone.record.id)
         self.ordered.pop(name, None)
         if self.shared.pop(name, None) is not None and not self.shared:
             self._wheel = None

@@ -11,6 +11,7 @@ topic that wants to be woken) is joined here, by callables. Nothing runs before 
     Levelling       what is over the quota of a whole namespace
     Filler          the past, for subscriptions that want it
     Scheduler       what recurs, as letters into the inbox
+    Closer          closed groups that are done, their follow-ups into the inbox
     Postman         letters from the inbox into the logs of their targets
     Undertaker      what was tried too often, into the inbox of its dead-letter topic
     Razing          namespaces that are being deleted with all that is in them
@@ -30,6 +31,7 @@ from escapement.broker.amending import Amending
 from escapement.broker.backlog import Backlogs
 from escapement.broker.changes import Changes
 from escapement.broker.checkpointer import Checkpointer, Progress
+from escapement.broker.closer import Closer
 from escapement.broker.compactor import Compactor
 from escapement.broker.config import BrokerConfig
 from escapement.broker.consuming import Consuming
@@ -121,6 +123,18 @@ class Works:
             config.limits,
             config.ack_wait_ms,
             self.reschedule,
+            lambda topic: self.closer.look(topic),
+        )
+        self.closer = Closer(
+            engine,
+            self.registry,
+            self.revival.subscriptions,
+            self.pipeline,
+            self.publishing,
+            self.reader,
+            clock,
+            config.limits,
+            self.postman.wake,
         )
         self.razing = Razing(
             self.registry,
@@ -162,6 +176,7 @@ class Works:
             self._progress,
             clock,
             self._appended,
+            self.closer.done,
         )
 
     def _keep(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
@@ -264,6 +279,8 @@ class Works:
             moves=ground.state.moves,
             attempts=ground.state.attempts,
             keys=ground.state.keys,
+            members=ground.state.members,
+            closings=ground.state.closings,
             end_offsets=ground.next_offsets(),
             # What of it an earlier owner delivered, nobody knows for sure.
             doubtful_until_ms=lease.doubtful_until_ms if lease.was_clean else clock.now_ms(),
@@ -297,6 +314,7 @@ class Works:
                 self.postman,
                 self.undertaker,
                 self.scheduler,
+                self.closer,
                 self.razing,
                 self.housekeeper,
                 self.forgetter,

@@ -37,6 +37,7 @@ def plain(message: Row) -> dict[str, Any]:
     return shown | {
         "key": message.key,
         "properties": message.properties,
+        "group": message.group,
         "due_ms": message.due_ms,
     }
 

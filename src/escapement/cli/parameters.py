@@ -98,6 +98,14 @@ def moment(text: str) -> datetime:
     return at
 
 
+def name_and_value(text: str) -> tuple[str, str]:
+    """A property."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
+    return name, value
+
+
 def place(text: str) -> Where:
     """Where a subscription begins: latest, earliest, an offset, or a time."""
     if text in ("latest", "earliest"):

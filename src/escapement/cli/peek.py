@@ -12,7 +12,7 @@ import click
 import trio
 
 from escapement.cli.options import output_option
-from escapement.cli.parameters import moment
+from escapement.cli.parameters import moment, name_and_value
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import print_rows
 from escapement.client.broker import Broker
@@ -20,13 +20,6 @@ from escapement.client.peeking import Peeking, Upcoming
 from escapement.client.schedule import at_ms
 
 _REPORT_S: Final = 1.0
-
-
-def _property(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
-    return name, value
 
 
 @click.command(
@@ -60,7 +53,7 @@ def _property(text: str) -> tuple[str, str]:
 @click.option(
     "--property",
     "properties",
-    type=_property,
+    type=name_and_value,
     metavar="NAME=VALUE",
     multiple=True,
     help="Only messages with this property; more than once for all of several.",

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 import click
 import trio
 
-from escapement.cli.parameters import duration_ms, moment
+from escapement.cli.parameters import duration_ms, moment, name_and_value
 from escapement.cli.remote import broker_option, with_broker
 from escapement.client.broker import Broker
 from escapement.client.content import MAX_PRIORITY
@@ -23,13 +23,6 @@ from escapement.protocol.limits import MAX_FRAME_BYTES
 
 # What is read at once from a file or pipe: some thousand lines make a good batch.
 _READ_BYTES: Final = 256 * 1024
-
-
-def _property(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
-    return name, value
 
 
 @click.command(
@@ -69,7 +62,7 @@ def _property(text: str) -> tuple[str, str]:
 @click.option(
     "--property",
     "properties",
-    type=_property,
+    type=name_and_value,
     multiple=True,
     metavar="NAME=VALUE",
     help="A property, for whoever receives it; may be given several times.",
@@ -79,6 +72,7 @@ def _property(text: str) -> tuple[str, str]:
     metavar="KEY",
     help="Store it only if the topic had none with this key lately; one message only.",
 )
+@click.option("--group", metavar="NAME", help="The group they belong to; see `admin groups`.")
 @click.option("--stdin", is_flag=True, help="Send each line of standard input.")
 @click.option(
     "--file", type=click.File("rb"), metavar="FILE", help="Send each line of a file; - is stdin."
@@ -93,6 +87,7 @@ def produce(
     priority: int,
     properties: tuple[tuple[str, str], ...],
     dedup: str | None,
+    group: str | None,
     stdin: bool,
     file: BinaryIO | None,
     at_broker: tuple[str, int],
@@ -100,8 +95,8 @@ def produce(
     """Send messages to TOPIC, now or for later.
 
     A topic is tenant/namespace/name, or a name alone in public/default, and is created on
-    first use. All messages of one command have the same time, key, priority and
-    properties.
+    first use. All messages of one command have the same time, key, priority, properties
+    and group.
     """
     if delay_ms is not None and at is not None:
         raise click.UsageError("--delay or --at, not both.")
@@ -121,6 +116,7 @@ def produce(
             properties=[dict(properties)] * len(values) if properties else None,
             priorities=None if priority == DEFAULT_PRIORITY else priority,
             dedup=None if dedup is None else [dedup],
+            groups=group,
         )
         _print(receipts)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from escapement.client import amending, finding, schedule, selection
 from escapement.client.forecast import Forecast
+from escapement.client.groups import Groups
 from escapement.client.inbox import Inbox
 from escapement.client.life import Life
 from escapement.client.line import Line
@@ -166,6 +167,11 @@ class Broker:
             yield inbox
         finally:
             await inbox.aclose()
+
+    @property
+    def groups(self) -> Groups:
+        """Groups of messages, and what follows when a subscription is done with one."""
+        return Groups(self._line)
 
     @property
     def schedules(self) -> Schedules:

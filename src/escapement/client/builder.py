@@ -25,6 +25,7 @@ class MessageBuilder(Generic[Sent]):
         self._properties: dict[str, Any] = {}
         self._priority = DEFAULT_PRIORITY
         self._dedup: str | None = None
+        self._group: str | None = None
 
     def delay_at(self, amount: int | float | timedelta, unit: str | None = None) -> Self:
         """Deliver it so long after the broker has taken it: ``delay_at(3, "minutes")``."""
@@ -56,6 +57,11 @@ class MessageBuilder(Generic[Sent]):
         self._dedup = key
         return self
 
+    def group(self, name: str) -> Self:
+        """Send it as one of a group."""
+        self._group = name
+        return self
+
     def send(self) -> Sent:
         """Send it; see ``Producer.send``, whose result is returned (to be awaited, or not)."""
         return self._send(
@@ -66,4 +72,5 @@ class MessageBuilder(Generic[Sent]):
             properties=self._properties,
             priority=self._priority,
             dedup=self._dedup,
+            group=self._group,
         )

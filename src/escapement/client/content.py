@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.errors import InvalidRequest
+from escapement.message import Blobs
+from escapement.names import check_name
 
 MAX_PRIORITY: Final = 255
 
@@ -19,6 +21,23 @@ def key(text: str) -> bytes:
     if not isinstance(text, str):
         raise InvalidRequest(f"a key of type {type(text).__name__} is not a str")
     return text.encode()
+
+
+def group(name: str) -> bytes:
+    """The name of a group as bytes. Raises ``InvalidRequest``."""
+    if not isinstance(name, str):
+        raise InvalidRequest(f"a group named by a {type(name).__name__} is not one: name it by str")
+    return check_name("group", name).encode()
+
+
+def groups(names: str | Sequence[str | None] | None, count: int) -> Blobs | None:
+    """The groups of ``count`` messages, given as one for all or one each."""
+    if names is None:
+        return None
+    if isinstance(names, str):
+        return Blobs.of([group(names)] * count)
+    packed = {name: b"" if name is None else group(name) for name in set(names)}
+    return Blobs.of([packed[name] for name in names])
 
 
 def properties(values: Mapping[str, Any]) -> bytes:

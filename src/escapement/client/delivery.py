@@ -31,6 +31,7 @@ class Columns:
     """Messages in columns of equal height; ``offsets`` and ``due_ms`` are int64."""
 
     __slots__ = (
+        "_groups",
         "_keys",
         "_origin",
         "_payloads",
@@ -52,6 +53,7 @@ class Columns:
         self.messages = messages
         self._origin = origin
         self._payloads: list[bytes] | None = None
+        self._groups: list[bytes] | None = None
         self._keys: list[bytes] | None = None
         self._properties: list[bytes] | None = None
 
@@ -83,6 +85,12 @@ class Columns:
             keys = self.messages.keys
             self._keys = [b""] * len(self) if keys is None else keys.to_list()
         return self._keys
+
+    def _group_list(self) -> list[bytes]:
+        if self._groups is None:
+            groups = self.messages.groups
+            self._groups = [b""] * len(self) if groups is None else groups.to_list()
+        return self._groups
 
     def _properties_list(self) -> list[bytes]:
         if self._properties is None:
@@ -164,6 +172,12 @@ class Row:
         """The priority it was sent with; lower goes first."""
         column = self._columns.messages.priorities
         return DEFAULT_PRIORITY if column is None else int(column[self._row])
+
+    @property
+    def group(self) -> str | None:
+        """The group it belongs to, if any."""
+        group = self._columns._group_list()[self._row]
+        return group.decode() if group else None
 
     @property
     def id(self) -> MessageId:

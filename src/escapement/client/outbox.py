@@ -99,6 +99,7 @@ class Outbox:
         sequence: int | None,
         now_s: float,
         dedup: bytes = NO_DIGEST,
+        group: bytes = b"",
     ) -> tuple[Parcel, int]:
         """Take one message; returns its parcel and its row there. O(1).
 
@@ -106,7 +107,7 @@ class Outbox:
           LimitExceeded: if it is larger than the broker takes.
           InvalidRequest: if ``sequence`` has been used for another message.
         """
-        size = len(payload) + len(key) + len(properties) + _ROW_BYTES
+        size = len(payload) + len(key) + len(properties) + len(group) + _ROW_BYTES
         if size > self.bounds.message_bytes:
             raise LimitExceeded(
                 f"a message of {size} bytes is over the limit of {self.bounds.message_bytes}"
@@ -122,7 +123,7 @@ class Outbox:
             draft = None
         if draft is None:
             draft = self._draft = Draft(number, now_s, now_s + self.bounds.send_timeout_s)
-        row = draft.add(payload, key, properties, priority, delay_ms, at_ms, dedup, size)
+        row = draft.add(payload, key, properties, priority, delay_ms, at_ms, dedup, group, size)
         self.messages += 1
         self.size_bytes += size
         if row + 1 >= self.bounds.batch_messages:
@@ -341,7 +342,7 @@ class Outbox:
 def _row_bytes(batch: MessageBatch) -> Int64s:
     """What each message of a batch weighs on the wire; int64[n]."""
     sizes = batch.payloads.lengths.astype(np.int64) + 4
-    for blobs in (batch.keys, batch.properties):
+    for blobs in (batch.keys, batch.properties, batch.groups):
         if blobs is not None:
             sizes += blobs.lengths
             sizes += 4

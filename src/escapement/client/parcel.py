@@ -133,6 +133,7 @@ class Draft:
         "_ats",
         "_dedup",
         "_delays",
+        "_groups",
         "_keys",
         "_payloads",
         "_priorities",
@@ -155,6 +156,7 @@ class Draft:
         self._delays: list[int] = []
         self._ats: list[int] = []
         self._dedup: list[bytes] = []
+        self._groups: list[bytes] = []
 
     def add(
         self,
@@ -165,6 +167,7 @@ class Draft:
         delay_ms: int,
         at_ms: int,
         dedup: bytes,
+        group: bytes,
         size_bytes: int,
     ) -> int:
         """Add a message; returns its row."""
@@ -175,6 +178,7 @@ class Draft:
         self._delays.append(delay_ms)
         self._ats.append(at_ms)
         self._dedup.append(dedup)
+        self._groups.append(group)
         self.next_sequence += 1
         self.size_bytes += size_bytes
         return len(self._payloads) - 1
@@ -189,6 +193,7 @@ class Draft:
             Blobs.of(self._keys) if any(self._keys) else None,
             Blobs.of(self._properties) if any(self._properties) else None,
             priorities,
+            Blobs.of(self._groups) if any(self._groups) else None,
         )
         times = Times(_column(self._delays), _column(self._ats))
         dedup = None

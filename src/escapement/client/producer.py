@@ -20,6 +20,7 @@ import numpy as np
 from escapement.client import content, schedule
 from escapement.client.attachment import Attached
 from escapement.client.builder import MessageBuilder
+from escapement.client.groups import FollowUp, Group, Groups
 from escapement.client.line import Line
 from escapement.client.outbox import Bounds, Outbox
 from escapement.client.promise import Promise
@@ -73,6 +74,7 @@ class Producer(Attached):
         properties: Mapping[str, Any] | None = None,
         priority: int = DEFAULT_PRIORITY,
         dedup: str | None = None,
+        group: str | None = None,
         sequence: int | None = None,
     ) -> Receipt:
         """Send one message and wait until it is durable.
@@ -90,6 +92,7 @@ class Producer(Attached):
           dedup: says that messages are the same: of two with one key, sent by whomever within
             the topic's window (``dedup_window_ms``, 10 minutes), only the first is stored, and
             the receipt of the second has its id.
+          group: the name of the topic's group that the message belongs to; see ``Groups``.
           sequence: the message's number, if the application counts by itself: of one
             that is stored already, the receipt says so.
 
@@ -106,6 +109,7 @@ class Producer(Attached):
             properties=properties,
             priority=priority,
             dedup=dedup,
+            group=group,
             sequence=sequence,
         )
         return await pending.wait()
@@ -120,6 +124,7 @@ class Producer(Attached):
         properties: Mapping[str, Any] | None = None,
         priority: int = DEFAULT_PRIORITY,
         dedup: str | None = None,
+        group: str | None = None,
         sequence: int | None = None,
     ) -> Pending:
         """Send one message; the receipt may be waited for later, with ``await``.
@@ -133,10 +138,20 @@ class Producer(Attached):
         if priority != DEFAULT_PRIORITY:
             content.check_priority(priority)
         same = NO_DIGEST if dedup is None else digest(dedup)
+        member_of = b"" if group is None else content.group(group)
         await self._have_room()
         now_s = anyio.current_time()
         parcel, row = self._outbox.add(
-            payload, key_bytes, packed, priority, delay_ms, at_ms, sequence, now_s, same
+            payload,
+            key_bytes,
+            packed,
+            priority,
+            delay_ms,
+            at_ms,
+            sequence,
+            now_s,
+            same,
+            member_of,
         )
         self._line.wake(self)
         return Pending(self.topic, parcel, row)
@@ -151,6 +166,7 @@ class Producer(Attached):
         properties: Sequence[Mapping[str, Any] | None] | None = None,
         priorities: Any = None,
         dedup: Sequence[str | None] | None = None,
+        groups: str | Sequence[str | None] | None = None,
         sequence: int | None = None,
     ) -> Receipts:
         """Send messages as one batch (or a few, if the broker's limits ask for it).
@@ -163,6 +179,7 @@ class Producer(Attached):
           properties: one map each, or None.
           priorities: one for all, or one each.
           dedup: one key each, or None; see ``send``.
+          groups: one group for all, or one each, or None; see ``send``.
           sequence: the number of the first; see ``send``.
 
         Raises:
@@ -178,8 +195,9 @@ class Producer(Attached):
             if properties is None
             else Blobs.of([content.properties(p) if p else b"" for p in properties]),
             content.priorities(priorities, count),
+            content.groups(groups, count),
         )
-        for column in (batch.keys, batch.properties, batch.priorities):
+        for column in (batch.keys, batch.properties, batch.priorities, batch.groups):
             if column is not None and len(column) != count:
                 raise InvalidRequest(f"a column of {len(column)} came with {count} messages")
         times = schedule.times(delay, at, count)
@@ -216,6 +234,11 @@ class Producer(Attached):
     def message(self, value: Any) -> MessageBuilder[Coroutine[Any, Any, Receipt]]:
         """A message to be described step by step, then sent."""
         return MessageBuilder(self.send, value)
+
+    async def close_group(self, group: str, subscription: str, then: FollowUp) -> Group:
+        """Close a group of the topic, behind what was sent so far; see ``Groups.close``."""
+        await self.flush()
+        return await Groups(self._line).close(self.topic, group, subscription, then)
 
     async def flush(self) -> None:
         """Wait until everything sent so far is settled, one way or the other."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from escapement.errors import AlreadyExists, Conflict, NotFound
-from escapement.storage import removal
+from escapement.storage import eventgroup, removal
 from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
 from escapement.storage.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 
@@ -227,7 +227,7 @@ def replace_subscription(
     any more, and its rows are freed by ``removal``. Raises ``NotFound``.
     """
     delete_subscription(connection, old.id)
-    return create_subscription(
+    new = create_subscription(
         connection,
         old.topic_id,
         old.name,
@@ -239,6 +239,8 @@ def replace_subscription(
         fill_until=fill_until,
         policy=old.policy,
     )
+    eventgroup.follow_seek(connection, old.topic_id, old.id, new.id)
+    return new
 
 
 def delete_subscription(connection: Connection, subscription_id: int) -> None:

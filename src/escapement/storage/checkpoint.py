@@ -1,9 +1,9 @@
 """A checkpoint: the state the journal adds up to, written so that the journal can go.
 
-Owns the tables ``cursor_chunks``, ``moves``, ``attempts`` and ``dedup_keys``, and the order
-of what a checkpoint changes in the others. It is written in short transactions, each with the
-lease check, because a long one would make a renewal of the lease wait, and every commit behind
-it.
+Owns the tables ``cursor_chunks``, ``moves``, ``attempts``, ``dedup_keys`` and
+``group_members``, and the order of what a checkpoint changes in the others. It is written in
+short transactions, each with the lease check, because a long one would make a renewal of the
+lease wait, and every commit behind it.
 The journal is trimmed last. All values are absolute and replaying the journal over a
 newer state changes nothing, so a checkpoint that ends half-way, or whose COMMIT lost its
 reply, does no harm and is simply written again.
@@ -14,17 +14,18 @@ reply, does no harm and is simply written again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from escapement.storage import catalog, journal, removal
 from escapement.storage.attempts import AttemptTable, encode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.dedupkeys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.eventgroup import Closing, read_closings
 from escapement.storage.generation import Generation
 from escapement.storage.journal import JournalPosition
 from escapement.storage.lease import Lease, check
@@ -51,6 +52,9 @@ _SET_MOVES: Final = "REPLACE INTO moves (topic_id, chunk, data) VALUES (?, ?, ?)
 _DROP_MOVES: Final = "DELETE FROM moves WHERE topic_id = ? AND chunk = ?"
 _ADD_KEYS: Final = "REPLACE INTO dedup_keys (topic_id, part, data) VALUES (?, ?, ?)"
 _DROP_KEYS: Final = "DELETE FROM dedup_keys WHERE topic_id = ? AND part < ?"
+_FORGET_GROUP: Final = "DELETE FROM group_members WHERE topic_id = ? AND name = ?"
+_SET_MEMBERS: Final = "REPLACE INTO group_members (topic_id, name, chunk, data) VALUES (?, ?, ?, ?)"
+_DROP_MEMBERS: Final = "DELETE FROM group_members WHERE topic_id = ? AND name = ? AND chunk = ?"
 _SET_NEXT_OFFSET: Final = "UPDATE topics SET next_offset = ? WHERE id = ?"
 _SET_PRODUCER: Final = (
     "UPDATE producers SET last_sequence = ?, last_offset = ?, updated_at_ms = ? WHERE id = ?"
@@ -86,6 +90,15 @@ class MoveRow(NamedTuple):
     """One row of a topic's moves; empty data: the row is deleted."""
 
     topic_id: int
+    chunk: int
+    data: bytes
+
+
+class MemberRow(NamedTuple):
+    """One row of a group's members; empty data: the row is deleted."""
+
+    topic_id: int
+    group: str
     chunk: int
     data: bytes
 
@@ -131,6 +144,8 @@ class Checkpoint:
     generation: Generation | None = None  # the current one, with its size
     trims: Mapping[int, JournalPosition] = field(default_factory=dict)  # by lane
     moves: Sequence[MoveRow] = ()
+    forgotten: Sequence[tuple[int, str]] = ()  # groups, by topic id: before what follows
+    members: Sequence[MemberRow] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +163,8 @@ class State:
     moves: dict[int, list[tuple[int, bytes]]]  # topic: (chunk, data)
     attempts: dict[int, list[tuple[int, bytes]]]  # subscription: (part, data), ascending
     keys: dict[int, list[tuple[int, bytes]]]  # topic: (part, data) of its dedup keys
+    members: dict[int, list[MemberRow]]  # by topic: of its groups
+    closings: dict[int, list[Closing]]  # by topic
     trims: dict[int, JournalPosition]  # by lane: what the checkpoint covers
     journal_ends: dict[int, JournalPosition]  # by lane: where the pipeline goes on
 
@@ -192,6 +209,8 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         moves=_read_chunks(connection, "moves", "topic_id"),
         attempts=_read_parts(connection, "attempts", "subscription_id"),
         keys=_read_parts(connection, "dedup_keys", "topic_id"),
+        members=_read_members(connection),
+        closings=_by_topic(read_closings(connection)),
         trims=journal.trims(connection, bundle_id),
         journal_ends=journal.ends(connection, bundle_id),
     )
@@ -223,6 +242,14 @@ def _changes(checkpoint: Checkpoint) -> Iterator[Change]:
         yield _ADD_KEYS, (keys.topic_id, keys.part, encode_keys(keys.table))
     for id, part_number in checkpoint.keys_from.items():
         yield _DROP_KEYS, (id, part_number)
+    for forgotten in checkpoint.forgotten:
+        yield _FORGET_GROUP, forgotten
+    for row in checkpoint.members:
+        if row.data:
+            yield _SET_MEMBERS, tuple(row)
+    for row in checkpoint.members:
+        if not row.data:
+            yield _DROP_MEMBERS, row[:3]
     for id, next_offset in checkpoint.next_offsets.items():
         yield _SET_NEXT_OFFSET, (next_offset, id)
     for producer in checkpoint.producers:
@@ -288,3 +315,35 @@ def _read_parts(
             found.setdefault(id, []).append((last, data))
         if len(rows) < _PARTS_AT_ONCE:
             return found
+
+
+def _read_members(connection: Connection) -> dict[int, list[MemberRow]]:
+    found: list[MemberRow] = []
+    key: tuple[int, str, int] = (0, "", _LEAST)
+    while True:
+        rows = connection.execute(
+            "SELECT topic_id, name, chunk, data FROM group_members"
+            " WHERE topic_id >= ?"
+            " AND NOT (topic_id = ? AND (name < ? OR (name = ? AND chunk <= ?)))"
+            f" ORDER BY topic_id, name, chunk LIMIT {_CHUNKS_AT_ONCE}",
+            (key[0], key[0], key[1], key[1], key[2]),
+        ).rows
+        found += [MemberRow(*row) for row in rows]
+        if len(rows) < _CHUNKS_AT_ONCE:
+            return _by_topic(found)
+        key = rows[-1][:3]
+
+
+class _OfTopic(Protocol):
+    @property
+    def topic_id(self) -> int: ...
+
+
+R = TypeVar("R", bound=_OfTopic)
+
+
+def _by_topic(rows: Iterable[R]) -> dict[int, list[R]]:
+    found: dict[int, list[R]] = {}
+    for row in rows:
+        found.setdefault(row.topic_id, []).append(row)
+    return found

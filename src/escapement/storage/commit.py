@@ -167,13 +167,15 @@ class CommitPipeline:
         while not self.has_room:
             await self._waiters.park()
 
-    async def transact(self, statement: Callable[[Connection], T], *, topic_id: int = 0) -> T:
+    async def transact(
+        self, statement: Callable[[Connection], T], *, topic_id: int = 0, forgets: str = ""
+    ) -> T:
         """Run ``statement`` in a group's transaction; its result, once that is durable.
 
         It goes behind what ``topic_id`` has waiting. It runs in a thread, may run more
         than once, and must do nothing but use the connection. What it raises takes back
         its own changes only, and is raised here. If the caller is cancelled, it may
-        have been done or not.
+        have been done or not. With it the topic forgets the group ``forgets``.
         """
         done = trio.Event()
         refusal: list[EscapementError] = []
@@ -182,7 +184,7 @@ class CommitPipeline:
             refusal.append(error)
             done.set()
 
-        item = Statement(topic_id, statement, done.set, fail)
+        item = Statement(topic_id, statement, done.set, fail, forgets=forgets)
         self._lane(topic_id).submit(item)
         await done.wait()
         if refusal:

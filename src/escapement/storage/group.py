@@ -19,12 +19,19 @@ import numpy as np
 
 from escapement.dedup import DIGEST, NO_DIGEST, Digests
 from escapement.errors import EscapementError
+from escapement.groupnames import Member
 from escapement.message import NO_TIMES, Buffer, Int64s, Times
 from escapement.storage.dedupkeys import KEY_BYTES, Keyed, KeyTable
 from escapement.storage.engine.base import Connection
 from escapement.storage.generation import Generation
 from escapement.storage.journal import JournalPosition
-from escapement.storage.journalentry import Acked, AttemptColumns, JournalEntry, ProducerMark
+from escapement.storage.journalentry import (
+    Acked,
+    AttemptColumns,
+    Grouped,
+    JournalEntry,
+    ProducerMark,
+)
 from escapement.storage.letter import Letter
 from escapement.storage.logrow import Restating, encode_row
 from escapement.storage.logtable import NewRow, RowKey
@@ -44,7 +51,8 @@ class Append:
     """A batch for the log. ``fail`` is called, once, if it will not be made durable.
 
     ``letter_ids`` are the letters of the inbox that it was read from; they are taken out
-    in the same transaction. ``digests`` are the messages' dedup keys, V16[count].
+    in the same transaction. ``digests`` are the messages' dedup keys, V16[count]; ``members``
+    says which of its rows belong to which group.
 
     A batch of which everything is stored already has no messages and no body: it says how
     far its producer has come, and is answered behind all that was handed in before it.
@@ -60,6 +68,7 @@ class Append:
     fail: Callable[[EscapementError], None] = _ignore
     letter_ids: Sequence[int] = ()
     digests: Digests | None = None
+    members: Sequence[Member] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -164,6 +173,7 @@ class Statement:
     value: Any = None
     error: Exception | None = None
     size_bytes: int = 0
+    forgets: str = ""  # a group of the topic that ends with it
 
 
 Item = Append | Restate | Acks | Attempts | Letters | Statement
@@ -186,6 +196,14 @@ class TopicGroup:
     @property
     def bodies(self) -> list[Buffer]:
         return [append.body for append in self.appends]
+
+    def members(self) -> list[Member]:
+        """The offsets of its messages by group, of those that belong to one."""
+        found: dict[str, list[Int64s]] = {}
+        for append, base in zip(self.appends, self.base_offsets, strict=True):
+            for group, rows in append.members:
+                found.setdefault(group, []).append(base + rows)
+        return [Member(group, np.concatenate(parts)) for group, parts in found.items()]
 
     def keys(self, accepted_at_ms: int) -> KeyTable | None:
         """The dedup keys of its messages; None if there are none."""
@@ -333,7 +351,7 @@ def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
         for row in rows
     ]
     return rows, JournalEntry(
-        keys, _acked(group), _attempted(group), _producers(group), _keyed(group)
+        keys, _acked(group), _attempted(group), _producers(group), _keyed(group), _grouped(group)
     )
 
 
@@ -414,6 +432,18 @@ def _attempted(group: Group) -> AttemptColumns | None:
 def _keyed(group: Group) -> list[Keyed]:
     found = [(topic.topic_id, topic.keys(group.accepted_at_ms)) for topic in group.topics]
     return [Keyed(topic_id, keys) for topic_id, keys in found if keys is not None]
+
+
+def _grouped(group: Group) -> list[Grouped]:
+    found = [
+        Grouped(topic.topic_id, *member) for topic in group.topics for member in topic.members()
+    ]
+    none = np.zeros(0, np.int64)
+    return found + [
+        Grouped(statement.topic_id, statement.forgets, none)
+        for statement in group.statements
+        if statement.forgets and statement.error is None
+    ]
 
 
 def _producers(group: Group) -> list[ProducerMark]:

@@ -1,8 +1,8 @@
 """What one group commit did besides its log rows' data, as bytes.
 
 Columns throughout: the rows it wrote to the log, the offsets that subscriptions
-acknowledged, the attempts counted, how far each producer has come, and which dedup keys
-its messages had. Layout, little-endian::
+acknowledged, the attempts counted, how far each producer has come, which dedup keys its
+messages had, and which groups they belong to. Layout, little-endian::
 
     version u8 | 0 u8 x3 | rows u32 | acks u32 | attempts u32 | producers u32 | crc32 u32
     rows        5 columns of i64: generation, topic, base offset, messages, size_bytes
@@ -10,8 +10,11 @@ its messages had. Layout, little-endian::
     attempts    5 columns of i64: subscription, offset, attempt, next_ms, due_ms
     producers   3 columns of i64: producer, last sequence, last offset
     offsets     of each ack, end to end (storage/offsetcolumn.py)
-    keys        version 2 only: topics u32, then 2 columns: topic i64, length u32, then
+    size        version 3 only: of the keys that follow, u32; 0: there are none
+    keys        from version 2 on: topics u32, then 2 columns: topic i64, length u32, then
                 the tables of each, end to end (storage/dedupkeys.py)
+    groups      version 3 only: count u32, then 3 columns: topic i64, length of the name u32,
+                size u32; then the names, then the offsets of each (as above), end to end
 
 The checksum covers everything but itself. No I/O.
 """
@@ -36,6 +39,8 @@ from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
 _VERSION: Final = 1
 # With dedup keys; else it is as the first version was.
 _KEYED: Final = 2
+# With groups, and perhaps dedup keys.
+_GROUPED: Final = 3
 _HEAD: Final = struct.Struct("<BxxxIIII")
 _CRC: Final = struct.Struct("<I")
 _START: Final = _HEAD.size + _CRC.size
@@ -73,6 +78,17 @@ class ProducerMark(NamedTuple):
     last_offset: int
 
 
+class Grouped(NamedTuple):
+    """Messages that belong to a group of a topic; none: the group was forgotten.
+
+    It is forgotten behind what else the entry says of it.
+    """
+
+    topic_id: int
+    group: str
+    offsets: Int64s  # ascending
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:
     """The content of one journal row."""
@@ -82,6 +98,7 @@ class JournalEntry:
     attempts: AttemptColumns | None = None
     producers: Sequence[ProducerMark] = ()
     keyed: Sequence[Keyed] = ()
+    grouped: Sequence[Grouped] = ()
 
 
 def encode_entry(entry: JournalEntry) -> bytes:
@@ -96,10 +113,14 @@ def encode_entry(entry: JournalEntry) -> bytes:
         _columns(entry.producers, 3),
         *offsets,
     ]
-    if entry.keyed:
-        parts += _encode_keyed(entry.keyed)
+    keys = _encode_keyed(entry.keyed) if entry.keyed else []
+    if entry.grouped:
+        parts.append(_COUNT.pack(sum(map(len, keys))))
+    parts += keys
+    if entry.grouped:
+        parts += _encode_grouped(entry.grouped)
     count = 0 if attempts is None else len(attempts)
-    version = _KEYED if entry.keyed else _VERSION
+    version = _GROUPED if entry.grouped else _KEYED if entry.keyed else _VERSION
     head = _HEAD.pack(version, len(entry.rows), len(entry.acks), count, len(entry.producers))
     crc = zlib.crc32(head)
     for part in parts:
@@ -120,7 +141,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
     (crc,) = _CRC.unpack_from(view, _HEAD.size)
     if zlib.crc32(view[_START:], zlib.crc32(view[: _HEAD.size])) != crc:
         raise LogDamaged("a journal entry fails its checksum")
-    if version not in (_VERSION, _KEYED):
+    if version not in (_VERSION, _KEYED, _GROUPED):
         raise LogDamaged(f"a journal entry has the unknown version {version}")
     if len(view) - _START < 40 * rows + 12 * acks + 40 * attempts + 24 * producers:
         raise LogDamaged("a journal entry ends inside its columns")
@@ -138,13 +159,26 @@ def decode_entry(data: Buffer) -> JournalEntry:
     for subscription_id, length in zip(subscriptions[0].tolist(), lengths, strict=True):
         acked.append(Acked(subscription_id, _offsets(view[at : at + length])))
         at += length
+    keys, groups = _parts(view[at:], version)
     return JournalEntry(
         [RowKey(*row) for row in row_table.T.tolist()],
         acked,
         AttemptColumns(*attempt_table) if attempts else None,
         [ProducerMark(*row) for row in producer_table.T.tolist()],
-        _decode_keyed(view[at:]) if version == _KEYED else [],
+        _decode_keyed(keys) if keys is not None else [],
+        _decode_grouped(groups) if groups is not None else [],
     )
+
+
+def _parts(view: memoryview, version: int) -> tuple[memoryview | None, memoryview | None]:
+    """Where the dedup keys are said, and the groups."""
+    if version != _GROUPED:
+        return (view if version == _KEYED else None), None
+    size = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else len(view)
+    if _COUNT.size + size > len(view):
+        raise LogDamaged("a journal entry ends inside its dedup keys")
+    end = _COUNT.size + size
+    return (view[_COUNT.size : end] if size else None), view[end:]
 
 
 def _encode_keyed(keyed: Sequence[Keyed]) -> list[bytes]:
@@ -171,6 +205,38 @@ def _decode_keyed(view: memoryview) -> list[Keyed]:
         keyed.append(Keyed(topic_id, decode_keys(view[at : at + length])))
         at += length
     return keyed
+
+
+def _encode_grouped(grouped: Sequence[Grouped]) -> list[bytes]:
+    names = [one.group.encode() for one in grouped]
+    offsets = [encode_offsets(one.offsets) for one in grouped]
+    return [
+        _COUNT.pack(len(grouped)),
+        np.fromiter((one.topic_id for one in grouped), "<i8", len(grouped)).tobytes(),
+        np.fromiter(map(len, names), "<u4", len(grouped)).tobytes(),
+        np.fromiter(map(len, offsets), "<u4", len(grouped)).tobytes(),
+        *names,
+        *offsets,
+    ]
+
+
+def _decode_grouped(view: memoryview) -> list[Grouped]:
+    count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
+    at = _COUNT.size + 16 * count
+    if not count or len(view) < at:
+        raise LogDamaged("a journal entry ends inside its groups")
+    topics = np.frombuffer(view, "<i8", count, _COUNT.size).tolist()
+    lengths = np.frombuffer(view, "<u4", 2 * count, _COUNT.size + 8 * count).tolist()
+    if len(view) - at != sum(lengths):
+        raise LogDamaged("a journal entry's groups are not as long as it says")
+    pieces = []
+    for length in lengths:
+        pieces.append(view[at : at + length])
+        at += length
+    return [
+        Grouped(topic_id, bytes(name).decode(), _offsets(offsets))
+        for topic_id, name, offsets in zip(topics, pieces[:count], pieces[count:], strict=True)
+    ]
 
 
 def _columns(records: Sequence[tuple[int, ...]], width: int) -> bytes:

@@ -25,6 +25,7 @@ I/O and does not know what its offsets stand for.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
@@ -253,6 +254,34 @@ class OffsetSet:
                 part = part[np.searchsorted(part, low) : np.searchsorted(part, high)]
             parts.append(part)
         return offsetchunk.concatenate(parts)
+
+    def left(
+        self, done: OffsetSet, dropped: OffsetSet, kept: OffsetSet, highest: int | None = None
+    ) -> Iterator[tuple[int, BitMap]]:
+        """What is neither done, nor dropped unless it is kept: chunks, the highest first.
+
+        Args:
+          highest: looks at no chunk beyond that of this offset.
+
+        Yields:
+          The first offset of each chunk that has any left, and what to add to it for those.
+        """
+        for chunk_no in sorted({*self._chunks, *self._full}, reverse=True):
+            if highest is not None and chunk_no > highest >> CHUNK_BITS:
+                continue
+            left = self._bits(chunk_no) - done._bits(chunk_no)
+            if left and len(dropped):
+                left -= dropped._bits(chunk_no) - kept._bits(chunk_no)
+            if left:
+                yield chunk_no << CHUNK_BITS, left
+
+    def _bits(self, chunk_no: int) -> BitMap:
+        chunk = self._chunks.get(chunk_no)
+        if chunk is None:
+            chunk = BitMap()
+            if chunk_no in self._full:
+                chunk.add_range(0, CHUNK_SIZE)
+        return chunk
 
     # -- with other sets -------------------------------------------------------
 

@@ -371,6 +371,9 @@ class TopicPolicy(Policy):
         "How long after a message was published another with its dedup key is taken for the "
         "same; 0: dedup keys are ignored.",
     )
+    group_retention_ms: int = _duration(
+        86_400_000, "How long a group is remembered after its last follow-up has fired."
+    )
 
 
 @dataclass(frozen=True, slots=True)

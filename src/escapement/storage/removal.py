@@ -42,6 +42,8 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         # Its cancelled messages stand under the negative id.
         more = more or _free(connection, "cursor_chunks", "subscription_id", "chunk", -id)
         more = more or _free(connection, "moves", "topic_id", "chunk", id)
+        more = more or _free(connection, "group_members", "topic_id", "name", id)
+        more = more or _free(connection, "group_closings", "topic_id", "id", id)
     elif kind == "mailbox":
         more = _free(connection, "inbox", "mailbox_id", "id", id)
     else:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from escapement.broker.admin import (
     dlq,
+    groups,
     inbox,
     messages,
     namespaces,
@@ -67,6 +68,7 @@ VERBS: Final[dict[str, Verb]] = {
     **pauses.VERBS,
     **inbox.VERBS,
     **schedules.VERBS,
+    **groups.VERBS,
     "broker.stats": _stats,
     "broker.update": _update,
 }

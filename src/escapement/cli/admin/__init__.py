@@ -1,4 +1,4 @@
-"""`escapement admin`: namespaces, topics, subscriptions, the inbox and the broker.
+"""`escapement admin`: namespaces, topics, subscriptions, groups, the inbox and the broker.
 
 A group of commands for each, in a file of its own.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from escapement.cli.admin.broker import broker
 from escapement.cli.admin.group import admin
+from escapement.cli.admin.groups import groups
 from escapement.cli.admin.inbox import inbox
 from escapement.cli.admin.namespaces import namespaces
 from escapement.cli.admin.subscriptions import subscriptions
@@ -14,5 +15,5 @@ from escapement.cli.admin.topics import topics
 
 __all__ = ["admin"]
 
-for _group in (namespaces, topics, subscriptions, inbox, broker):
+for _group in (namespaces, topics, subscriptions, groups, inbox, broker):
     admin.add_command(_group)

@@ -101,6 +101,7 @@ class MessageBlock:
     keys: FixedStrings | None
     properties: FixedStrings | None
     priorities: UInt8s | None
+    groups: FixedStrings | None
     size_bytes: int
 
     @classmethod
@@ -121,6 +122,7 @@ class MessageBlock:
             None if batch.keys is None else FixedStrings.of(batch.keys),
             None if batch.properties is None else FixedStrings.of(batch.properties),
             batch.priorities,
+            None if batch.groups is None else FixedStrings.of(batch.groups),
             # The starts of its strings are counted with it: eight bytes a row each.
             len(block) + 8 * rows,
         )

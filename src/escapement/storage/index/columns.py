@@ -117,6 +117,8 @@ class Columns(Protocol):
     def properties(self) -> Strings | None: ...
     @property
     def priorities(self) -> UInt8s | None: ...
+    @property
+    def groups(self) -> Strings | None: ...
 
 
 class Pick(NamedTuple):
@@ -141,6 +143,7 @@ def assemble(count: int, picks: Sequence[Pick]) -> MessageBatch:
         _strings(count, picks, [pick.columns.keys for pick in picks]),
         _strings(count, picks, [pick.columns.properties for pick in picks]),
         _priorities(count, picks),
+        _strings(count, picks, [pick.columns.groups for pick in picks]),
     )
 
 

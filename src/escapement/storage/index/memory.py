@@ -127,6 +127,7 @@ class MemoryTable:
         "_sorted",
         "_tail",
         "count",
+        "groups",
         "keys",
         "last_offset",
         "most_traits",
@@ -143,6 +144,7 @@ class MemoryTable:
         self.keys: Arena | None = None
         self.properties: Arena | None = None
         self.priorities: UInt8s | None = None
+        self.groups: Arena | None = None
         self.traits: UInt32s | None = None
         self.most_traits = 0
         self.count = 0
@@ -154,7 +156,7 @@ class MemoryTable:
     def memory_bytes(self) -> int:
         """What the arrays take, whether filled or not."""
         size = self._array.nbytes + self.payloads.memory_bytes
-        for column in (self.keys, self.properties):
+        for column in (self.keys, self.properties, self.groups):
             size += 0 if column is None else column.memory_bytes
         for numbers in (self.priorities, self.traits):
             size += 0 if numbers is None else numbers.nbytes
@@ -164,7 +166,7 @@ class MemoryTable:
     @property
     def message_bytes(self) -> int:
         """What the messages' strings weigh."""
-        columns = (self.payloads, self.keys, self.properties)
+        columns = (self.payloads, self.keys, self.properties, self.groups)
         return sum(column.used for column in columns if column is not None)
 
     @property
@@ -204,6 +206,8 @@ class MemoryTable:
             self.keys = self._append_optional(self.keys, row, rows, batch.keys)
         if batch.properties is not None or self.properties is not None:
             self.properties = self._append_optional(self.properties, row, rows, batch.properties)
+        if batch.groups is not None or self.groups is not None:
+            self.groups = self._append_optional(self.groups, row, rows, batch.groups)
         if batch.priorities is not None:
             if self.priorities is None:
                 self.priorities = np.full(self._array.shape[1], DEFAULT_PRIORITY, np.uint8)
@@ -230,7 +234,7 @@ class MemoryTable:
         capacity = min(max(2 * self._array.shape[1], rows), TABLE_ROWS)
         larger = np.empty((2, capacity), np.int64)
         larger[:, : self.count] = self._array[:, : self.count]
-        for arena in (self.payloads, self.keys, self.properties):
+        for arena in (self.payloads, self.keys, self.properties, self.groups):
             if arena is not None:
                 arena.make_room(capacity)
         if self.priorities is not None:

@@ -148,7 +148,7 @@ def _cuts(batch: MessageBatch, block_rows: int) -> list[tuple[int, int]]:
     if count <= block_rows and batch.size_bytes <= BLOCK_BYTES:
         return [(0, count)]
     weights = np.full(count, 4, np.int64)
-    for column in (batch.payloads, batch.keys, batch.properties):
+    for column in (batch.payloads, batch.keys, batch.properties, batch.groups):
         if column is not None:
             weights += column.lengths
     ends = np.cumsum(weights)

@@ -1,0 +1,117 @@
+"""What can be asked about groups of messages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.verb import Verb
+from escapement.broker.broker import Broker
+from escapement.broker.topic import Topic
+from escapement.errors import InvalidRequest, NotFound
+from escapement.message import DEFAULT_PRIORITY, NO_TIMES, Blobs, MessageBatch, Times
+from escapement.names import TopicName
+from escapement.storage.eventgroup import Closing
+from escapement.storage.letter import Letter
+
+_MOST_PRIORITY: Final = 255
+# What the letter is called until it fires.
+_SOURCE: Final = "group"
+
+
+async def _list_groups(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    given.end()
+    return [_plain(broker, topic, group) for group in topic.groups.names()]
+
+
+async def _get_group(broker: Broker, given: Arguments) -> Plain:
+    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    group = given.text("group")
+    given.end()
+    if group not in topic.groups.names():
+        raise NotFound(f"{topic.name.full} has no group {group}")
+    return _plain(broker, topic, group)
+
+
+async def _close_group(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("topic"))
+    group, subscription = given.text("group"), given.text("subscription")
+    follow_up = _follow_up(given)
+    given.end()
+    await broker.works.closer.close(name, group, subscription, follow_up)
+    return _plain(broker, broker.registry.topic(name), group)
+
+
+def _follow_up(given: Arguments) -> Letter:
+    target = TopicName.parse(given.text("target"))
+    payload, key = given.optional_blob("payload"), given.optional_blob("key")
+    properties = given.optional_blob("properties")
+    priority = given.optional_offset("priority")
+    delay_ms, at_ms = given.optional_offset("delay_ms"), given.optional_offset("at_ms")
+    priorities = None
+    if priority is not None and priority != DEFAULT_PRIORITY:
+        if priority > _MOST_PRIORITY:
+            raise InvalidRequest(f"a priority is 0 to {_MOST_PRIORITY}, not {priority}")
+        priorities = np.array([priority], np.uint8)
+    if delay_ms is not None and at_ms is not None:
+        raise InvalidRequest("a follow-up has a delay or a time, not both")
+    times = NO_TIMES
+    if delay_ms is not None:
+        times = Times(delay_ms=np.array([delay_ms]))
+    elif at_ms is not None:
+        times = Times(at_ms=np.array([at_ms]))
+    batch = MessageBatch(
+        Blobs.of([payload]),
+        Blobs.of([key]) if key else None,
+        Blobs.of([properties]) if properties else None,
+        priorities,
+    )
+    return Letter(target.full, _SOURCE, batch.encode(), 1, times)
+
+
+async def _delete_group(broker: Broker, given: Arguments) -> Plain:
+    name = TopicName.parse(given.text("topic"))
+    group = given.text("group")
+    given.end()
+    await broker.works.closer.delete(name, group)
+    return {"deleted": group}
+
+
+def _plain(broker: Broker, topic: Topic, group: str) -> dict[str, Plain]:
+    closings = topic.groups.closings.get(group, [])
+    return {
+        "topic": topic.name.full,
+        "group": group,
+        "state": "closed" if closings else "open",
+        "messages": len(topic.groups.members.get(group, ())),
+        "closings": [_closing(broker, topic, closing) for closing in closings],
+    }
+
+
+def _closing(broker: Broker, topic: Topic, closing: Closing) -> dict[str, Plain]:
+    subscription = broker.works.revival.subscriptions.get(closing.subscription_id)
+    state, remaining = "fired", None
+    if closing.fired_at_ms is None:
+        state = "void"
+        if subscription is not None:
+            state = "waiting"
+            remaining = topic.groups.remaining(closing, subscription, topic.amendments)
+    return {
+        "subscription": closing.subscription,
+        "target": closing.target,
+        "state": state,
+        "remaining": remaining,
+        "closed_at_ms": closing.closed_at_ms,
+        "fired_at_ms": closing.fired_at_ms,
+    }
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "groups.list": _list_groups,
+    "groups.get": _get_group,
+    "groups.close": _close_group,
+    "groups.delete": _delete_group,
+}

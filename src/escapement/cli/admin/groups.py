@@ -1,0 +1,138 @@
+"""`escapement admin groups`: groups of messages, and what follows when one is done."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from escapement.cli.admin.group import Desk, topic_argument, verb
+from escapement.cli.parameters import duration_ms, moment, name_and_value
+from escapement.cli.table import print_record, print_rows
+from escapement.client.content import MAX_PRIORITY
+from escapement.client.groups import FollowUp
+from escapement.message import DEFAULT_PRIORITY
+
+_COLUMNS: Final = ("group", "state", "messages", "waiting")
+_CLOSINGS: Final = ("subscription", "target", "state", "remaining", "closed_at_ms", "fired_at_ms")
+
+
+@click.group()
+def groups() -> None:
+    """Groups of messages, and what follows when a subscription is done with one."""
+
+
+_group_argument = click.argument("group")
+
+
+@verb(groups, "list", "shop/eu/orders")
+@topic_argument
+def list_groups(desk: Desk, topic: str) -> None:
+    """List the groups of a topic, and for how many subscriptions each is waiting."""
+
+    def show(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            row["waiting"] = sum(one["state"] == "waiting" for one in row["closings"])
+        print_rows(rows, _COLUMNS, "no groups")
+
+    desk.ask("groups.list", show, topic=topic)
+
+
+@verb(groups, "show", "shop/eu/orders import-7")
+@topic_argument
+@_group_argument
+def show_group(desk: Desk, topic: str, group: str) -> None:
+    """Show a group, and how far each subscription is that it was closed for."""
+    desk.ask("groups.get", _show, topic=topic, group=group)
+
+
+@verb(
+    groups,
+    "close",
+    'shop/eu/orders import-7 workers reports "import 7 is done"',
+    "shop/eu/orders import-7 workers reports --delay 5m --key import-7",
+)
+@topic_argument
+@_group_argument
+@click.argument("subscription")
+@click.argument("target", metavar="TARGET")
+@click.argument("payload", required=False, default="")
+@click.option("--key", help="The key of the follow-up.")
+@click.option(
+    "--property",
+    "properties",
+    type=name_and_value,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A property of the follow-up; may be given several times.",
+)
+@click.option(
+    "--priority",
+    type=click.IntRange(0, MAX_PRIORITY),
+    default=DEFAULT_PRIORITY,
+    show_default=True,
+    help="The priority of the follow-up.",
+)
+@click.option(
+    "--delay",
+    "delay_ms",
+    type=duration_ms,
+    metavar="DURATION",
+    help="Deliver the follow-up so long after the group is done: 500ms, 30s, 5m, 1h, 3d.",
+)
+@click.option(
+    "--at", type=moment, metavar="TIME", help="Or not before then: ISO 8601 with an offset or Z."
+)
+def close_group(
+    desk: Desk,
+    topic: str,
+    group: str,
+    subscription: str,
+    target: str,
+    payload: str,
+    key: str | None,
+    properties: tuple[tuple[str, str], ...],
+    priority: int,
+    delay_ms: int | None,
+    at: datetime | None,
+) -> None:
+    """Close GROUP: when SUBSCRIPTION is done with all of it, PAYLOAD is published on TARGET.
+
+    Nothing joins it any more. Asked again with the same arguments it changes nothing; it may
+    be closed for other subscriptions too.
+    """
+    if delay_ms is not None and at is not None:
+        raise click.UsageError("--delay or --at, not both.")
+    then = FollowUp(
+        os.fsencode(payload),
+        target,
+        key=key,
+        properties=dict(properties),
+        priority=priority,
+        delay=None if delay_ms is None else (delay_ms, "ms"),
+        at=at,
+    )
+    desk.ask(
+        "groups.close",
+        _show,
+        topic=topic,
+        group=group,
+        subscription=subscription,
+        **then.arguments(),
+    )
+
+
+@verb(groups, "delete", "shop/eu/orders import-7")
+@topic_argument
+@_group_argument
+def delete_group(desk: Desk, topic: str, group: str) -> None:
+    """Forget a group: what has not fired never will. Its messages stay."""
+    desk.ask("groups.delete", print_record, topic=topic, group=group)
+
+
+def _show(answer: dict[str, Any]) -> None:
+    print_record({name: value for name, value in answer.items() if name != "closings"})
+    click.echo()
+    print_rows(answer["closings"], _CLOSINGS, "not closed")

@@ -1,0 +1,64 @@
+"""Which messages of a batch belong to which group.
+
+A batch names the group of each message in a column of strings, empty for none. Here the
+column becomes rows by group; no loop over messages.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from escapement.errors import InvalidRequest
+from escapement.message import Blobs, Int64s
+from escapement.names import MAX_NAME_LENGTH, check_name
+
+
+class Member(NamedTuple):
+    """The messages of one group: rows of a batch or, once these are known, offsets."""
+
+    group: str
+    places: Int64s  # ascending
+
+
+def members_of(column: Blobs | None) -> list[Member]:
+    """The rows of each group that a batch's messages belong to, by name.
+
+    O(n log n) comparisons of names; O(n) where all are one.
+
+    Raises:
+      InvalidRequest: if something there cannot be the name of a group.
+    """
+    if column is None or not len(column):
+        return []
+    lengths = column.lengths
+    width = int(lengths.max())
+    if not width:
+        return []
+    if width > MAX_NAME_LENGTH:
+        raise InvalidRequest(f"a group's name has {MAX_NAME_LENGTH} bytes at most, not {width}")
+    data = np.frombuffer(column.data, np.uint8)
+    if not data.all():  # numpy takes zeros at the end of strings for nothing
+        raise InvalidRequest("the name of a group holds a zero byte")
+    if int(lengths.min()) == width:
+        table = data.reshape(-1, width)
+        if (table == table[0]).all():
+            return [Member(_name(table[0].tobytes()), np.arange(len(table)))]
+    else:
+        table = np.zeros((len(lengths), width), np.uint8)
+        table[np.arange(width) < lengths[:, None]] = data
+    names, which = np.unique(np.ascontiguousarray(table).view(f"S{width}"), return_inverse=True)
+    which = which.reshape(-1)
+    order = np.argsort(which, kind="stable")
+    ends = np.cumsum(np.bincount(which, minlength=len(names))).tolist()
+    return [
+        Member(_name(name), order[low:high])
+        for name, (low, high) in zip(names.tolist(), pairwise([0, *ends]), strict=True)
+        if name
+    ]
+
+
+def _name(name: bytes) -> str:
+    return check_name("group", name.decode("ascii", "replace"))
