@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from committing import FaultyEngine
-from escapement.errors import StorageReadOnly, StorageUnavailable
+from escapement.errors import OutcomeUnknown, StorageReadOnly, StorageUnavailable
 from escapement.storage.engine.sqlite import SqliteEngine
 
 _WRITES: Final = ("INSERT", "UPDATE", "DELETE", "REPLACE")
@@ -15,12 +15,13 @@ class Outage:
     """What is wrong with a database; ``engine`` is one in memory that has it.
 
     Read-only refuses writes and lets reads pass; unreachable refuses everything, and
-    loses every connection.
+    loses every connection; a lost reply is that of a COMMIT that has taken place.
     """
 
     def __init__(self) -> None:
         self._error: StorageUnavailable | None = None
-        self.engine = FaultyEngine(SqliteEngine.in_memory(), self._ask)
+        self._replies = 0  # the last of so many that come from now on is lost
+        self.engine = FaultyEngine(SqliteEngine.in_memory(), self._ask, self._answer)
 
     def read_only(self) -> None:
         self._error = StorageReadOnly("read-only, says the test")
@@ -28,10 +29,21 @@ class Outage:
     def unreachable(self) -> None:
         self._error = StorageUnavailable("out of reach, says the test")
 
+    def lose_reply(self, number: int) -> None:
+        """The reply to the COMMIT of that number, from now on, is lost; 1 is the next."""
+        self._replies = number
+
     def over(self) -> None:
         self._error = None
+        self._replies = 0
 
     def _ask(self, step: str) -> None:
         reading = isinstance(self._error, StorageReadOnly) and not step.startswith(_WRITES)
         if self._error is not None and not reading:
             raise self._error
+
+    def _answer(self, step: str) -> None:
+        if self._replies:
+            self._replies -= 1
+            if not self._replies:
+                raise OutcomeUnknown("the reply to a COMMIT is lost, says the test")

@@ -1,0 +1,1 @@
+"""Random lives of a broker, held against a naive model: its parts."""

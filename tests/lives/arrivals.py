@@ -1,0 +1,164 @@
+"""A message comes to a consumer: everything that must be true of it then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import escapement
+from lives.model import ACK_WAIT_MS, LATE_MS, Claim, Hand, Model
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What came, when, and what was settled then."""
+
+    moment: int  # counts everything that happens
+    now_ms: int
+    name: str
+    inbox: int
+    key_range: Any
+    ranged: bool  # a consumer of the subscription has asked for some keys only
+    policy: Mapping[str, Any] | None  # None: it is just being changed
+    topic_policy: Mapping[str, Any] | None
+    offset: int
+    due_ms: int
+    attempt: int
+    redelivered: bool
+    value: bytes
+    key: str | None
+    priority: int
+
+    @property
+    def slot(self) -> int | None:
+        """Of its key, or 0 where all of the topic is in order; None: it waits for none."""
+        order = (self.policy or {}).get("order", "any")
+        if order == "topic":
+            return 0
+        return _slot_of(self.key) if order == "key" else None
+
+    @property
+    def until_ms(self) -> int:
+        """It is not taken back before then, and not tried again if it is given back now."""
+        wait_ms = ACK_WAIT_MS << (self.attempt - 1)
+        most_ms = 0 if self.policy is None else self.policy.get("max_backoff_ms", 0)
+        if self.policy is None:
+            return self.now_ms
+        return self.now_ms + (min(wait_ms, most_ms) if most_ms else wait_ms)
+
+
+def arrive(model: Model, arrival: Arrival) -> None:
+    """Check one, and remember it."""
+    claim, offset = model.claims[arrival.name], arrival.offset
+    message = model.stored[offset]
+    if message is None:
+        return
+    found = (arrival.value, arrival.key, arrival.priority)
+    assert found == (message.value, message.key, message.priority)
+    _check_claim(model, claim, arrival)
+    _check_mark(model, claim, arrival, message.first_ms)
+    _check_limits(model, claim, arrival)
+    _check_keys(model, claim, arrival)
+    claim.waits.pop(offset, None)
+    claim.hands[offset] = Hand(arrival.inbox, arrival.until_ms, _slot_of(arrival.key))
+    claim.seen[offset] = len(model.crashes)
+
+
+def _slot_of(key: str | None) -> int | None:
+    return escapement.slot_of(key) if key else None
+
+
+def _check_claim(model: Model, claim: Claim, arrival: Arrival) -> None:
+    """It is this subscription's, at this time, and not done (invariants 2, 3, 5)."""
+    offset, due_ms = arrival.offset, arrival.due_ms
+    assert due_ms <= arrival.now_ms, f"{offset} is early"
+    assert due_ms == model.due_ms(claim, offset), f"{offset} was not due then"
+    assert claim.covers(offset, due_ms), f"{offset} was none of its business"
+    assert claim.acked.get(offset, arrival.moment) >= arrival.moment, f"{offset} was acknowledged"
+    assert offset not in claim.buried.values(), f"{offset} was buried"
+    hand = claim.hands.get(offset)
+    assert hand is None or hand.until_ms <= arrival.now_ms, f"{offset} is in two hands"
+    wait = claim.waits.get(offset)
+    assert wait is None or wait.until_ms <= arrival.now_ms, f"{offset} did not wait"
+
+
+def _check_mark(model: Model, claim: Claim, arrival: Arrival, first_ms: int) -> None:
+    """What comes again says so (invariant 6)."""
+    crashes = claim.seen.get(arrival.offset)
+    if crashes is not None:
+        # The clock was set back, and then a broker died: it knows nothing of what is due later.
+        unknown = crashes < len(model.crashes) and first_ms > model.crashes[-1]
+        assert arrival.redelivered or unknown, f"{arrival.offset} came again, unmarked"
+    elif arrival.redelivered:
+        # Perhaps falsely, after a crash or from an inbox that was closed at that moment.
+        doubtful_ms = max(model.doubtful_ms, claim.left_ms)
+        assert arrival.attempt > 1 or first_ms <= doubtful_ms, f"{arrival.offset} was new"
+
+
+def _check_limits(model: Model, claim: Claim, arrival: Arrival) -> None:
+    """Time to live, pauses, rate, and how many are in hands."""
+    policy, topic = arrival.policy, arrival.topic_policy
+    now_ms, ttl_ms = arrival.now_ms, 0 if topic is None else topic.get("ttl_ms", 0)
+    assert not ttl_ms or now_ms < arrival.due_ms + ttl_ms, f"{arrival.offset} has expired"
+    for one in (policy, topic):
+        assert one is None or now_ms >= one.get("paused_until_ms", 0), "it is paused"
+    if policy is None:
+        return
+    if rate := policy.get("max_rate", 0):
+        claim.passed_ms.append(now_ms)
+        for row, at_ms in enumerate(claim.passed_ms):
+            most = rate * ((now_ms - at_ms) / 1000 + 0.1) + 1
+            assert len(claim.passed_ms) - row <= most, "faster than the rate"
+    if most := policy.get("max_in_flight", 0):
+        out = [o for o, hand in claim.hands.items() if hand.until_ms > now_ms]
+        assert len({*out, arrival.offset}) <= most, "too many are in flight"
+
+
+def _check_keys(model: Model, claim: Claim, arrival: Arrival) -> None:
+    """Of a key one is out at a time, and in retry it holds up the others."""
+    if isinstance(arrival.key_range, tuple) and arrival.key:
+        first, last = arrival.key_range
+        assert first <= escapement.slot_of(arrival.key) <= last, "of another's range"
+    slot, whole = arrival.slot, (arrival.policy or {}).get("order") == "topic"
+    if slot is None:
+        return
+    holding = dict(claim.hands)
+    if (arrival.policy or {}).get("on_retry", "hold") == "hold":
+        holding |= claim.waits
+    for offset, hand in holding.items():
+        if offset != arrival.offset and hand.until_ms > arrival.now_ms:
+            assert not whole, f"{offset} is out already"
+            assert hand.slot != slot, f"{offset} of this key is out already"
+
+
+def check_order(model: Model, arrival: Arrival) -> None:
+    """Of what was never handed out, what was clearly due earlier has gone before.
+
+    Asked once all that came at the same moment is known.
+    """
+    claim = model.claims[arrival.name]
+    if arrival.attempt > 1 or arrival.priority != 50 or arrival.policy is None:
+        return
+    if arrival.now_ms < model.high_ms or model.stored[arrival.offset] is None:
+        return
+    if arrival.offset < claim.ordered_from:
+        return
+    slot = arrival.slot
+    if arrival.ranged and not slot:
+        return  # the other may be of nobody's range
+    if slot is None and arrival.policy.get("order", "any") != "any":
+        return
+    for offset in range(claim.ordered_from, model.end):
+        other = model.stored[offset]
+        if other is None or other.priority != 50 or offset in claim.seen:
+            continue
+        key = (model.due_ms(claim, offset), offset)
+        ready_ms = max(key[0], other.since_ms) + LATE_MS
+        if key >= (arrival.due_ms, arrival.offset) or ready_ms > arrival.now_ms:
+            continue
+        if not claim.covers(offset, key[0]) or offset in claim.perhaps | claim.done():
+            continue
+        # Of what waits for its key only those of the same key are compared.
+        behind = slot is not None and slot != 0 and _slot_of(other.key) != slot
+        assert behind, f"{offset} should have gone before {arrival.offset}"

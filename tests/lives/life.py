@@ -1,0 +1,262 @@
+"""The broker, its clients, and the model beside them; what every step needs.
+
+Whatever is delivered is noted at the moment at which it comes, by a tap on each inbox, and
+checked once the log has been read; time stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import trio
+
+import escapement
+from escapement.protocol import commands as wire
+from escapement.testing import World
+from lives.arrivals import Arrival, arrive, check_order
+from lives.model import Claim, Model
+from outages import Outage
+
+T = TypeVar("T")
+TOPIC = "t/n/x"
+# The subscription whose messages are tried a bounded number of times.
+MORTAL = "c"
+# No step takes longer, whatever the database does.
+_PATIENCE_MS = 120_000
+
+
+class Life:
+    """See the module's docstring."""
+
+    def __init__(
+        self, world: World, outage: Outage, nursery: trio.Nursery, rng: random.Random
+    ) -> None:
+        self.world = world
+        self.outage = outage
+        self.nursery = nursery
+        self.rng = rng
+        self.model = Model()
+        self.model.policies[""] = {}
+        self.inboxes: list[tuple[str, escapement.Inbox, Any]] = []
+        self.well_ms = 0  # when the outage is over; of the clock that never goes back
+        self.doubts: list[Callable[[], Awaitable[None]]] = []  # asked, and not answered yet
+        self._events: list[Arrival | None] = []  # None: nobody has anything any more
+        self._unordered: list[Arrival] = []
+        self._moment = 0
+        self._stack = AsyncExitStack()
+
+    @property
+    def now_ms(self) -> int:
+        return self.world.clock.now_ms()
+
+    async def open(self) -> None:
+        self.broker = await self._stack.enter_async_context(self.world.connect())
+        self.producer = await self.broker.producer(TOPIC, name="life", linger="0ms")
+
+    async def close(self) -> None:
+        self.inboxes.clear()
+        await self._stack.aclose()
+        self._stack = AsyncExitStack()
+        for claim in self.model.claims.values():
+            claim.left_ms = max(claim.left_ms, self.now_ms)
+        self._events.append(None)
+
+    async def join(self, name: str, **options: Any) -> escapement.Inbox:
+        """A consumer whose messages are noted."""
+        consumer = self.broker.consumer(TOPIC, name, **options)
+        inbox = await self._stack.enter_async_context(consumer)
+        heard, key_range = inbox.heard, options.get("key_range")
+
+        def tap(command: wire.Command) -> None:
+            if isinstance(command, wire.Deliver):
+                self._note(name, inbox, key_range, command)
+            heard(command)
+
+        inbox.heard = tap  # type: ignore[method-assign]
+        self.inboxes.append((name, inbox, key_range))
+        return inbox
+
+    def _note(
+        self, name: str, inbox: escapement.Inbox, key_range: Any, command: wire.Deliver
+    ) -> None:
+        batch, count = command.decode(), len(command.offsets)
+        values = batch.payloads.to_list()
+        keys = [b""] * count if batch.keys is None else batch.keys.to_list()
+        attempts, again = command.attempts, command.redelivered
+        for row in range(count):
+            self._events.append(
+                Arrival(
+                    self.moment(),
+                    self.now_ms,
+                    name,
+                    inbox.id,
+                    key_range,
+                    any(other == name and wanted for other, _, wanted in self.inboxes),
+                    self.model.policies[name],
+                    self.model.policies[""],
+                    int(command.offsets[row]),
+                    int(command.due_ms[row]),
+                    1 if attempts is None else int(attempts[row]),
+                    again is not None and bool(again[row]),
+                    values[row],
+                    keys[row].decode() or None,
+                    50 if batch.priorities is None else int(batch.priorities[row]),
+                )
+            )
+
+    def moment(self) -> int:
+        """A number that grows with everything that happens."""
+        self._moment += 1
+        return self._moment
+
+    # -- between steps ---------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Everything that follows from the steps before has happened, and is checked."""
+        await self.world.clock.settle()
+        self.model.pass_time(self.now_ms)
+        await self.catch_up()
+        for arrival in self._unordered:
+            check_order(self.model, arrival)
+        self._unordered = []
+
+    async def catch_up(self) -> None:
+        """Check what has come so far, before more is asked."""
+        await self.asked(self.look)
+        self.check()
+
+    def check(self) -> None:
+        """The same where nothing can have been published."""
+        events, self._events = self._events, []
+        for event in events:
+            if event is None:
+                self.model.let_go()
+            else:
+                arrive(self.model, event)
+                self._unordered.append(event)
+
+    async def look(self) -> None:
+        """See what is in the log, and where it begins now: the broker forgets by itself."""
+        async for page in self.broker.read(TOPIC, page_messages=1):
+            self.model.begin = int(page.offsets[0])
+            break
+        else:
+            self.model.begin = max(self.model.begin, self.model.end)
+        async for page in self.broker.read(TOPIC, self.model.end):
+            for entry in page:
+                self.model.store(entry)
+
+    # -- asking ----------------------------------------------------------------------
+
+    async def patiently(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Carry out a step, and let time pass while it waits for something."""
+        passing = trio.CancelScope()
+        self.nursery.start_soon(self._pass_time, passing)
+        try:
+            await step()
+        finally:
+            passing.cancel()
+
+    async def _pass_time(self, passing: trio.CancelScope) -> None:
+        end_ms = self.world.clock.lease_ms() + _PATIENCE_MS
+        with passing:
+            await self.world.clock.settle()
+            while True:
+                assert self.world.clock.lease_ms() < end_ms, "it hangs"
+                await self.world.clock.advance(ms=250)
+                if self.world.clock.lease_ms() >= self.well_ms:
+                    self.outage.over()
+
+    async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer to something that may be asked again, as long as that is refused."""
+        while True:
+            try:
+                return await ask()
+            except escapement.EscapementError as error:
+                if not error.retryable:
+                    raise
+                await trio.sleep(0.4)
+
+    async def in_doubt(self, ask: Callable[[], Awaitable[None]]) -> None:
+        """Ask something; if the broker dies meanwhile, ask again."""
+        self.doubts.append(ask)
+        await ask()
+        self.doubts.remove(ask)
+
+    async def again(self) -> None:
+        """A broker starts on what the one before has left."""
+        self._events.append(None)
+        self.outage.over()
+        await self.world.restart()
+        await self.patiently(self.close)
+        await self.open()
+        doubts, self.doubts = self.doubts, []
+        await self.settle()
+        self.model.rated_from = self.model.end  # what was spent is forgotten
+        for ask in doubts:
+            await self.patiently(ask)
+            await self.settle()
+
+    async def letters(self) -> list[dict[str, Any]]:
+        """The dead-letter topic of the mortal subscription; each message is in it once."""
+        if MORTAL not in self.model.claims:
+            return []
+        names = {"topic": TOPIC, "subscription": MORTAL}
+        rows: list[dict[str, Any]] = await self.asked(
+            lambda: self.broker.admin("dlq.list", **names, count=1000)
+        )
+        buried = self.model.claims[MORTAL].buried
+        buried |= {row["offset"]: row["original_offset"] for row in rows}
+        assert len(set(buried.values())) == len(buried), "buried twice"
+        return rows
+
+    # -- the end ---------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """With all limits lifted everything is delivered, without further traffic."""
+        await self.close()
+        await self.open()
+        await self.settle()
+        self.model.check_schedule()
+        if self.model.schedule_ms is not None:
+            await self.broker.schedules.delete("t/n/s")
+        await self.lift()
+        for name, claim in self.model.claims.items():
+            await self._drain_one(name, claim)
+        stats = await self.broker.admin("topics.stats", topic=TOPIC)
+        assert stats["next_offset"] == self.model.end
+        self.model.check_end()
+
+    async def lift(self) -> None:
+        """No policy says anything any more, but that the mortal one's messages die."""
+        names = {"topic": TOPIC}
+        nothing = dict.fromkeys(["paused_until_ms", "ttl_ms", "quota_messages"])
+        await self.broker.admin("topics.update", **names, policy=nothing)
+        self.model.policies[""] = {}
+        nothing = dict.fromkeys(["paused_until_ms", "max_rate", "max_in_flight", "max_backoff_ms"])
+        for name in self.model.claims:
+            names["subscription"] = name
+            await self.broker.admin("subscriptions.update", **names, policy=nothing)
+            left = ("order", "on_retry", "max_deliveries")
+            self.model.policies[name] = {n: self.model.policy(name, n, None) for n in left}
+
+    async def _drain_one(self, name: str, claim: Claim) -> None:
+        inbox = await self.join(name, permits=50)
+        for _ in range(3):
+            await self.world.clock.advance(days=2)
+            while messages := await escapement.testing.arrived(inbox):
+                self.check()
+                offsets = [message.offset for message in messages]
+                await inbox.ack(offsets, durable=True)
+                claim.acknowledge(offsets, self.moment())
+        await self.settle()
+        if name == MORTAL:
+            await self.letters()
+        wanted = self.model.wanted(claim)
+        done = claim.done()
+        assert {o for o in done if self.model.stored[o] is not None} <= wanted
+        missing = wanted - claim.lucky - claim.perhaps - done
+        assert not missing, f"{name}: lost {sorted(missing)}"

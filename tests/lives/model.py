@@ -1,0 +1,260 @@
+"""What a broker has been told, and what each subscription must get: plain sets and lists.
+
+The model reads what is stored from the log by offset, so that it need not guess what became
+of a publish whose answer was lost: everything there must have been sent by somebody, and not
+more often than it was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import escapement
+
+NEVER_MS = 1 << 62
+DEDUP_WINDOW_MS = 600_000
+ACK_WAIT_MS = 20_000
+SCHEDULE_MS = 900_000
+# The longest tick that a life sets, and what a wake may add to it.
+LATE_MS = 11_000
+
+
+@dataclass
+class Sent:
+    """What somebody wanted stored: so many copies of a value, no fewer and no more."""
+
+    delay_ms: int = 0
+    at_ms: int = 0
+    key: str | None = None
+    priority: int = 50
+    dedup: str | None = None
+    metered: bool = True  # it counts for the topic's rate
+    least: int = 0
+    most: int = 1
+    copies: int = 0
+
+
+@dataclass
+class Stored:
+    """A message of the log."""
+
+    value: bytes
+    due_ms: int
+    published_ms: int
+    key: str | None
+    priority: int
+    first_ms: int  # the first of its times
+    since_ms: int  # when it was given the one it has
+
+
+@dataclass
+class Hand:
+    """A message that a consumer has, until then at least."""
+
+    inbox: int
+    until_ms: int
+    slot: int | None
+
+
+@dataclass
+class Claim:
+    """What one subscription must get, and what it has told the broker."""
+
+    since_offset: int
+    since_ms: int  # of earlier offsets, what is due from here on
+    acked: dict[int, int] = field(default_factory=dict)  # with a receipt, and when that came
+    seen: dict[int, int] = field(default_factory=dict)  # offset -> the last crash before it
+    left_ms: int = -1  # what was due by then may have been sent to nobody who looked
+    # Of what was handed to it and then moved for others: the time it keeps.
+    kept: dict[int, int] = field(default_factory=dict)
+    spared: set[int] = field(default_factory=set)  # cancelled before it was handed them
+    lucky: set[int] = field(default_factory=set)  # over before it began; a few may be left
+    perhaps: set[int] = field(default_factory=set)  # expired, or acknowledged without a receipt
+    buried: dict[int, int] = field(default_factory=dict)  # place in the dead-letter topic
+    hands: dict[int, Hand] = field(default_factory=dict)
+    waits: dict[int, Hand] = field(default_factory=dict)  # given back, not to come before then
+    passed_ms: list[int] = field(default_factory=list)  # deliveries since the rate was set
+    ordered_from: int = 0  # what lies before in the log may come in any order
+
+    def covers(self, offset: int, due_ms: int) -> bool:
+        if offset in self.spared:
+            return False
+        return offset >= self.since_offset or due_ms >= self.since_ms
+
+    def acknowledge(self, offsets: list[int], moment: int) -> None:
+        """A receipt has come for these."""
+        for offset in offsets:
+            self.acked.setdefault(offset, moment)
+            self.hands.pop(offset, None)
+            self.waits.pop(offset, None)
+
+    def done(self) -> set[int]:
+        return self.acked.keys() | set(self.buried.values())
+
+    def let_go(self, inbox: int | None = None) -> None:
+        """A consumer is gone, or all are, and the broker with them."""
+        kept = {} if inbox is None else self.hands
+        self.hands = {o: hand for o, hand in kept.items() if hand.inbox != inbox}
+        if inbox is None:
+            self.waits = {}
+            self.passed_ms = []
+
+
+class Model:
+    """All that is to be known."""
+
+    def __init__(self) -> None:
+        self.sent: dict[bytes, Sent] = {}
+        self.stored: list[Stored | None] = []  # None: forgotten before anybody looked
+        self.keys: dict[str, tuple[int, int]] = {}  # dedup key -> offset, when published
+        self.cancelled: set[int] = set()
+        self.begin = 0  # of what lies before in the log, what was done is forgotten
+        self.claims: dict[str, Claim] = {}
+        self.policies: dict[str, Mapping[str, Any] | None] = {}  # "": the topic's; None: unsure
+        self.occurrences: set[int] = set()
+        self.schedule_ms: int | None = None  # since when something recurs
+        self.schedule_high_ms = 0  # the latest that it was since then
+        self.high_ms = 0  # the latest that it ever was
+        self.doubtful_ms = -1  # what was due by then may be marked redelivered
+        self.crashes: list[int] = []  # when
+        self.rated_from = 0  # publishes since the topic's rate was set
+
+    @property
+    def end(self) -> int:
+        return len(self.stored)
+
+    def policy(self, name: str, field: str, default: Any = 0) -> Any:
+        return (self.policies.get(name) or {}).get(field) or default
+
+    # -- the log ---------------------------------------------------------------------
+
+    def store(self, entry: escapement.client.reading.Entry) -> None:
+        """A message is in the log."""
+        while self.end < entry.offset:
+            assert self.end < self.begin, f"{self.end} is missing in the log"
+            self.stored.append(None)
+        value, published_ms = entry.value, entry.published_ms
+        if "schedule" in entry.properties:
+            occurrence_ms = entry.properties["occurrence_ms"]
+            assert occurrence_ms not in self.occurrences, f"{occurrence_ms} was published twice"
+            assert self.schedule_ms is not None
+            assert (occurrence_ms - self.schedule_ms) % SCHEDULE_MS == 0
+            assert occurrence_ms <= self.high_ms, "it is early"
+            self.occurrences.add(occurrence_ms)
+            sent = Sent(metered=False)
+        else:
+            sent = self.sent[value]
+            sent.copies += 1
+            assert sent.copies <= sent.most, f"{value!r} is stored {sent.copies} times"
+        again = sent.copies > 1
+        due_ms = published_ms if again else max(sent.at_ms, published_ms + sent.delay_ms)
+        assert entry.due_ms == due_ms, f"{value!r} has another time"
+        assert (entry.key, entry.priority) == (sent.key, sent.priority)
+        if sent.dedup is not None and not again:
+            first = self.keys.get(sent.dedup)
+            assert first is None or first[1] + DEDUP_WINDOW_MS <= self.high_ms, "stored twice"
+            self.keys[sent.dedup] = (self.end, published_ms)
+        if sent.metered and not again:
+            self.check_rate(published_ms)
+        self.stored.append(
+            Stored(value, due_ms, published_ms, sent.key, sent.priority, due_ms, published_ms)
+        )
+
+    def check_rate(self, published_ms: int) -> None:
+        """What was published before, over any span, has been paid for."""
+        rate = self.policy("", "max_publish_rate")
+        if not rate or self.policies.get("") is None:
+            return
+        before = [m.published_ms for m in self.stored[self.rated_from :] if self._is_metered(m)]
+        before = [at_ms for at_ms in before if at_ms < published_ms]
+        for row, at_ms in enumerate(before):
+            span_s = (published_ms - at_ms) / 1000
+            assert len(before) - row <= rate * (span_s + 0.1) + 2, "published over the rate"
+
+    def _is_metered(self, message: Stored | None) -> bool:
+        sent = None if message is None else self.sent.get(message.value)
+        return sent is not None and sent.metered and sent.copies == 1
+
+    # -- subscriptions ---------------------------------------------------------------
+
+    def claim(self, since_offset: int, since_ms: int, now_ms: int) -> Claim:
+        """A new one. What came due under a clock that was set back since may be over."""
+        over = {
+            offset
+            for offset, message in enumerate(self.stored)
+            if message is not None
+            and message.due_ms <= self.high_ms
+            and (offset < self.begin or self.high_ms > now_ms)
+        }
+        return Claim(
+            since_offset, since_ms, spared=set(self.cancelled), lucky=over, ordered_from=self.end
+        )
+
+    def due_ms(self, claim: Claim, offset: int) -> int:
+        message = self.stored[offset]
+        assert message is not None
+        return claim.kept.get(offset, message.due_ms)
+
+    def wanted(self, claim: Claim) -> set[int]:
+        """What it is to get at some time or other."""
+        return {
+            offset
+            for offset, message in enumerate(self.stored)
+            if message is not None and claim.covers(offset, self.due_ms(claim, offset))
+        }
+
+    def open(self, claim: Claim) -> set[int]:
+        """What it is certainly still to get."""
+        return self.wanted(claim) - claim.done() - claim.perhaps - claim.lucky
+
+    def pass_time(self, now_ms: int) -> None:
+        """It is so late; with a time to live, what has expired may be done."""
+        self.high_ms = max(self.high_ms, now_ms)
+        self.schedule_high_ms = max(self.schedule_high_ms, now_ms)
+        ttl_ms = self.policy("", "ttl_ms")
+        for claim in self.claims.values() if ttl_ms else ():
+            for offset in self.wanted(claim) - claim.perhaps:
+                if self.due_ms(claim, offset) + ttl_ms <= self.high_ms:
+                    claim.perhaps.add(offset)
+
+    def is_forgotten(self, offset: int) -> bool:
+        """Whether the log need not have it any more."""
+        return offset < self.begin and all(
+            offset in claim.done() | claim.lucky | claim.perhaps
+            or self.stored[offset] is None
+            or not claim.covers(offset, self.due_ms(claim, offset))
+            or self.policy(name, "max_deliveries")  # what is buried is done
+            for name, claim in self.claims.items()
+        )
+
+    def backlog(self, until_ms: int) -> int:
+        """What was certainly due by then and is still to be done, of the furthest behind."""
+        counts = [0]
+        for name, claim in self.claims.items():
+            if not self.policy(name, "max_deliveries"):
+                due = [o for o in self.open(claim) if self.due_ms(claim, o) <= until_ms]
+                counts.append(len(due))
+        return max(counts)
+
+    def let_go(self) -> None:
+        """No consumer has anything any more."""
+        for claim in self.claims.values():
+            claim.let_go()
+
+    def check_end(self) -> None:
+        """Everything that was confirmed is stored, as often as it should be."""
+        for value, sent in self.sent.items():
+            if None not in self.stored:
+                assert sent.least <= sent.copies, f"{value!r} is not in the log"
+
+    def check_schedule(self) -> None:
+        """What recurs was published each time, and no more."""
+        if self.schedule_ms is None or None in self.stored:
+            return
+        count = (self.schedule_high_ms - self.schedule_ms) // SCHEDULE_MS
+        expected = {self.schedule_ms + SCHEDULE_MS * (n + 1) for n in range(count)}
+        missed, early = expected - self.occurrences, self.occurrences - expected
+        assert not missed, f"not published: {sorted(missed)}"
+        assert not early, f"published too early: {sorted(early)}"

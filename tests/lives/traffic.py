@@ -1,0 +1,248 @@
+"""What may become of messages in a life, each as a step: published, taken, changed, sent back.
+
+A step first notes what may come of it and then asks for it, so that the broker may die at any
+moment of it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import escapement
+from escapement.client.schedule import moment
+from letters import letter
+from lives.life import MORTAL, TOPIC, Life
+from lives.model import DEDUP_WINDOW_MS, SCHEDULE_MS, Hand, Sent
+
+KEYS = [None, None, "p", "q", "r", "s"]
+
+
+class Traffic(Life):
+    """Messages come, are taken, and change."""
+
+    async def publish(self) -> None:
+        model, count = self.model, self.rng.choice([1, 1, 3, 20])
+        first = len(model.sent)
+        values = [b"%d" % (first + row) for row in range(count)]
+        for value in values:
+            delay_ms = self.rng.choice([0, 0, 5, 60, 300, 4000, 90_000]) * 1000
+            dedup = self.rng.choice([None, None, None, "k", "l", "m", "n"])
+            model.sent[value] = Sent(
+                delay_ms,
+                key=self.rng.choice(KEYS),
+                priority=self.rng.choice([50, 50, 50, 0, 200]),
+                dedup=dedup,
+            )
+        sent, began_ms = [model.sent[value] for value in values], self.now_ms
+        full = self.is_full()
+        try:
+            receipts = await self.producer.send_many(
+                values,
+                delay=[timedelta(milliseconds=one.delay_ms) for one in sent],
+                keys=[one.key for one in sent],
+                priorities=[one.priority for one in sent],
+                dedup=[one.dedup for one in sent],
+            )
+        except escapement.EscapementError as error:
+            if not error.retryable:
+                raise
+            return
+        await self.catch_up()
+        for value, one, receipt in zip(values, sent, receipts, strict=True):
+            offset = receipt.id.offset
+            if receipt.duplicate and not one.copies:
+                assert one.dedup is not None
+                kept, first_ms = model.keys[one.dedup]
+                assert kept == offset
+                assert first_ms + DEDUP_WINDOW_MS > began_ms
+                one.most = 0
+            else:
+                one.least = 1
+                message = model.stored[offset]
+                assert message is None or message.value == value
+                assert not full or message is None or message.published_ms > began_ms, "full"
+
+    def is_full(self) -> bool:
+        """Whether the quota is certainly met; what is on disk is only estimated."""
+        most, topic = self.model.policy("", "quota_messages"), self.model.policies[""]
+        if not most or topic is None or self.world.server.index.segment_count:
+            return False
+        waiting_ms = min(self.now_ms, self.model.high_ms) - 12_000
+        return self.model.backlog(waiting_ms) >= most and self.now_ms >= self.model.high_ms
+
+    async def post(self) -> None:
+        """The same through the inbox."""
+        letters = []
+        for number in range(self.rng.choice([1, 1, 4])):
+            first = len(self.model.sent)
+            times = [
+                self.now_ms + self.rng.choice([-1, 0, 7000, 300_000]) for _ in range(number % 2 + 1)
+            ]
+            values = [b"%d" % (first + row) for row in range(len(times))]
+            letters.append(letter(TOPIC, f"{first}", *values, at_ms=times))
+            for value, at_ms in zip(values, times, strict=True):
+                self.model.sent[value] = Sent(at_ms=at_ms, metered=False)
+        await self.asked(lambda: self.world.server.postman.post(letters))
+        for one in letters:
+            first = int(one.source_id)
+            for row in range(one.count):
+                self.model.sent[b"%d" % (first + row)].least = 1
+
+    async def consume(self) -> None:
+        # First look into every inbox: what one of them acknowledges may have been handed to
+        # another before, after a timeout.
+        tables = [(name, inbox, await _there(inbox)) for name, inbox, _ in self.inboxes]
+        await self.catch_up()
+        for name, inbox, messages in tables:
+            claim = self.model.claims[name]
+            kept = [m.offset for m in messages if self.rng.random() < 0.6]
+            if kept:
+                unsure = set(kept) - claim.perhaps
+                claim.perhaps |= unsure
+                await inbox.ack(kept, durable=True)
+                claim.perhaps -= unsure
+                claim.acknowledge(kept, self.moment())
+        await self.catch_up()
+        for name, inbox, messages in tables:
+            rest = [m for m in messages if m.offset not in self.model.claims[name].acked]
+            given = [m for m in rest if self.rng.random() < 0.5]
+            if given:
+                await self.give_back(name, inbox, given)
+                await self.catch_up()
+            kept = [m.offset for m in rest if m not in given]
+            if kept and self.rng.random() < 0.5:
+                await self.extend(name, inbox, kept)
+
+    async def give_back(
+        self, name: str, inbox: escapement.Inbox, messages: list[escapement.Message]
+    ) -> None:
+        delay = self.rng.choice([None, timedelta(0), timedelta(seconds=90)])
+        back = self.rng.choice([inbox.nack, inbox.nack, inbox.release])
+        claim, now_ms = self.model.claims[name], self.now_ms
+        for message in messages:
+            hand = claim.hands.pop(message.offset, None)
+            if hand is None or hand.inbox != inbox.id or hand.until_ms <= now_ms:
+                continue
+            if self.now_ms < self.model.high_ms or self.model.policies[name] is None:
+                continue
+            until_ms = now_ms + (0 if delay is None else delay // timedelta(milliseconds=1))
+            most = self.model.policy(name, "max_deliveries")
+            if back != inbox.release and most and message.attempt >= most:
+                continue  # it dies
+            claim.waits[message.offset] = Hand(inbox.id, until_ms, hand.slot)
+        await back([message.id for message in messages], delay)
+
+    async def extend(self, name: str, inbox: escapement.Inbox, offsets: list[int]) -> None:
+        until_ms = self.now_ms + 100_000
+        found = await inbox.extend(offsets, timedelta(seconds=100))
+        assert found <= len(offsets)
+        if found == len(offsets):
+            for offset in offsets:
+                hand = self.model.claims[name].hands.get(offset)
+                if hand is not None and hand.inbox == inbox.id:
+                    hand.until_ms = max(hand.until_ms, until_ms)
+
+    async def reschedule(self) -> None:
+        """Some of what there is, and something that there is not."""
+        named, delay = self.some(), self.rng.choice([0, 5, 300, 90_000])
+        due_ms = self.now_ms + delay * 1000
+        await self.catch_up()
+
+        async def ask() -> None:
+            outcomes = await self.asked(
+                lambda: self.broker.reschedule(named, at=moment(due_ms), topic=TOPIC)
+            )
+            for outcome in {outcome.id.offset: outcome for outcome in outcomes}.values():
+                self.moved(outcome, due_ms)
+
+        await self.in_doubt(ask)
+
+    def moved(self, outcome: Any, due_ms: int) -> None:
+        model, offset = self.model, outcome.id.offset
+        message = model.stored[offset] if offset < model.end else None
+        if outcome.fate is escapement.Fate.UNKNOWN:
+            assert message is None or model.is_forgotten(offset)
+            return
+        if message is None:
+            return
+        assert (offset in model.cancelled) == (outcome.fate is escapement.Fate.CANCELLED)
+        if not outcome.done:
+            return
+        for name, claim in model.claims.items():
+            if name in outcome.handed:
+                claim.kept.setdefault(offset, message.due_ms)
+        # A time that has passed is now.
+        message.due_ms = max(due_ms, self.now_ms) if due_ms <= self.now_ms else due_ms
+        message.first_ms = min(message.first_ms, message.due_ms)
+        message.since_ms = self.now_ms
+
+    async def cancel(self) -> None:
+        """Some of what there is, and something that there is not."""
+        named = self.some()
+
+        async def ask() -> None:
+            outcomes = await self.asked(lambda: self.broker.cancel(named, topic=TOPIC))
+            for outcome in outcomes:
+                self.spared(outcome)
+
+        await self.in_doubt(ask)
+
+    def spared(self, outcome: Any) -> None:
+        model, offset = self.model, outcome.id.offset
+        known = offset < model.end
+        assert known == (outcome.fate is not escapement.Fate.UNKNOWN)
+        for name, claim in model.claims.items():
+            assert name in outcome.handed or offset not in claim.acked
+            if outcome.done and name not in outcome.handed:
+                claim.spared.add(offset)
+        if outcome.done:
+            model.cancelled.add(offset)
+        elif known:
+            assert set(outcome.handed) == set(model.claims)
+
+    def some(self) -> list[int]:
+        count = self.rng.choice([1, 3, 10])
+        return [self.rng.randrange(self.model.end + 1) for _ in range(count)]
+
+    async def redrive(self) -> None:
+        """Dead letters are sent back, or thrown away."""
+        rows = [row for row in await self.letters() if row["payload"] in self.model.sent]
+        rows = [row for row in rows if self.rng.random() < 0.7]
+        if not rows:
+            return
+        names = {"topic": TOPIC, "subscription": MORTAL}
+        wanted = {row["offset"]: row["payload"] for row in rows}
+        verb = self.rng.choice(["dlq.redrive", "dlq.redrive", "dlq.purge"])
+        back = verb == "dlq.redrive"
+        for value in wanted.values() if back else ():
+            self.model.sent[value].most += 1
+
+        async def see() -> None:
+            left = {row["offset"] for row in await self.letters()}
+            for offset, value in wanted.items() if back else ():
+                if offset in left:
+                    self.model.sent[value].most -= 1
+                else:
+                    self.model.sent[value].least += 1
+
+        self.doubts.append(see)
+        offsets = list(wanted)
+        await self.asked(lambda: self.broker.admin(verb, **names, offsets=offsets))
+        self.doubts.remove(see)
+        await see()
+
+    async def recur(self) -> None:
+        """Something is published again and again from now on."""
+        if self.model.schedule_ms is None:
+            self.model.schedule_ms = self.model.schedule_high_ms = self.now_ms
+            every = timedelta(milliseconds=SCHEDULE_MS)
+            await self.broker.schedules.create("t/n/s", TOPIC, b"tick", every=every, missed="all")
+
+
+async def _there(inbox: escapement.Inbox) -> list[escapement.Message]:
+    """What is in an inbox; time may not stand still, so nobody waits."""
+    found = []
+    while (message := await inbox.receive(0)) is not None:
+        found.append(message)
+    return found
