@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -32,10 +35,24 @@ from outages import Outage
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 PATIENT = BrokerConfig(ack_wait_ms=30 * 86_400_000, seed=0)
+READ = "LogReader._published"
+T = TypeVar("T")
 TWO_AT_ONCE = replace(PATIENT, limits=BrokerLimits(unacked_messages=2))
 SMALL = replace(
     PATIENT, limits=BrokerLimits(ready_messages=8, unacked_messages=3, window_messages=16)
 )
+
+
+class Counting(Held):
+    """Also counts the calls of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    async def __call__(self, function: Callable[..., T], /, *arguments: Any) -> T:
+        self.calls[getattr(function, "__qualname__", "")] += 1
+        return await super().__call__(function, *arguments)
 
 
 async def publish(
@@ -389,3 +406,75 @@ async def test_a_crash_before_the_commit_leaves_it_where_it_was(mock_clock: Mock
             first = await everything(broker, "s")
             await world.clock.advance(days=1)
             assert sorted(first + await everything(broker, "s")) == [0, 1]
+
+
+async def test_many_that_are_moved_one_by_one_share_reads_and_commits(
+    mock_clock: MockClock,
+) -> None:
+    """B1: who comes while others are read is read with the rest, and committed with the rest."""
+    count = 300
+    counting = Counting()
+    async with testing.start(config=PATIENT, run=counting) as world, AsyncExitStack() as stack:
+        # A connection has 64 requests under way.
+        clients = [await stack.enter_async_context(world.connect()) for _ in range(5)]
+        broker = clients[0]
+        await publish(broker, count, "s", delay=2 * DAY)
+        fates: Counter[Fate] = Counter()
+
+        async def move(offset: int) -> None:
+            hours = 1 + offset % 7
+            client = clients[offset % len(clients)]
+            outcomes = await client.reschedule([offset], topic="t", delay=hours * HOUR)
+            fates.update(outcome.fate for outcome in outcomes)
+
+        counting.calls.clear()
+        async with trio.open_nursery() as nursery:
+            with counting.hold(READ):
+                nursery.start_soon(move, 0)
+                await counting.reached()
+                for offset in np.random.default_rng(1).permutation(np.arange(1, count + 8)):
+                    nursery.start_soon(move, int(offset))
+                await trio.testing.wait_all_tasks_blocked()
+        assert fates == {Fate.DONE: count, Fate.UNKNOWN: 8}
+        assert counting.calls[READ] <= 4
+        assert counting.calls[COMMIT] <= 6
+        (topic,) = world.server.registry.active.values()
+        assert len(topic.amendments.moves) == count
+        order = []
+        for _ in range(7):
+            await world.clock.advance(hours=1)
+            order += await everything(broker, "s", permits=1000)
+        assert order == sorted(range(count), key=lambda offset: (offset % 7, offset))
+
+
+async def test_who_gives_up_waiting_for_messages_leaves_the_others_theirs(
+    mock_clock: MockClock,
+) -> None:
+    """B1: also the one who reads for all of them."""
+    held = Held()
+    async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
+        await publish(broker, 5, "s", delay=DAY)
+        (topic,) = world.server.registry.active.values()
+        reader, found = world.server.works.reader, {}
+        scopes = [trio.CancelScope() for _ in range(5)]
+
+        async def look(offset: int) -> None:
+            with scopes[offset]:
+                answer, count = await reader.published(
+                    topic.id, np.array([offset]), topic.amendments.moves, 0
+                )
+                found[offset] = answer.offsets.tolist(), answer.batch.payloads.to_list(), count
+
+        for given_up in ([0], [1], [0, 1, 3], [4], [0, 1, 2, 3, 4]):
+            found.clear()
+            scopes = [trio.CancelScope() for _ in range(5)]
+            async with trio.open_nursery() as nursery:
+                with held.hold(READ):
+                    for offset in range(5):
+                        nursery.start_soon(look, offset)
+                        await trio.testing.wait_all_tasks_blocked()
+                    for offset in given_up:
+                        scopes[offset].cancel()
+                    await trio.testing.wait_all_tasks_blocked()
+            kept = {n: ([n], [b"%d" % n], 1) for n in range(5) if n not in given_up}
+            assert {n: found[n] for n in kept} == kept

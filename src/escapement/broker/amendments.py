@@ -117,9 +117,9 @@ class Amendments:
         """These stay where they were."""
         self.withheld.discard(offsets)
 
-    def move(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, base: int) -> None:
-        """These are due at another time, durably, by the row ``base``; offsets ascend."""
-        self.moves.put(offsets, due_ms, stale_ms, base)
+    def move(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, bases: Int64s) -> None:
+        """These are due at another time, durably, as the rows ``bases`` say; offsets ascend."""
+        self.moves.put(offsets, due_ms, stale_ms, bases)
         self.withheld.discard(offsets)
 
 

@@ -1,12 +1,15 @@
 """Reads the log for those who want the past: ordered subscriptions and fills.
 
-One database connection, used by one read at a time and made again after it was lost.
+One database connection, used by one read at a time and made again after it was lost. Who asks
+for single messages of a topic while it is in use shares the next read: a thousand messages
+that are rescheduled one by one lie in a few rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,6 +23,8 @@ from escapement.storage.log import Log
 from escapement.storage.logtable import NO_END, LogRow
 from escapement.storage.moves import Moves
 
+# Who asks for messages of one topic while others are read is answered together.
+_ASKING_AT_ONCE: Final = 1024
 # Restatements that are read at once where nothing but times is asked for.
 _STEP_BYTES: Final = 1 << 20
 
@@ -38,6 +43,23 @@ class LogPart(NamedTuple):
         return self.base_offset + len(self.batch)
 
 
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """Published messages that somebody waits for."""
+
+    offsets: Int64s
+    max_bytes: int
+    turn: trio.Event = field(default_factory=trio.Event)  # it is answered, or is to read
+    answer: tuple[Published, int] | None = None
+
+    def part_of(self, found: Published, end: int) -> tuple[Published, int]:
+        """The answer, if ``found`` is all there is before the offset ``end``."""
+        count = int(self.offsets.searchsorted(end))
+        rows = found.offsets.searchsorted(self.offsets[:count])
+        rows = rows[rows < len(found.offsets)]
+        return found.take(rows[np.isin(found.offsets[rows], self.offsets)]), count
+
+
 class LogReader:
     """See the module's docstring."""
 
@@ -47,6 +69,7 @@ class LogReader:
         self._run = run
         self._connection: Connection | None = connection
         self._alone = trio.Lock()
+        self._asked: dict[int, list[_Asked]] = {}  # by topic
 
     async def read(
         self, topic_id: int, from_offset: int, until_offset: int, max_bytes: int
@@ -113,14 +136,45 @@ class LogReader:
           StorageUnavailable: when the database cannot be reached.
           LogDamaged: when a row fails its checksum.
         """
-        async with self._alone:
-            while True:
-                bases = moves.bases(offsets)
-                found, count = await self._run(self._published, topic_id, offsets, bases, max_bytes)
-                lost = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
-                # Has some of it been relocated meanwhile, and its row forgotten?
-                if (moves.bases(offsets[:count][lost]) == bases[:count][lost]).all():
-                    return found, count
+        asked, waiting = _Asked(offsets, max_bytes), self._asked.setdefault(topic_id, [])
+        waiting.append(asked)
+        # Of those who wait for messages of a topic one reads, until it has its own.
+        reads = len(waiting) == 1
+        try:
+            if not reads:
+                await asked.turn.wait()
+                reads = asked.answer is None
+            while asked.answer is None:
+                async with self._alone:
+                    await self._answer(topic_id, waiting, moves)
+        finally:
+            if asked.answer is None:
+                waiting.remove(asked)
+                reads = reads or asked.turn.is_set()
+            if reads and waiting:
+                waiting[0].turn.set()
+            elif not waiting:
+                self._asked.pop(topic_id, None)
+        return asked.answer
+
+    async def _answer(self, topic_id: int, waiting: list[_Asked], moves: Moves) -> None:
+        """Read for all who wait for messages of a topic at once; answers some of them."""
+        asking = waiting[:_ASKING_AT_ONCE]
+        offsets = np.unique(np.concatenate([asked.offsets for asked in asking]))
+        max_bytes = max(asked.max_bytes for asked in asking)
+        while True:
+            bases = moves.bases(offsets)
+            found, count = await self._run(self._published, topic_id, offsets, bases, max_bytes)
+            lost = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
+            # Has some of it been relocated meanwhile, and its row forgotten?
+            if (moves.bases(offsets[:count][lost]) == bases[:count][lost]).all():
+                break
+        end = int(offsets[count]) if count < len(offsets) else NO_END
+        for asked in asking:
+            if asked.offsets[0] < end and asked in waiting:
+                asked.answer = asked.part_of(found, end)
+                asked.turn.set()
+                waiting.remove(asked)
 
     def _published(
         self, topic_id: int, offsets: Int64s, bases: Int64s, max_bytes: int

@@ -20,7 +20,7 @@ from escapement.broker.topic import Topic
 from escapement.clock import Clock
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.checkpoint import ProducerRow
-from escapement.storage.group import Acks, Group, Restated, TopicGroup
+from escapement.storage.group import Acks, Group, Moved, Restated, TopicGroup
 from escapement.storage.index import DelayedIndex
 
 
@@ -61,11 +61,15 @@ class Settlement:
         self._progress.positions[group.lane] = group.position
         for part in group.topics:
             self._append(part, group.accepted_at_ms, now_ms)
+        # A relocation is handed in before what moves the same messages, or not at all.
+        moved: dict[int, list[Restated]] = {}
         for restated in group.restated:
             if restated.item.times is None:
                 self._relocate(restated)
             else:
-                self._move(restated, now_ms)
+                moved.setdefault(restated.item.topic_id, []).append(restated)
+        for topic_id, together in moved.items():
+            self._move(topic_id, together, now_ms)
         for acks in group.acks:
             if acks.subscription_id < 0:
                 self._cancel(acks)
@@ -89,14 +93,16 @@ class Settlement:
         if (group.topics or group.restated) and self._index.needs_checkpoint:
             self._checkpointer.want()
 
-    def _move(self, restated: Restated, now_ms: int) -> None:
-        restatement: Restatement = restated.item.context
-        topic = self._registry.active.get(restated.item.topic_id)  # None: deleted meanwhile
+    def _move(self, topic_id: int, moved: list[Restated], now_ms: int) -> None:
+        restatements: list[Restatement] = [restated.item.context for restated in moved]
+        topic = self._registry.active.get(topic_id)  # None: deleted meanwhile
         if topic is not None:
-            topic.move(restated, restatement.batch, now_ms)
+            batch = MessageBatch.concat([restatement.batch for restatement in restatements])
+            topic.move(Moved.of(moved), batch, now_ms)
             self._progress.touched.add(topic.id)
             self._on_appended(topic)
-        restatement.done(None)
+        for restatement in restatements:
+            restatement.done(None)
 
     def _relocate(self, restated: Restated) -> None:
         topic = self._registry.active.get(restated.item.topic_id)  # None: deleted meanwhile

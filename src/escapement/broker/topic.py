@@ -40,7 +40,7 @@ from escapement.broker.subscription import Subscription
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.names import TopicName
 from escapement.storage.catalog import Namespace
-from escapement.storage.group import Restated
+from escapement.storage.group import Moved, Restated
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
 from escapement.storage.policy import TopicPolicy
 from escapement.timewheel import Entries, TimingWheel
@@ -292,14 +292,16 @@ class Topic:
             subscription.keep(offsets[handed], now_ms)
         subscription.withdraw(offsets[~handed])
 
-    def move(self, restated: Restated, batch: MessageBatch, now_ms: int) -> None:
+    def move(self, moved: Moved, batch: MessageBatch, now_ms: int) -> None:
         """What was withheld is stated again, durably; ``batch`` is what it says."""
-        item, due_ms = restated.item, restated.due_ms
-        traits = self._index.add_again(self.id, item.offsets, due_ms, batch)
-        self.amendments.move(item.offsets, due_ms, item.stale_ms, item.base_offset)
+        order = np.argsort(moved.offsets)
+        batch = batch.take(order)
+        offsets, due_ms, stale_ms, bases = (column[order] for column in moved)
+        traits = self._index.add_again(self.id, offsets, due_ms, batch)
+        self.amendments.move(offsets, due_ms, stale_ms, bases)
         for one in self.ordered.values():
-            one.due_again(item.offsets, due_ms)
-        self._again(due_ms, item.offsets, traits, now_ms)
+            one.due_again(offsets, due_ms)
+        self._again(due_ms, offsets, traits, now_ms)
 
     def release(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
         """These were withheld and stay as they were, due at ``due_ms``; offsets ascend."""

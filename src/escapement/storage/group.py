@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -229,6 +229,25 @@ class Restated:
 
     item: Restate
     due_ms: Int64s
+
+
+class Moved(NamedTuple):
+    """What restatements of one topic say, one after the other; int64[n] each."""
+
+    offsets: Int64s  # each once, in no order
+    due_ms: Int64s
+    stale_ms: Int64s
+    bases: Int64s
+
+    @classmethod
+    def of(cls, moved: Sequence[Restated]) -> Moved:
+        items = [restated.item for restated in moved]
+        return cls(
+            np.concatenate([item.offsets for item in items]),
+            np.concatenate([restated.due_ms for restated in moved]),
+            np.concatenate([item.stale_ms for item in items]),
+            np.repeat([item.base_offset for item in items], [len(item.offsets) for item in items]),
+        )
 
 
 @dataclass(slots=True, eq=False)

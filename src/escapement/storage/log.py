@@ -39,7 +39,9 @@ from escapement.storage.logtable import (
     first_accepted,
     insert,
     keys_at,
+    keys_from_last_to,
     keys_of_shard,
+    last_row_to,
     place,
     row_from,
 )
@@ -299,32 +301,44 @@ class Log:
         Returns:
           The rows, in order, and how many of the offsets have been looked for.
         """
+        if len(offsets) == 1:
+            row = self._row_holding(connection, topic_id, int(offsets[0]))
+            return [row] if row is not None else [], 1
         keys: list[RowKey] = []
         budget, at = max_bytes, 0
         while at < len(offsets):
             begun = at
-            for generation, low in self._start(connection, topic_id, int(offsets[at])):
-                rows = connection.execute(
-                    "SELECT topic_id, base_offset, message_count, size_bytes"
-                    f" FROM {generation.table(topic_id)} WHERE topic_id = ? AND base_offset >= ?"
-                    f" ORDER BY base_offset LIMIT {_HEADS_AT_ONCE}",
-                    (topic_id, low),
-                ).rows
-                for row in rows:
-                    key = RowKey(generation.id, *row)
-                    end = key.base_offset + key.message_count
-                    first, last = np.searchsorted(offsets, [key.base_offset, end]).tolist()
-                    if last > max(first, at):
-                        if keys and key.size_bytes > budget:
-                            return self._fetch_found(connection, keys), at
-                        keys.append(key)
-                        budget -= key.size_bytes
-                    at = max(at, last)
-                if at > begun:
-                    break
-            if at == begun:
-                at = len(offsets)  # nothing begins at or behind this one
+            heads = self._heads(connection, topic_id, int(offsets[at]))
+            if not heads:
+                # All that there is begins behind it.
+                begin = self.first_offset(connection, topic_id)
+                at = len(offsets) if begin is None else int(offsets.searchsorted(begin))
+            for key in heads:
+                end = key.base_offset + key.message_count
+                first, last = np.searchsorted(offsets, [key.base_offset, end]).tolist()
+                if last > max(first, at):
+                    if keys and key.size_bytes > budget:
+                        return self._fetch_found(connection, keys), at
+                    keys.append(key)
+                    budget -= key.size_bytes
+                at = max(at, last)
+            at = max(at, begun + 1)
         return self._fetch_found(connection, keys), at
+
+    def _row_holding(self, connection: Connection, topic_id: int, offset: int) -> LogRow | None:
+        for generation in reversed(self._generations):
+            row = last_row_to(connection, generation, topic_id, offset)
+            if row is not None:
+                return row if row.end_offset > offset else None
+        return None
+
+    def _heads(self, connection: Connection, topic_id: int, offset: int) -> list[RowKey]:
+        """Some rows of one generation, the last that begins at or before ``offset`` first."""
+        for generation in reversed(self._generations):
+            heads = keys_from_last_to(connection, generation, topic_id, offset, _HEADS_AT_ONCE)
+            if heads:
+                return heads
+        return []
 
     def restatements(
         self, connection: Connection, topic_id: int, bases: Sequence[int], max_bytes: int

@@ -142,6 +142,37 @@ def keys_at(
         yield RowKey(generation.id, *row)
 
 
+def keys_from_last_to(
+    connection: Connection, generation: Generation, topic_id: int, offset: int, most: int
+) -> list[RowKey]:
+    """Up to ``most`` keys of a topic's rows, from the last on that begins by ``offset``."""
+    table = generation.table(topic_id)
+    rows = connection.execute(
+        f"SELECT topic_id, base_offset, message_count, size_bytes FROM {table}"
+        f" WHERE topic_id = ? AND base_offset >= (SELECT MAX(base_offset) FROM {table}"
+        " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?)"
+        f" ORDER BY base_offset LIMIT {most}",
+        (topic_id, topic_id, offset),
+    ).rows
+    return [RowKey(generation.id, *row) for row in rows]
+
+
+def last_row_to(
+    connection: Connection, generation: Generation, topic_id: int, offset: int
+) -> LogRow | None:
+    """A topic's last row that begins by ``offset``. Raises ``LogDamaged``."""
+    rows = connection.execute(
+        "SELECT topic_id, base_offset, message_count, size_bytes, data"
+        f" FROM {generation.table(topic_id)} WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?"
+        " ORDER BY base_offset DESC LIMIT 1",
+        (topic_id, offset),
+    ).rows
+    for *row, data in rows:
+        key = RowKey(generation.id, *row)
+        return LogRow(key, decoded(key, data))
+    return None
+
+
 def row_from(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> tuple[int, int, int] | None:

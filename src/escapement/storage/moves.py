@@ -96,10 +96,10 @@ class Moves:
         """No message of the topic has been moved."""
         return not len(self._old.offsets) and not len(self._young.offsets)
 
-    def put(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, base: int) -> None:
+    def put(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, bases: Int64s | int) -> None:
         """These are due at ``due_ms`` from now on, and were at ``stale_ms``; offsets ascend.
 
-        The row with the key ``base`` says so.
+        The rows with the keys ``bases``, or all the same row, say so.
         """
         first_ms, last_ms = np.minimum(due_ms, stale_ms), np.maximum(due_ms, stale_ms)
         for entries in (self._old, self._young):
@@ -107,8 +107,8 @@ class Moves:
             at = at[there]
             first_ms[there] = np.minimum(first_ms[there], entries.first_ms[at])
             last_ms[there] = np.maximum(last_ms[there], entries.last_ms[at])
-        bases = np.full(len(offsets), base)
-        self._young = self._young.under(_Entries(offsets, due_ms, first_ms, last_ms, bases))
+        columns = (offsets, due_ms, first_ms, last_ms, np.broadcast_to(bases, len(offsets)))
+        self._young = self._young.under(_Entries(*columns))
         self._changed.update(np.unique(offsets >> _CHUNK_BITS).tolist())
         if len(self._young.offsets) > _YOUNG_ROWS:
             self._merge()
