@@ -311,6 +311,8 @@ class Subscription(ABC):
         if not rows.height:
             return
         rows = counted(rows)
+        if self.expiry.ttl_ms:  # it waits no longer than it lives
+            next_ms = np.minimum(next_ms, np.maximum(rows.due_ms + self.expiry.ttl_ms, now_ms))
         self._record(rows, next_ms)
         most = self.record.policy.max_deliveries
         if most and reason is not None:
