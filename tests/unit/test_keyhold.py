@@ -374,8 +374,8 @@ def test_a_message_to_come_wakes_who_waits_for_room() -> None:
     assert {life.slots[offset] for offset in life.out} == {0, 1}
 
 
-def test_freed_keys_are_gathered_for_a_moment_and_new_ones_are_not() -> None:
-    """V16: many small acknowledgements make few frames; what was never held up goes at once."""
+def test_with_many_in_hands_freed_keys_are_gathered_for_a_moment() -> None:
+    """V16: many small acknowledgements make few frames."""
     made = subscription(ready_messages=100_000)
     made.set_policy(SubscriptionPolicy(order="key"))
     made.consumers[0].permits = 1_000_000
@@ -388,19 +388,38 @@ def test_freed_keys_are_gathered_for_a_moment_and_new_ones_are_not() -> None:
     made.acknowledge(np.arange(10), None)
     assert made.assign(1_000, 4096) == []
     assert made.next_wake_ms() == 1_000 + GATHER_MS
-    made.offer(column(1_001), column(8_000), keyed(5_000))
-    (hand,) = made.assign(1_001, 4096)
-    assert hand.rows.offsets.tolist() == [*range(4000, 4010), 8000]
-    made.acknowledge(np.arange(10, 20), None)
-    assert made.assign(1_002, 4096) == []
-    made.acknowledge(np.arange(20, 1020), None)
+    made.acknowledge(np.arange(10, 1010), None)
     (hand,) = made.assign(1_002, 4096)
-    assert hand.rows.height == 1010, "enough of them are free"
-    made.acknowledge(np.arange(1020, 1030), None)
+    assert hand.rows.offsets.tolist() == [*range(4000, 5010)], "enough of them are free"
+    made.acknowledge(np.arange(1010, 1020), None)
     assert made.assign(1_003, 4096) == []
     assert made.advance(1_003 + GATHER_MS)
     (hand,) = made.assign(1_003 + GATHER_MS, 4096)
     assert hand.rows.height == 10
+
+
+def test_a_consumer_that_leaves_takes_the_wake_ups_of_an_order_with_it() -> None:
+    """A wake-up in the past would be one without end."""
+    made = subscription(ready_messages=3000)
+    made.set_policy(SubscriptionPolicy(order="key"))
+    made.consumers[0].permits = 1_000_000
+    scan(made, {}, 1_000)
+    made.offer(np.full(6000, 1_000), np.arange(6000), keyed(*np.tile(np.arange(3000), 2).tolist()))
+    (hand,) = made.assign(1_000, 4096)
+    assert hand.rows.height == 3000
+    (band,) = made.to_scan(1_000)
+    band.begin_scan(Key(1_001, 0), True)
+    slots = keyed(*range(3000))
+    made.end_scan(band, np.full(3000, 1_000), np.arange(3000, 6000), slots)
+    made.fall_behind(Key(1_000, 0))
+    made.acknowledge(np.arange(10), None)
+    assert made.assign(1_000, 4096) == []
+    made.leave(made.consumers[0], 1_001)
+    late_ms = 1_000 + STUCK_MS + GATHER_MS
+    assert made.advance(late_ms)
+    assert made.assign(late_ms, 4096) == []
+    wake_ms = made.next_wake_ms()
+    assert wake_ms is None or wake_ms > late_ms
 
 
 def test_the_least_busy_gets_the_next_also_where_keys_are_in_order() -> None:

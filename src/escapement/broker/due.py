@@ -114,6 +114,10 @@ class DueSubscription(Subscription):
         return self._bands.values()
 
     @property
+    def scatters(self) -> bool:
+        return self._order is not None or len(self._bands) > 1
+
+    @property
     def ready_count(self) -> int:
         """How many messages could be handed out now."""
         return sum(len(store) for store in self._stores)

@@ -5,8 +5,8 @@ are busy (:mod:`~escapement.broker.keyhold`), and it decides two things more.
 
 *When* to hand out. Keys that acknowledgements have freed go on in frames that are as large
 as those acknowledgements, and small frames would stay small for ever, each costing as much as
-a large one. So while much more is in hands than could go now, freed keys are gathered, for
-``GATHER_MS`` at most; what is first of a key that nothing was ready of never waits for it.
+a large one. So while much more is in hands than could go now, it is gathered, for
+``GATHER_MS`` at most.
 
 *What to leave out* of memory. When ready has been full for ``STUCK_MS`` and yet less of it
 may go than is asked for, the ends of its queues are removed and their keys *skipped*: what is
@@ -33,10 +33,12 @@ from escapement.traits import SLOTS
 # So long what is ready stays as it is although nothing of it may go and more cannot be read,
 # and a skipped key waits for its next messages.
 STUCK_MS: Final = 1000
+# It does not stay as it is where one in so many of it has been handed out.
+_FLOW_SHARE: Final = 4
 # Less, where one in so many of the skipped keys waits.
 _DRY_SHARE: Final = 4
-# About as long as a client gathers acknowledgements, and below what anyone notices.
-GATHER_MS: Final = 5
+# Twice as long as a client gathers acknowledgements, and below what anyone notices.
+GATHER_MS: Final = 10
 # With fewer in hands there is nothing to be gained.
 _GATHER_IN_FLIGHT: Final = 1024
 # Gathered is until so much of what is in hands could go again.
@@ -51,12 +53,22 @@ class KeyOrder:
       ageing_ms: what a step of priority is worth; see ``Rows.ranks``.
     """
 
-    __slots__ = ("_dry", "_gather", "_skipped", "_stuck", "hold", "queues", "skipped_from")
+    __slots__ = (
+        "_dry",
+        "_gather",
+        "_handed",
+        "_skipped",
+        "_stuck",
+        "hold",
+        "queues",
+        "skipped_from",
+    )
 
     def __init__(self, whole: bool, ageing_ms: int) -> None:
         self.hold = KeyHold(whole)
         self.queues = KeyQueues(whole, ageing_ms)
         self.skipped_from: Key | None = None  # the lowest key that was passed over
+        self._handed = 0  # since reading was found stuck
         self._skipped: Bools | None = None
         self._gather = _Patience(GATHER_MS)
         self._stuck = _Patience(STUCK_MS)
@@ -64,15 +76,13 @@ class KeyOrder:
 
     def advance(self, now_ms: int) -> bool:
         """Time has passed; returns whether there is something to look at."""
-        wake_ms = self.next_wake_ms()
-        return wake_ms is not None and wake_ms <= now_ms
+        gathered, stuck = self._gather.advance(now_ms), self._stuck.advance(now_ms)
+        return self._dry.advance(now_ms) or gathered or stuck
 
     def next_wake_ms(self) -> int | None:
         """When ``advance`` will say so."""
-        return min(
-            (one.until_ms for one in (self._gather, self._stuck, self._dry) if one.until_ms),
-            default=None,
-        )
+        times = (self._gather.until_ms, self._stuck.until_ms, self._dry.until_ms)
+        return min((time for time in times if time is not None), default=None)
 
     # -- when to hand out ------------------------------------------------------------
 
@@ -83,26 +93,38 @@ class KeyOrder:
           wanted: how many could be handed out at most.
           in_flight: how many are in hands.
         """
-        enough = in_flight < _GATHER_IN_FLIGHT or self.queues.arrived
+        enough = in_flight < _GATHER_IN_FLIGHT
         enough |= count >= min(wanted, in_flight // _GATHER_SHARE)
         if count and not enough and not self._gather.is_out(now_ms):
             return False
         self._gather.end()
-        self.queues.arrived = False
         return bool(count)
 
     # -- what to leave out -----------------------------------------------------------
 
     def found_stuck(self, stuck: bool, now_ms: int) -> None:
         """Whether nothing more can be read now, although more is wanted than may go."""
-        if stuck:
-            self._stuck.is_out(now_ms)
-        else:
+        if not stuck:
             self._stuck.end()
+        elif not self._stuck.has_begun:
+            self._handed = 0
+            self._stuck.is_out(now_ms)
 
-    def wants_room(self, now_ms: int) -> bool:
-        """Whether that has been so for so long that room is to be made."""
-        return self._stuck.until_ms is not None and self._stuck.is_out(now_ms)
+    def wants_room(self, now_ms: int, limit: int) -> bool:
+        """Whether that has been so for so long that room is to be made.
+
+        Args:
+          limit: how many rows ready takes of a band. Where many of them were handed out
+            meanwhile, there will be room soon.
+        """
+        if not self._stuck.has_begun or not self._stuck.is_out(now_ms):
+            return False
+        handed, self._handed = self._handed, 0
+        if _FLOW_SHARE * handed >= limit:
+            self._stuck.end()
+            self._stuck.is_out(now_ms)
+            return False
+        return True
 
     @property
     def skips(self) -> bool:
@@ -177,6 +199,7 @@ class KeyOrder:
 
     def hand_over(self, rows: Rows) -> None:
         """These are out from now on; in order."""
+        self._handed += rows.height
         self.queues.take(rows)
         self.hold.take(rows)
 
@@ -190,19 +213,33 @@ class KeyOrder:
 class _Patience:
     """So long something is waited for; the clock may be set back meanwhile."""
 
-    __slots__ = ("_span_ms", "until_ms")
+    __slots__ = ("_is_out", "_span_ms", "until_ms")
 
     def __init__(self, span_ms: int) -> None:
         self._span_ms = span_ms
-        self.until_ms: int | None = None
+        self._is_out = False
+        self.until_ms: int | None = None  # a wake-up is wanted then
 
     def is_out(self, now_ms: int) -> bool:
         """Wait, or go on waiting; returns whether that was long enough."""
         latest_ms = now_ms + self._span_ms
-        if self.until_ms is None or self.until_ms > latest_ms:
+        if not self._is_out and (self.until_ms is None or self.until_ms > latest_ms):
             self.until_ms = latest_ms
-        return self.until_ms <= now_ms
+        self.advance(now_ms)
+        return self._is_out
+
+    def advance(self, now_ms: int) -> bool:
+        """Time has passed; returns whether that was long enough just now."""
+        if self.until_ms is None or now_ms < self.until_ms:
+            return False
+        self.until_ms, self._is_out = None, True
+        return True
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is waited, or was long enough."""
+        return self._is_out or self.until_ms is not None
 
     def end(self) -> None:
         """Wait no longer."""
-        self.until_ms = None
+        self.until_ms, self._is_out = None, False

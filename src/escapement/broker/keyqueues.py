@@ -67,13 +67,11 @@ class KeyQueues:
         "_ranks",
         "_runs",
         "_there",
-        "arrived",
         "whole",
     )
 
     def __init__(self, whole: bool, ageing_ms: int) -> None:
         self.whole = whole
-        self.arrived = False  # something came first in its queue since this was last reset
         self._ageing_ms = ageing_ms
         self._there: Bools = np.zeros(SLOTS, bool)
         self._ranks = np.zeros(SLOTS, np.int64)
@@ -109,7 +107,6 @@ class KeyQueues:
         keyed = slots != NO_SLOT
         if not keyed.all():
             self._free.push(rows.pick(~keyed).in_order(self._ageing_ms))
-            self.arrived = True
             rows, slots = rows.pick(keyed), slots[keyed]
         if not rows.height:
             return
@@ -129,6 +126,10 @@ class KeyQueues:
             self._there[place] = False
             run = _Run.of(rows, np.concatenate((slots, place)), self._ageing_ms)
         self._add(run)
+
+    def count_open(self, closed: Bools) -> int:
+        """How many messages ``open`` could give."""
+        return int(np.count_nonzero(self._there & ~closed)) + self._free.count
 
     def open(self, closed: Bools, most: int, *, all_heads: bool) -> Rows:
         """What may go next, in order: heads, and rows without a key. It stays here.
@@ -286,7 +287,6 @@ class KeyQueues:
         at = np.flatnonzero(~self._there[run.slots])
         if len(at):
             self._set_heads(run.slots[at], run, run.take(at))
-            self.arrived = True
         if not run.count:
             return
         self._runs.append(run)

@@ -38,7 +38,7 @@ class BrokerLimits:
 
     # -- the index
     index_memory_bytes: int = 128 * MIB  # a checkpoint starts at half; commits wait when it is full
-    index_cache_bytes: int = 32 * MIB  # blocks of segments kept for delivery
+    index_cache_bytes: int = 96 * MIB  # blocks of segments kept for delivery, in any order
     window_messages: int = 2_000_000  # keys in all wheels, 20 bytes each; the rest waits on disk
     checkpoint_interval_s: float = 5.0
 

@@ -41,6 +41,9 @@ EXPIRED_AT_ONCE: Final = 65_536
 WORKERS: Final = 4
 # How much of the log an ordered subscription reads at once.
 READ_BYTES: Final = 1024 * 1024
+# What is not handed out in the order of the index lies in many of its blocks, each of which
+# is read for what goes out together: so many frames do.
+_SCATTERED_FRAMES: Final = 4
 # How often a frame that was decided on asks whether it may leave by now; it is rare.
 _PAUSE_S: Final = 0.05
 
@@ -174,6 +177,8 @@ class Pump:
             frame_messages = topic.sizes.frame_messages(
                 self._limits.deliver_messages, self._limits.deliver_bytes
             )
+            if subscription.scatters:
+                frame_messages *= _SCATTERED_FRAMES
             expired = subscription.counts.expired
             tried = (topic, subscription) not in self._aside
             hands = subscription.assign(self._clock.now_ms(), frame_messages, tried=tried)
@@ -285,13 +290,16 @@ class Pump:
                 rows = held
             if not rows.height:
                 return
-        if batch.size_bytes <= 2 * self._limits.deliver_bytes or rows.height == 1:
+        frames = -(-rows.height // self._limits.deliver_messages)
+        if batch.size_bytes > 2 * self._limits.deliver_bytes:
+            frames = max(frames, -(-batch.size_bytes // self._limits.deliver_bytes))
+        frames = min(frames, rows.height)
+        if frames == 1:
             consumer.outlet.deliver(
                 consumer.wire_id, rows, subscription.was_sent_before(rows), batch
             )
             return
-        pieces = min(rows.height, -(-batch.size_bytes // self._limits.deliver_bytes))
-        for at in np.array_split(np.arange(rows.height), pieces):
+        for at in np.array_split(np.arange(rows.height), frames):
             part = rows.pick(at)
             consumer.outlet.deliver(
                 consumer.wire_id, part, subscription.was_sent_before(part), batch.take(at)

@@ -237,7 +237,7 @@ class SharedSubscription(DueSubscription):
 
     def _skip_keys(self, now_ms: int) -> None:
         order = self._order
-        wants_room = order is not None and order.wants_room(now_ms)
+        wants_room = order is not None and order.wants_room(now_ms, self.limits.ready_messages)
         if order is None or not (wants_room or order.skips):
             return
         order.settle(self.held)
@@ -257,6 +257,11 @@ class SharedSubscription(DueSubscription):
         if wanted <= 0:
             return []
         closed, ranged = self._closed(order, room), self._ranges is not None
+        count = order.queues.count_open(closed)
+        is_stuck = count < wanted and any(band.is_stuck for band in self.bands)
+        order.found_stuck(is_stuck, now_ms)
+        if not order.is_worthwhile(count, wanted, len(self.in_flight), now_ms):
+            return []
         while True:
             rows = order.queues.open(closed, wanted, all_heads=ranged)
             over = rows.due_ms <= self.expiry.until_ms(now_ms)
@@ -265,10 +270,6 @@ class SharedSubscription(DueSubscription):
             order.queues.take(rows.pick(over))
             self.expire(rows.pick(over))
         may_go = np.flatnonzero(self._are_due(rows, now_ms))
-        is_stuck = len(may_go) < wanted and any(band.is_stuck for band in self.bands)
-        order.found_stuck(is_stuck, now_ms)
-        if not order.is_worthwhile(len(may_go), wanted, len(self.in_flight), now_ms):
-            return []
         dealt = self._dealer.deal(rows, may_go, self.consumers, room, wanted, self._busy())
         if not dealt:
             return []

@@ -142,6 +142,11 @@ class Subscription(ABC):
     def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
         """Which rows must be marked redelivered; None for none."""
 
+    @property
+    def scatters(self) -> bool:
+        """Whether what goes out together may lie far apart."""
+        return False
+
     # -- consumers -------------------------------------------------------------
 
     def join(self, consumer: Consumer) -> None:
