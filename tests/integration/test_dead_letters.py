@@ -271,3 +271,62 @@ async def die(engine: Engine, count: int, rng: random.Random) -> None:
                 purged = await broker.admin("dlq.purge", **NAMES, offsets=offsets)
                 assert purged == {"purged": len(rows)}
             assert sorted(copies, key=int) == [b"%d" % n for n in range(count)]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+async def test_a_letter_that_was_moved_or_cancelled_counts_once_or_not_at_all(
+    checkpoint: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """V1, B1: run at once, put off, cancelled; each that is left is listed and goes back once."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await (await broker.producer("x")).send_many([b"now", b"later", b"cancelled", b"still"])
+        async with broker.consumer("x", "s") as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)])
+            await settled(world)
+            places = {row["payload"]: row["offset"] for row in await letters(broker)}
+            await broker.run_now(places[b"now"], topic=DLQ)
+            await broker.reschedule(places[b"later"], topic=DLQ, delay="1h")
+            await broker.cancel(places[b"cancelled"], topic=DLQ)
+            if checkpoint:
+                await world.checkpoint()
+            left = [b"later", b"now", b"still"]
+            assert sorted(row["payload"] for row in await letters(broker)) == left
+            with pytest.raises(NotFound):
+                await broker.admin("dlq.show", **NAMES, offset=places[b"cancelled"])
+            shown = await broker.admin("dlq.show", **NAMES, offset=places[b"later"])
+            assert shown["payload"] == b"later"
+            assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 3}
+            await settled(world)
+            again = await arrived(inbox)
+            assert sorted(m.payload for m in again) == left
+            await inbox.ack([m.id for m in again], durable=True)
+            assert await letters(broker) == []
+            await world.clock.advance(hours=2)
+            assert await letters(broker) == []
+
+
+async def test_dead_letters_neither_expire_nor_make_room(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: neither a time to live nor a quota takes what nobody has looked at yet."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        limits = {"ttl_ms": "1h", "quota_messages": 2, "quota_action": "drop_oldest"}
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s") as inbox:
+            await producer.send_many([b"m"] * 5)
+            await inbox.nack([m.id for m in await arrived(inbox)])
+            await settled(world)
+        totals = {"total_quota_messages": 2}
+        await broker.admin("namespaces.update", namespace="public/default", policy=limits | totals)
+        await broker.admin("subscriptions.create", topic=DLQ, subscription="mine")
+        await (await broker.producer(DLQ)).send(b"of another kind")
+        await world.clock.advance(hours=2)
+        assert len(await letters(broker)) == 5
+        rows = await broker.admin("subscriptions.list", topic=DLQ)
+        figures = {row["subscription"]: (row["expired"], row["dropped"]) for row in rows}
+        assert figures == {"dead-letters": (0, 0), "mine": (1, 0)}
+        refusing = {"quota_action": "refuse", "total_quota_messages": 2}
+        await broker.admin("namespaces.update", namespace="public/default", policy=refusing)
+        await producer.send(b"is not refused for dead letters")

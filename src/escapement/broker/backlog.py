@@ -88,7 +88,7 @@ class Backlogs:
 
     def _shed(self, topic: Topic, keep_most: int, now_ms: int) -> None:
         frontier, count = Key(now_ms + 1, 0), self._index.most_between
-        for subscription in topic.subscriptions():
+        for subscription in topic.consumed():
             if _due(topic, subscription, frontier, count) > keep_most:
                 subscription.keep_most = keep_most
                 self._wake(topic, subscription)
@@ -148,7 +148,7 @@ _Count = Callable[[int, Key, Key], int]
 
 def _most_due(topic: Topic, frontier: Key, count: _Count) -> int:
     """What is due for the subscription that is furthest behind; as ``_due``."""
-    return max((_due(topic, one, frontier, count) for one in topic.subscriptions()), default=0)
+    return max((_due(topic, one, frontier, count) for one in topic.consumed()), default=0)
 
 
 def _due(topic: Topic, subscription: Subscription, frontier: Key, count: _Count) -> int:

@@ -18,18 +18,18 @@ import numpy as np
 import trio
 
 from escapement.broker import deadletter
+from escapement.broker.amendments import Bools
 from escapement.broker.deadletter import KEEPER
 from escapement.broker.logreader import LogReader
 from escapement.broker.registry import Registry
 from escapement.broker.shared import SharedSubscription
 from escapement.broker.topic import Topic
-from escapement.clock import Clock
 from escapement.errors import NotFound, StorageUnavailable
 from escapement.message import Int64s, MessageBatch
 from escapement.names import TopicName
 from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
-from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Key
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex
 from escapement.storage.lane import State
 from escapement.storage.letter import Letter
 
@@ -72,14 +72,12 @@ class DeadLetters:
         index: DelayedIndex,
         log: LogReader,
         pipeline: CommitPipeline,
-        clock: Clock,
         run: Run,
     ) -> None:
         self._registry = registry
         self._index = index
         self._log = log
         self._pipeline = pipeline
-        self._clock = clock
         self._run = run
 
     async def look(self, topic: TopicName, subscription: str, count: int) -> list[Page]:
@@ -96,15 +94,17 @@ class DeadLetters:
     async def show(self, topic: TopicName, subscription: str, offset: int) -> Page:
         """One of them, by its place in the dead-letter topic. Raises ``NotFound``."""
         grave = self._grave(topic, subscription)
-        if grave.topic is not None and grave.keeper is not None:
-            there = 0 <= offset < grave.topic.next_offset
-            if there and not grave.keeper.acked.contains(np.array([offset])).any():
-                offsets, moves = np.array([offset]), grave.topic.amendments.moves
-                found, _ = await self._log.published(grave.topic.id, offsets, moves, 0)
-                due_ms = moves.current(found.offsets, found.due_ms)
-                page = self._mine(grave, due_ms, found.offsets, found.batch)
-                if len(page.offsets):
-                    return page
+        if (
+            grave.topic is not None
+            and grave.keeper is not None
+            and 0 <= offset < grave.topic.next_offset
+        ):
+            offsets, moves = np.array([offset]), grave.topic.amendments.moves
+            found, _ = await self._log.published(grave.topic.id, offsets, moves, 0)
+            due_ms = moves.current(found.offsets, found.due_ms)
+            page = self._mine(grave, due_ms, found.offsets, found.batch)
+            if len(page.offsets):
+                return page
         raise NotFound(f"{topic.full} {subscription} has no dead letter at offset {offset}")
 
     async def redrive(
@@ -181,13 +181,13 @@ class DeadLetters:
         """What is there, in steps; each is looked up when it is asked for."""
         if grave.topic is None or grave.keeper is None:
             return
-        stop = Key(grave.topic.frontier_ms(self._clock.now_ms()) + 1, 0)
+        end = grave.topic.next_offset  # what comes meanwhile is for the next to look
         at = KEY_MIN
-        while at < min(stop, KEY_MAX):
-            plan = self._index.plan(grave.topic.id, at, stop, _STEP_MESSAGES)
+        while at < KEY_MAX:  # a letter that was moved is here before its new time too
+            plan = self._index.plan(grave.topic.id, at, KEY_MAX, _STEP_MESSAGES)
             due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
             at = plan.stop
-            here = ~grave.keeper.acked.contains(offsets)
+            here = offsets < end
             if only is not None:
                 here &= np.isin(offsets, only)
             due_ms, offsets = due_ms[here], offsets[here]
@@ -202,15 +202,28 @@ class DeadLetters:
         assert grave.topic is not None
         assert grave.keeper is not None
         # What was ended while the step before was waited for may have left the index.
-        here = ~grave.keeper.acked.contains(offsets)
+        here = _here(grave.topic, grave.keeper, due_ms, offsets)
         due_ms, offsets = due_ms[here], offsets[here]
         fetch = self._index.fetch(grave.topic.id, due_ms, offsets)
         batch = fetch.read() if fetch.in_memory else await self._run(fetch.read)
         return self._mine(grave, due_ms, offsets, batch)
 
     def _mine(self, grave: _Grave, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> Page:
-        """Those that came from the subscription they are asked for."""
+        """Those that are still there, from the subscription they are asked for."""
+        assert grave.topic is not None
+        assert grave.keeper is not None
         origins = deadletter.origins(batch)
         whose = {"topic": grave.origin.full, "subscription": grave.subscription}
-        at = [row for row, origin in enumerate(origins) if whose.items() <= origin.items()]
-        return Page(due_ms, offsets, batch, origins).pick(np.array(at, np.int64))
+        mine = np.array([whose.items() <= origin.items() for origin in origins], bool)
+        at = np.flatnonzero(mine & _here(grave.topic, grave.keeper, due_ms, offsets))
+        return Page(due_ms, offsets, batch, origins).pick(at)
+
+
+def _here(topic: Topic, keeper: SharedSubscription, due_ms: Int64s, offsets: Int64s) -> Bools:
+    """Which of these keys are letters that the keeper has: each has one that counts; bool[n]."""
+    here = ~keeper.acked.contains(offsets)
+    uncancelled = topic.amendments.uncancelled(offsets)
+    if uncancelled is not None:
+        here &= uncancelled | keeper.holds(offsets)
+    stale = topic.amendments.moves.stale(due_ms, offsets)
+    return here if stale is None else here & ~stale

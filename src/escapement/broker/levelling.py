@@ -68,7 +68,7 @@ class Levelling:
         counted: list[list[tuple[Subscription, int]]] = []
         for topic in topics:
             counts = []
-            for subscription in list(topic.subscriptions()):
+            for subscription in list(topic.consumed()):
                 counts.append((subscription, await self._shedding.count(topic, subscription)))
                 await trio.lowlevel.checkpoint()
             due = max((count for _, count in counts), default=0)

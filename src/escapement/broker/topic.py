@@ -29,6 +29,7 @@ import numpy.typing as npt
 from escapement.broker.amendments import Amendments
 from escapement.broker.amount import Amount, quota_of, total_quota_of
 from escapement.broker.budget import WindowBudget
+from escapement.broker.deadletter import KEEPER
 from escapement.broker.dedup import DedupKeys
 from escapement.broker.groups import Groups
 from escapement.broker.ordered import OrderedSubscription
@@ -137,6 +138,13 @@ class Topic:
         yield from self.shared.values()
         yield from self.ordered.values()
 
+    def consumed(self) -> Iterable[Subscription]:
+        """Those whose backlog may expire and is bounded: all but the keeper of dead letters.
+
+        What failed elsewhere stays until somebody has looked at it.
+        """
+        return (one for one in self.subscriptions() if one.record.name != KEEPER)
+
     def subscription(self, name: str) -> Subscription | None:
         """The one of this name."""
         return self.shared.get(name) or self.ordered.get(name)
@@ -169,7 +177,8 @@ class Topic:
 
     def _govern(self, subscription: Subscription) -> None:
         subscription.throttle.topic_paused_until_ms = self.policy.paused_until_ms
-        subscription.expiry.set_ttl(self.policy.ttl_ms or self.namespace.policy.ttl_ms)
+        if subscription.record.name != KEEPER:
+            subscription.expiry.set_ttl(self.policy.ttl_ms or self.namespace.policy.ttl_ms)
 
     def remove(self, name: str) -> None:
         """Stop serving a subscription."""

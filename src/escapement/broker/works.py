@@ -155,9 +155,7 @@ class Works:
             clock,
             run,
         )
-        self.dead_letters = DeadLetters(
-            self.registry, self.index, self.reader, self.pipeline, clock, run
-        )
+        self.dead_letters = DeadLetters(self.registry, self.index, self.reader, self.pipeline, run)
         self.amending = Amending(self.registry, self.pipeline, self.pump, clock, config.limits)
         self.rescheduling = Rescheduling(
             self.registry,
