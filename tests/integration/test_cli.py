@@ -315,7 +315,12 @@ def test_dead_letters_are_listed_shown_sent_back_and_thrown_away(say: Say) -> No
     assert "no dead letter" in say("dlq", "show", *names, "77", fails=1)
     assert "1 sent back" in say("dlq", "redrive", *names, "--offset", str(first["offset"]))
     assert "1 thrown away" in say("dlq", "purge", *names, "--offset", str(second["offset"]))
-    assert "1 sent back" in say("dlq", "redrive", *names)
+    assert "not there" in say("dlq", "redrive", *names, "--offset", str(second["offset"]), fails=1)
+    elsewhere = ("--in", "dying-s-DLQ")
+    assert "three" in say("dlq", "list", *names, *elsewhere)
+    redriven = say("dlq", "redrive", *names, *elsewhere, "-o", "json")
+    assert json.loads(redriven) == {"redriven": 1}
+    assert json.loads(say("dlq", "purge", *names, "-o", "json")) == {"purged": 0}
     assert "has no dead letters" in say("dlq", "list", *names)
     assert sorted(say("consume", *names, "--count", "2").split()) == ["one", "three"]
 

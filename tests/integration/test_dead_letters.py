@@ -330,3 +330,68 @@ async def test_dead_letters_neither_expire_nor_make_room(
         refusing = {"quota_action": "refuse", "total_quota_messages": 2}
         await broker.admin("namespaces.update", namespace="public/default", policy=refusing)
         await producer.send(b"is not refused for dead letters")
+
+
+async def test_a_letter_that_dies_again_goes_back_as_the_letter_it_was(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: from the second dead-letter topic to the first, and from there to its topic."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        once = {"max_deliveries": 1}
+        again = {"topic": DLQ, "subscription": "worker"}
+        await broker.admin("subscriptions.create", **NAMES, policy=once)
+        await broker.admin("subscriptions.create", **again, policy=once)
+        await (await broker.producer("x")).send(b"bad", properties={"mine": 1})
+        for names in (NAMES, again):
+            async with broker.consumer(names["topic"], names["subscription"]) as inbox:
+                (message,) = await arrived(inbox)
+                await message.nack()
+            await settled(world)
+        (first,) = await letters(broker)
+        (second,) = await letters(broker, **again)
+        assert (second["original_topic"], second["original_offset"]) == (DLQ, first["offset"])
+        await broker.admin("dlq.purge", **NAMES)
+        assert await broker.admin("dlq.redrive", **again) == {"redriven": 1}
+        await settled(world)
+        (back,) = await letters(broker)
+        assert back | {"offset": 0, "arrived_at_ms": 0} == first | {"offset": 0, "arrived_at_ms": 0}
+        assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 1}
+        await settled(world)
+        async with broker.consumer("x", "s") as inbox:
+            (message,) = await arrived(inbox)
+            assert (message.value, message.properties) == (b"bad", {"mine": 1})
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved on"])
+async def test_what_a_subscription_left_behind_is_reached_where_it_lies(
+    how: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V1: neither deleting a subscription nor another dead-letter topic loses letters."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await broker.admin("subscriptions.create", topic="x", subscription="other")
+        await (await broker.producer("x")).send_many([b"a", b"b"])
+        async with broker.consumer("x", "s") as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)])
+        await settled(world)
+        if how == "deleted":
+            await broker.admin("subscriptions.delete", **NAMES)
+            with pytest.raises(NotFound):
+                await letters(broker)
+        else:
+            to = {"dead_letter_topic": "grave"}
+            await broker.admin("subscriptions.update", **NAMES, policy=to)
+            assert await letters(broker) == []
+        there = {"dead_letter_topic": DLQ}
+        first, second = await letters(broker, **there)
+        shown = await broker.admin("dlq.show", **NAMES, **there, offset=first["offset"])
+        assert (shown["payload"], shown["subscription"]) == (b"a", "s")
+        only = [first["offset"]]
+        assert await broker.admin("dlq.redrive", **NAMES, **there, offsets=only) == {"redriven": 1}
+        assert await letters(broker, **there) == [second]
+        assert await broker.admin("dlq.purge", **NAMES, **there) == {"purged": 1}
+        await settled(world)
+        async with broker.consumer("x", "other") as inbox:
+            assert [m.value for m in await arrived(inbox)] == [b"a", b"b", b"a"]
+        with pytest.raises(NotFound):
+            await letters(broker, dead_letter_topic="nowhere")

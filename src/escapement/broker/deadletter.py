@@ -1,8 +1,9 @@
 """What a dead letter is: a copy of a message that was tried too often, and why it is here.
 
 The copy keeps payload, key, priority and properties, and has further properties that say
-where it comes from; ``restored`` takes them off again. Dead letters travel through the
-inbox, so that a message is acknowledged and its copy written in one transaction.
+where it comes from; ``restored`` takes them off again. A dead letter that dies again keeps
+what was said of it before, so that it goes back as the letter it was. Dead letters travel
+through the inbox, so that a message is acknowledged and its copy written in one transaction.
 
 Pure. A loop over messages is meant here: each one's properties are its own.
 """
@@ -36,6 +37,10 @@ LETTER_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = (8 << 20) - (16 << 10)
 
 _PREFIX: Final = "dead_letter_"
+# What was said of it when it died before, the earliest first: a list of maps like ours.
+_BEFORE: Final = "dead_letter_before"
+# Of a letter that goes round in circles no more than this is remembered.
+_MOST_BEFORE: Final = 8
 
 
 class Dead(NamedTuple):
@@ -102,7 +107,11 @@ def marked(
     reasons = [REASONS[number] for number in dead.reasons.tolist()]
     table = zip(packed, reasons, *(column.tolist() for column in columns), strict=True)
     for raw, reason, offset, attempts, due_ms, accepted_ms in table:
-        properties = read_properties(raw) | {
+        properties, said = _parted(raw)
+        if said:
+            before = [*_before(said), {n: v for n, v in said.items() if n != _BEFORE}]
+            properties[_BEFORE] = before[-_MOST_BEFORE:]
+        properties |= {
             f"{_PREFIX}reason": reason,
             f"{_PREFIX}attempts": attempts,
             f"{_PREFIX}topic": topic.full,
@@ -122,8 +131,8 @@ def origins(batch: MessageBatch) -> list[dict[str, Any]]:
     """What ``marked`` has said of each message; nothing of one that is no dead letter."""
     found = []
     for raw in _properties(batch):
-        said = {n: v for n, v in read_properties(raw).items() if n.startswith(_PREFIX)}
-        found.append({n.removeprefix(_PREFIX): v for n, v in said.items()})
+        _, said = _parted(raw)
+        found.append({n.removeprefix(_PREFIX): v for n, v in said.items() if n != _BEFORE})
     return found
 
 
@@ -131,7 +140,12 @@ def restored(batch: MessageBatch) -> MessageBatch:
     """The messages as they were, without what ``marked`` has added."""
     left = []
     for raw in _properties(batch):
-        kept = {n: v for n, v in read_properties(raw).items() if not n.startswith(_PREFIX)}
+        kept, said = _parted(raw)
+        before = _before(said)
+        if before:
+            kept |= before.pop()
+        if before:
+            kept[_BEFORE] = before
         left.append(msgpack.packb(kept) if kept else b"")
     return replace(batch, properties=Blobs.of(left) if any(left) else None)
 
@@ -165,6 +179,18 @@ def _bounded(sizes: Int64s) -> Iterator[Int64s]:
         last = max(first + 1, int(np.searchsorted(ends, before + LETTER_BYTES, "right")))
         yield np.arange(first, last)
         first, before = last, int(ends[last - 1])
+
+
+def _parted(packed: bytes) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """What a message was sent with, and what ``marked`` has said of it."""
+    properties = read_properties(packed)
+    said = {n: v for n, v in properties.items() if isinstance(n, str) and n.startswith(_PREFIX)}
+    return {n: v for n, v in properties.items() if n not in said}, said
+
+
+def _before(said: dict[Any, Any]) -> list[dict[Any, Any]]:
+    before = said.get(_BEFORE)
+    return [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
 
 
 def _properties(batch: MessageBatch) -> list[bytes]:

@@ -4,7 +4,9 @@ They lie in the dead-letter topic as messages like any other; the subscription `
 of that topic knows which of them are still there. What is sent back or thrown away is
 acknowledged on it, and what is sent back goes through the inbox in the same transaction.
 
-A dead-letter topic may serve several subscriptions: each sees its own letters only.
+A dead-letter topic may serve several subscriptions: each sees its own letters only. What a
+subscription left behind, when it was deleted or given another dead-letter topic, is found
+where it lies, if one says where.
 """
 
 from __future__ import annotations
@@ -54,17 +56,29 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose letters are meant."""
+
+    topic: TopicName
+    subscription: str
+    # The dead-letter topic; None: the one of the subscription, which there must be.
+    lie_in: TopicName | None = None
+
+    def __str__(self) -> str:
+        return f"{self.topic.full} {self.subscription}"
+
+
+@dataclass(frozen=True, slots=True)
 class _Grave:
     """Where the dead letters of one subscription lie."""
 
-    origin: TopicName
-    subscription: str
+    whose: Whose
     topic: Topic | None  # None: nothing was ever buried
     keeper: SharedSubscription | None
 
 
 class DeadLetters:
-    """See the module's docstring. ``topic`` and ``subscription`` say whose letters."""
+    """See the module's docstring."""
 
     def __init__(
         self,
@@ -80,10 +94,10 @@ class DeadLetters:
         self._pipeline = pipeline
         self._run = run
 
-    async def look(self, topic: TopicName, subscription: str, count: int) -> list[Page]:
+    async def look(self, whose: Whose, count: int) -> list[Page]:
         """The first ``count`` of them. Raises ``NotFound``."""
         pages = []
-        async with aclosing(self._pages(self._grave(topic, subscription), None)) as found:
+        async with aclosing(self._pages(self._grave(whose), None)) as found:
             async for page in found:
                 pages.append(page.pick(np.arange(min(count, len(page.offsets)))))
                 count -= len(page.offsets)
@@ -91,9 +105,9 @@ class DeadLetters:
                     break
         return pages
 
-    async def show(self, topic: TopicName, subscription: str, offset: int) -> Page:
+    async def show(self, whose: Whose, offset: int) -> Page:
         """One of them, by its place in the dead-letter topic. Raises ``NotFound``."""
-        grave = self._grave(topic, subscription)
+        grave = self._grave(whose)
         if (
             grave.topic is not None
             and grave.keeper is not None
@@ -105,17 +119,16 @@ class DeadLetters:
             page = self._mine(grave, due_ms, found.offsets, found.batch)
             if len(page.offsets):
                 return page
-        raise NotFound(f"{topic.full} {subscription} has no dead letter at offset {offset}")
+        raise NotFound(f"{whose} has no dead letter at offset {offset}")
 
-    async def redrive(
-        self, topic: TopicName, subscription: str, only: Int64s | None, most: int
-    ) -> int:
+    async def redrive(self, whose: Whose, only: Int64s | None, most: int) -> int:
         """Send up to ``most`` back to where they came from; durable when it returns.
 
         Raises:
-          NotFound: if there is no such subscription.
+          NotFound: if there is no such subscription, or no such topic.
           StorageUnavailable: if the database takes nothing now.
         """
+        self._registry.topic_record(whose.topic)  # what they go back to
 
         def letters(grave: _Grave, page: Page) -> Callable[[Int64s], Sequence[Letter]]:
             assert grave.keeper is not None
@@ -124,28 +137,26 @@ class DeadLetters:
 
             def written(fresh: Int64s) -> Sequence[Letter]:
                 at = np.flatnonzero(np.isin(page.offsets, fresh))
-                return deadletter.letters(topic, source, back.take(at), page.offsets[at])
+                return deadletter.letters(whose.topic, source, back.take(at), page.offsets[at])
 
             return written
 
-        return await self._end(self._grave(topic, subscription), only, most, letters)
+        return await self._end(self._grave(whose), only, most, letters)
 
-    async def purge(
-        self, topic: TopicName, subscription: str, only: Int64s | None, most: int
-    ) -> int:
+    async def purge(self, whose: Whose, only: Int64s | None, most: int) -> int:
         """Throw up to ``most`` of them away; durable when it returns. Raises as ``redrive``."""
-        return await self._end(
-            self._grave(topic, subscription), only, most, lambda grave, page: lambda fresh: ()
-        )
+        return await self._end(self._grave(whose), only, most, lambda grave, page: lambda fresh: ())
 
-    def _grave(self, topic: TopicName, subscription: str) -> _Grave:
-        origin = self._registry.topic(topic)
-        record = self._registry.subscription_record(origin, subscription)
-        to = deadletter.target(topic, subscription, record.policy)
-        if to.full not in self._registry.topics:
-            return _Grave(topic, subscription, None, None)
-        found = self._registry.topic(to)
-        return _Grave(topic, subscription, found, found.shared.get(KEEPER))
+    def _grave(self, whose: Whose) -> _Grave:
+        lie_in = whose.lie_in
+        if lie_in is None:
+            origin = self._registry.topic(whose.topic)
+            record = self._registry.subscription_record(origin, whose.subscription)
+            lie_in = deadletter.target(whose.topic, whose.subscription, record.policy)
+            if lie_in.full not in self._registry.topics:
+                return _Grave(whose, None, None)
+        found = self._registry.topic(lie_in)
+        return _Grave(whose, found, found.shared.get(KEEPER))
 
     async def _end(
         self,
@@ -213,8 +224,8 @@ class DeadLetters:
         assert grave.topic is not None
         assert grave.keeper is not None
         origins = deadletter.origins(batch)
-        whose = {"topic": grave.origin.full, "subscription": grave.subscription}
-        mine = np.array([whose.items() <= origin.items() for origin in origins], bool)
+        theirs = {"topic": grave.whose.topic.full, "subscription": grave.whose.subscription}
+        mine = np.array([theirs.items() <= origin.items() for origin in origins], bool)
         at = np.flatnonzero(mine & _here(grave.topic, grave.keeper, due_ms, offsets))
         return Page(due_ms, offsets, batch, origins).pick(at)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Final
 
 import click
 
 from escapement.cli.options import output_option
-from escapement.cli.remote import broker_option, with_broker
+from escapement.cli.remote import Command, broker_option, with_broker
 from escapement.cli.table import print_record, print_rows
 from escapement.client.broker import Broker
+from escapement.errors import NotFound
 
 _COLUMNS: Final = (
     "offset",
@@ -28,6 +31,12 @@ _STEP: Final = 10_000
 
 _topic = click.argument("topic")
 _subscription = click.argument("subscription")
+_lie_in = click.option(
+    "--in",
+    "lie_in",
+    metavar="TOPIC",
+    help="The dead-letter topic, where it is not (any more) the one of the subscription's policy.",
+)
 _offsets = click.option(
     "--offset",
     "offsets",
@@ -44,7 +53,8 @@ def dlq() -> None:
 
     A subscription with a bound on deliveries (escapement admin subscriptions update TOPIC
     SUBSCRIPTION --max-deliveries 10) puts a copy of what has failed so often into its
-    dead-letter topic.
+    dead-letter topic. What a subscription left there when it was deleted, or was given another
+    dead-letter topic, is reached with --in.
     """
 
 
@@ -58,16 +68,26 @@ def dlq() -> None:
 )
 @_topic
 @_subscription
+@_lie_in
 @_output
 @broker_option
 def list_letters(
-    topic: str, subscription: str, count: int, output: str, at_broker: tuple[str, int]
+    topic: str,
+    subscription: str,
+    count: int,
+    lie_in: str | None,
+    output: str,
+    at_broker: tuple[str, int],
 ) -> None:
     """List the dead letters of a subscription, those first that died first."""
 
     async def ask(broker: Broker) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await broker.admin(
-            "dlq.list", topic=topic, subscription=subscription, count=count
+            "dlq.list",
+            topic=topic,
+            subscription=subscription,
+            dead_letter_topic=lie_in,
+            count=count,
         )
         return found
 
@@ -82,16 +102,26 @@ def list_letters(
 @_topic
 @_subscription
 @click.argument("offset", type=click.IntRange(0))
+@_lie_in
 @_output
 @broker_option
 def show(
-    topic: str, subscription: str, offset: int, output: str, at_broker: tuple[str, int]
+    topic: str,
+    subscription: str,
+    offset: int,
+    lie_in: str | None,
+    output: str,
+    at_broker: tuple[str, int],
 ) -> None:
     """Show one dead letter whole, by its OFFSET in the dead-letter topic."""
 
     async def ask(broker: Broker) -> dict[str, Any]:
         found: dict[str, Any] = await broker.admin(
-            "dlq.show", topic=topic, subscription=subscription, offset=offset
+            "dlq.show",
+            topic=topic,
+            subscription=subscription,
+            dead_letter_topic=lie_in,
+            offset=offset,
         )
         return found
 
@@ -102,60 +132,88 @@ def show(
         print_record(row)
 
 
+def _moving(command: Command) -> Command:
+    """The arguments of what moves letters, given together as ``letters``."""
+
+    @wraps(command)
+    def wrapped(
+        topic: str,
+        subscription: str,
+        offsets: tuple[int, ...],
+        lie_in: str | None,
+        **given: Any,
+    ) -> Any:
+        return command(letters=_Letters(topic, subscription, lie_in, offsets), **given)
+
+    decorated: Any = wrapped
+    for option in (broker_option, _output, _lie_in, _offsets, _subscription, _topic):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Letters:
+    """Dead letters of a subscription: those at these places, or all."""
+
+    topic: str
+    subscription: str
+    lie_in: str | None
+    offsets: tuple[int, ...]
+
+
 @dlq.command(
     epilog="\b\nExamples:\n  escapement dlq redrive orders billing\n"
-    "  escapement dlq redrive orders billing --offset 17"
+    "  escapement dlq redrive orders billing --offset 17\n"
+    "  escapement dlq redrive orders billing --in orders-billing-DLQ"
 )
-@_topic
-@_subscription
-@_offsets
-@broker_option
-def redrive(
-    topic: str, subscription: str, offsets: tuple[int, ...], at_broker: tuple[str, int]
-) -> None:
-    """Send dead letters back to TOPIC, as they were; each exactly once."""
-    moved = _move(at_broker, "redrive", "redriven", topic, subscription, offsets)
-    click.echo(f"{moved} sent back to {topic}")
+@_moving
+def redrive(letters: _Letters, output: str, at_broker: tuple[str, int]) -> None:
+    """Send dead letters back to TOPIC, as they were; each exactly once.
+
+    The exit code is 1 if one that is named by --offset is not there.
+    """
+    _move(at_broker, letters, output, "redrive", "redriven", f"sent back to {letters.topic}")
 
 
 @dlq.command(epilog="\b\nExamples:\n  escapement dlq purge orders billing")
-@_topic
-@_subscription
-@_offsets
-@broker_option
-def purge(
-    topic: str, subscription: str, offsets: tuple[int, ...], at_broker: tuple[str, int]
-) -> None:
-    """Throw dead letters away."""
-    moved = _move(at_broker, "purge", "purged", topic, subscription, offsets)
-    click.echo(f"{moved} thrown away")
+@_moving
+def purge(letters: _Letters, output: str, at_broker: tuple[str, int]) -> None:
+    """Throw dead letters away.
+
+    The exit code is 1 if one that is named by --offset is not there.
+    """
+    _move(at_broker, letters, output, "purge", "purged", "thrown away")
 
 
 def _move(
-    at: tuple[str, int],
-    verb: str,
-    answer: str,
-    topic: str,
-    subscription: str,
-    offsets: tuple[int, ...],
-) -> int:
-    """Carry out a verb, in steps; returns how many letters it moved."""
+    at: tuple[str, int], letters: _Letters, output: str, verb: str, answer: str, done: str
+) -> None:
+    """Carry out a verb, in steps, and say how many letters it moved."""
 
     async def ask(broker: Broker) -> int:
         moved, step = 0, _STEP
         while step == _STEP:
             said = await broker.admin(
                 f"dlq.{verb}",
-                topic=topic,
-                subscription=subscription,
-                offsets=list(offsets) or None,
+                topic=letters.topic,
+                subscription=letters.subscription,
+                dead_letter_topic=letters.lie_in,
+                offsets=list(letters.offsets) or None,
                 count=_STEP,
             )
             step = said[answer]
             moved += step
         return moved
 
-    return with_broker(at, ask)
+    moved = with_broker(at, ask)
+    missing = len(set(letters.offsets)) - moved if letters.offsets else 0
+    if moved or not missing:
+        click.echo(json.dumps({answer: moved}) if output == "json" else f"{moved} {done}")
+    if missing:
+        raise NotFound(
+            f"{missing} of the letters named are not there: "
+            f"{letters.subscription} of {letters.topic} has no such dead letter"
+        )
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.properties import readable
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
-from escapement.broker.deadletters import Page
+from escapement.broker.deadletters import Page, Whose
 from escapement.message import Blobs, Int64s
 from escapement.names import TopicName
 
@@ -24,37 +24,39 @@ MAX_MOVED: Final = 10_000
 
 
 async def _list(broker: Broker, given: Arguments) -> Plain:
-    topic, subscription = _whose(given)
+    whose = _whose(given)
     count = given.optional_number("count") or 10
     given.end()
-    pages = await broker.dead_letters.look(topic, subscription, min(count, MAX_LISTED))
+    pages = await broker.dead_letters.look(whose, min(count, MAX_LISTED))
     return [row for page in pages for row in _rows(page, PREVIEW_BYTES)]
 
 
 async def _show(broker: Broker, given: Arguments) -> Plain:
-    topic, subscription = _whose(given)
+    whose = _whose(given)
     offset = given.number("offset")
     given.end()
-    page = await broker.dead_letters.show(topic, subscription, offset)
+    page = await broker.dead_letters.show(whose, offset)
     return _rows(page, None)[0]
 
 
 async def _redrive(broker: Broker, given: Arguments) -> Plain:
-    topic, subscription = _whose(given)
+    whose = _whose(given)
     only, most = _which(given)
     given.end()
-    return {"redriven": await broker.dead_letters.redrive(topic, subscription, only, most)}
+    return {"redriven": await broker.dead_letters.redrive(whose, only, most)}
 
 
 async def _purge(broker: Broker, given: Arguments) -> Plain:
-    topic, subscription = _whose(given)
+    whose = _whose(given)
     only, most = _which(given)
     given.end()
-    return {"purged": await broker.dead_letters.purge(topic, subscription, only, most)}
+    return {"purged": await broker.dead_letters.purge(whose, only, most)}
 
 
-def _whose(given: Arguments) -> tuple[TopicName, str]:
-    return TopicName.parse(given.text("topic")), given.text("subscription")
+def _whose(given: Arguments) -> Whose:
+    topic, subscription = TopicName.parse(given.text("topic")), given.text("subscription")
+    lie_in = given.optional_text("dead_letter_topic")
+    return Whose(topic, subscription, None if lie_in is None else TopicName.parse(lie_in))
 
 
 def _which(given: Arguments) -> tuple[Int64s | None, int]:
