@@ -63,6 +63,19 @@ async def test_a_second_message_with_a_dedup_key_is_not_stored(mock_clock: MockC
         assert await stored(broker) == [b"pay", b"else", b"pay"]
 
 
+async def test_a_retry_does_not_bring_back_what_was_cancelled(mock_clock: MockClock) -> None:
+    """B3, B1: a key outlives its message."""
+    async with testing.start() as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s") as inbox:
+            first = await producer.send(b"", delay=(1, "s"), dedup="order-7")
+            assert (await broker.cancel(first)).done.all()
+            again = await producer.send(b"", dedup="order-7")
+            assert (again.id, again.duplicate) == (first.id, True)
+            await world.clock.advance(seconds=5)
+            assert await arrived(inbox) == []
+
+
 async def test_a_batch_is_stored_less_what_is_known_and_answered_row_by_row(
     mock_clock: MockClock,
 ) -> None:

@@ -17,6 +17,7 @@ from escapement import testing
 from escapement.broker import reading
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.protocol.fate import Fate
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
@@ -455,3 +456,25 @@ def log_bytes(engine: Engine) -> int:
         return sum(int(connection.execute(size).rows[0][0]) for size in sizes)
     finally:
         connection.close()
+
+
+async def test_of_what_is_forgotten_cancel_and_reschedule_say_the_same(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1, Q7: it is too late, whoever asks, and what never was is unknown."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            await producer.send_many([b"0", b"1"])
+            assert await take(broker) == [b"0", b"1"]
+        await world.checkpoint()
+        await a_day_later(world)
+        await a_day_later(world)
+        async with world.connect() as broker:
+            with pytest.raises(escapement.NotFound):
+                await broker.show(0, TOPIC)
+            cancelled = await broker.cancel([1, 0, 9], topic=TOPIC)
+            moved = await broker.reschedule([1, 0, 9], topic=TOPIC, delay="1h")
+            assert cancelled.fates.tolist() == moved.fates.tolist()
+            assert moved.fates.tolist() == [Fate.DELIVERED, Fate.DELIVERED, Fate.UNKNOWN]
+            assert [one.handed for one in moved] == [one.handed for one in cancelled]

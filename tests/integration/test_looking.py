@@ -223,6 +223,8 @@ async def test_a_message_shows_its_life_for_each_subscription(
             assert (await states())[0] == "fired"
             await message.ack(durable=True)
             assert await states() == ("acked", {"s": "acknowledged", "after": "not covered"})
+            done, other = (await broker.show(receipt.id)).subscriptions
+            assert (done.attempts, other.attempts) == (None, 0)  # not remembered; none
             with pytest.raises(escapement.NotFound, match="no message 1: the next is 1"):
                 await broker.show(1, "x")
 
@@ -257,6 +259,40 @@ async def test_what_is_due_and_nobody_takes_is_fired_across_a_restart(
             life = await broker.show(19, "x")
             assert life.state == "fired"
             assert {one.state for one in life.subscriptions} == {"waiting"}
+
+
+async def test_attempts_are_shown_while_they_are_known_and_never_wrongly(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q2: in a pause, of a log that is read again."""
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        names = {"topic": "x", "subscription": "e"}
+        await broker.admin("subscriptions.create", **names, kind="exclusive")
+        await (await broker.producer("x")).send_many([b"0", b"1"])
+
+        async def shown(offset: int) -> tuple[str, int | None]:
+            (one,) = (await broker.show(offset, "x")).subscriptions
+            return one.state, one.attempts
+
+        async with broker.consumer("x", "e", kind="exclusive") as inbox:
+            first, _ = await arrived(inbox)
+            await broker.pause("x")
+            await first.nack((0, "ms"))
+            await world.clock.advance(seconds=1)
+            assert await shown(0) == ("ready", 1)
+        await world.clock.settle()
+        assert await shown(0) == ("waiting", 1)
+        await broker.cancel(0, topic="x")
+        assert await shown(0) == ("waiting", 1)  # it was handed out: it comes again
+        await broker.admin("subscriptions.update", **names, policy={"max_deliveries": 2})
+        await broker.resume("x")
+        async with broker.consumer("x", "e", kind="exclusive") as inbox:
+            again, _ = await arrived(inbox)
+            await again.nack()
+            await world.clock.advance(seconds=3)
+            assert await shown(0) == ("acknowledged", None)
+            (letter,) = await broker.admin("dlq.list", **names)
+            assert (letter["original_offset"], letter["attempts"]) == (0, 2)
 
 
 async def test_a_cancelled_message_says_so(mock_clock: trio.testing.MockClock) -> None:

@@ -38,13 +38,15 @@ class Standing:
     ``state`` is one of: not covered (it begins elsewhere), pending (not yet due), waiting
     (due, not taken up yet), ready, in flight (with ``consumer``, ``since_ms``, and
     ``until_ms`` if it is taken back then), in retry (``until_ms`` is when it is tried
-    again), to be dead-lettered, acknowledged, cancelled. ``attempts`` counts deliveries.
+    again), to be dead-lettered, acknowledged, cancelled. ``attempts`` counts deliveries; None
+    once it is acknowledged: of what is done no more is remembered, nor whether it was a
+    consumer who did it, or it expired, was dropped by a quota, or became a dead letter.
     """
 
     subscription: str
     kind: str
     state: str
-    attempts: int = 0
+    attempts: int | None = 0
     consumer: str | None = None
     since_ms: int | None = None
     until_ms: int | None = None
@@ -105,7 +107,7 @@ def standing(
     """How a subscription stands to a message; O(what it has in its hands)."""
     name, kind = subscription.record.name, subscription.record.kind
     if offset in subscription.acked:
-        return Standing(name, kind, _ACKNOWLEDGED)
+        return Standing(name, kind, _ACKNOWLEDGED, None)
     hand = subscription.in_flight.hand_of(offset)
     if hand is not None:
         consumers = {one.id: one.name or f"unnamed, {one.id}" for one in subscription.consumers}
@@ -118,13 +120,18 @@ def standing(
             hand.since_ms,
             hand.deadline_ms,
         )
-    if any((dead.rows.offsets == offset).any() for dead in subscription.dead):
-        return Standing(name, kind, "to be dead-lettered")
+    for dead in subscription.dead:
+        counts = dead.rows.counts[dead.rows.offsets == offset]
+        if len(counts):
+            return Standing(name, kind, "to be dead-lettered", int(counts[0]))
     if offset in subscription.held:
         attempts, next_ms = subscription.tries_of(offset)
         state = "ready" if next_ms is None else "in retry"
         return Standing(name, kind, state, attempts, until_ms=next_ms)
-    if offset in topic.amendments.cancelled:
+    if (
+        offset in topic.amendments.cancelled
+        and not subscription.was_handed(np.array([offset])).any()
+    ):
         return Standing(name, kind, _CANCELLED)
     shared = isinstance(subscription, SharedSubscription)
     if not (
@@ -133,7 +140,9 @@ def standing(
         else offset >= subscription.record.start_offset
     ):
         return Standing(name, kind, _NOT_COVERED)
-    return Standing(name, kind, _PENDING if shared and due_ms > now_ms else "waiting")
+    if shared and due_ms > now_ms:
+        return Standing(name, kind, _PENDING)
+    return Standing(name, kind, "waiting", subscription.tries_of(offset)[0])
 
 
 def _state(

@@ -98,16 +98,21 @@ class Rescheduling:
         wanted, back = np.unique(offsets, return_inverse=True)
         fates = np.full(len(wanted), Fate.UNKNOWN, np.uint8)
         handed: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
-        known = wanted[wanted < topic.next_offset]
+        known = wanted[(wanted >= 0) & (wanted < topic.next_offset)]
         at = 0
         while at < len(known):
             moves = topic.amendments.moves
             found, count = await self._log.published(topic.id, known[at:], moves, _STEP_BYTES)
-            outcome = await self._move(topic, found, delay_ms, at_ms)
-            rows = np.searchsorted(wanted, found.offsets)
-            fates[rows] = outcome.fates
-            for name, mask in outcome.handed.items():
-                handed.setdefault(name, np.zeros(len(wanted), bool))[rows] = mask
+            lost = np.setdiff1d(known[at : at + count], found.offsets, assume_unique=True)
+            outcomes = (
+                (found.offsets, await self._move(topic, found, delay_ms, at_ms)),
+                (lost, _too_late(topic, lost)),
+            )
+            for part, outcome in outcomes:
+                rows = np.searchsorted(wanted, part)
+                fates[rows] = outcome.fates
+                for name, mask in outcome.handed.items():
+                    handed.setdefault(name, np.zeros(len(wanted), bool))[rows] = mask
             at += count
         return Outcome(fates, handed).take(back)
 
@@ -181,6 +186,13 @@ def _decide(topic: Topic, found: Published) -> tuple[Outcome, Int64s]:
         outcome.fates[(outcome.fates == Fate.DONE) & ~wanted] = Fate.DELIVERED
     outcome.fates[topic.amendments.cancelled.contains(offsets)] = Fate.CANCELLED
     return outcome, due_ms
+
+
+def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
+    """The log has forgotten these, because nobody is to get them any more."""
+    cancelled = topic.amendments.cancelled.contains(offsets)
+    fates = np.where(cancelled, Fate.CANCELLED, Fate.DELIVERED).astype(np.uint8)
+    return decide(topic, offsets, topic.subscriptions())._replace(fates=fates)
 
 
 def _times(delay_ms: int, at_ms: int, count: int) -> Times:

@@ -37,7 +37,8 @@ def message() -> None:
 
     ID is an offset, or an id as `escapement produce` prints it, which has the topic in it.
     The state is to_be_fired (not yet due), fired, acked (by every subscription that is to get
-    it) or cancelled; below it, how each subscription stands to it.
+    it) or cancelled; below it, how each subscription stands to it. Acknowledged is also what
+    expired, was dropped by a quota, or is a dead letter now: `dlq list` shows which are.
     """
 )
 @click.argument("topic")

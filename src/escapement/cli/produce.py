@@ -33,7 +33,9 @@ _READ_BYTES: Final = 256 * 1024
       escapement produce orders "a gift" --at 2026-12-24T18:00+01:00 --property kind=gift
       tail -F events.log | escapement produce events --stdin
 
-    Prints the id of each message, TOPIC@OFFSET, once it is durable.
+    Prints the id of each message, TOPIC@OFFSET, once it is durable. Of a --dedup key that is
+    known it is the id of the first message with it, whatever has become of that since: also
+    what was cancelled is not brought back by sending it again.
     """
 )
 @click.argument("topic")
@@ -151,3 +153,5 @@ async def _lines(source: BinaryIO) -> AsyncIterator[list[bytes]]:
 def _print(receipts: Receipts) -> None:
     for receipt in receipts:
         click.echo(str(receipt.id))
+        if receipt.duplicate:
+            click.echo(f"duplicate of {receipt.id}: nothing was stored", err=True)

@@ -16,13 +16,15 @@ class Standing:
 
     ``state`` is one of: not covered, pending, waiting, ready, in flight, in retry, to be
     dead-lettered, acknowledged, cancelled. In flight it has the consumer's name, since when,
-    and until when at most; in retry ``until`` is when it is tried again.
+    and until when at most; in retry ``until`` is when it is tried again. Acknowledged is also
+    what expired, was dropped by a quota, or is a dead letter now; of what is acknowledged no
+    more is remembered, and ``attempts`` is None.
     """
 
     subscription: str
     kind: str
     state: str
-    attempts: int
+    attempts: int | None
     consumer: str | None
     since: datetime | None
     until: datetime | None

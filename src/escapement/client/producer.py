@@ -91,7 +91,9 @@ class Producer(Attached):
           priority: 0 to 255; of what is due, shared subscriptions take the lower first.
           dedup: says that messages are the same: of two with one key, sent by whomever within
             the topic's window (``dedup_window_ms``, 10 minutes), only the first is stored, and
-            the receipt of the second has its id.
+            the receipt of the second has its id and says ``duplicate``. So it is when the first
+            has been cancelled meanwhile: a retry does not bring back what was cancelled. To send
+            it after all, use another key, or reschedule the first rather than cancel it.
           group: the name of the topic's group that the message belongs to; see ``Groups``.
           sequence: the message's number, if the application counts by itself: of one
             that is stored already, the receipt says so.

@@ -10,5 +10,5 @@ class Fate(IntEnum):
 
     UNKNOWN = 0  # the topic has no such message
     DONE = 1  # it was changed for every subscription that had not been handed it
-    DELIVERED = 2  # every subscription had been handed it: nothing was changed
+    DELIVERED = 2  # every subscription that is to get it had been handed it: nothing was changed
     CANCELLED = 3  # it is cancelled, and stays so whatever time it is given
