@@ -46,6 +46,34 @@ def test_jitter_adds_a_third_at_most() -> None:
     assert len(np.unique(waits)) > 100
 
 
+@given(
+    st.integers(1, 10**6), st.integers(0, 10**6), st.integers(1, 10**7), st.floats(0, 1), st.data()
+)
+def test_no_wait_is_longer_than_its_bound_jitter_and_all(
+    ack_wait_ms: int, low_ms: int, high_ms: int, jitter: float, data: st.DataObject
+) -> None:
+    """V4: max_backoff is kept; no first wait is shorter than ack_wait but for it; monotone."""
+    policy = BackOff(ack_wait_ms, min(low_ms, high_ms), high_ms, jitter)
+    attempts = np.array([1, 2, 3, 10, 31, 64])
+    chance = data.draw(st.floats(0, 1))
+    waits = policy.wait_ms(attempts, chance)
+    assert waits.max() <= high_ms
+    assert waits.min() >= min(max(ack_wait_ms, low_ms), high_ms)
+    assert (np.diff(waits) >= 0).all()
+    many = policy.until_ms(7, np.full(100, 64), np.random.default_rng(7).random(100))
+    assert many.max() <= 7 + high_ms
+    assert many.min() >= 7 + policy.wait_ms(np.array([64]), 0.0)[0]
+
+
+def test_those_that_wait_as_long_as_may_be_do_not_come_back_together() -> None:
+    """V4: the jitter is then taken off the bound, not added to it."""
+    policy = BackOff(ack_wait_ms=1_000, max_backoff_ms=60_000)
+    until = policy.until_ms(0, np.full(1000, 20), np.random.default_rng(7).random(1000))
+    assert 45_000 <= until.min() < 46_500
+    assert 59_000 < until.max() <= 60_000
+    assert len(np.unique(until)) > 10
+
+
 @given(st.integers(0, 2**45), st.integers(1, 10**7), st.floats(0, 1))
 def test_messages_that_wait_together_meet_at_common_moments_within_the_jitter(
     now_ms: int, ack_wait_ms: int, jitter: float

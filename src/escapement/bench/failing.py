@@ -42,7 +42,8 @@ async def measure(setting: Setting, steady: Steady, failing: Failing) -> Outcome
     runs = []
     async with stage(setting) as on:
         topic, subscription = await on.new_subscription()
-        bounds = {"min_backoff_ms": failing.back_off_ms, "max_backoff_ms": failing.back_off_ms}
+        most_ms = failing.back_off_ms * 4 // 3  # with the jitter
+        bounds = {"min_backoff_ms": failing.back_off_ms, "max_backoff_ms": most_ms}
         await on.admin(
             "subscriptions.update", topic=topic, subscription=subscription, policy=bounds
         )

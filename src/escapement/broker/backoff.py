@@ -3,7 +3,9 @@
 The first wait is ``ack_wait_ms``, or ``min_backoff_ms`` where messages may go
 unacknowledged without end; each further attempt doubles it, within
 ``min_backoff_ms`` and ``max_backoff_ms``. Up to ``jitter`` of the wait is added, so
-that a herd that failed together does not return together. The exponent is clamped:
+that a herd that failed together does not return together. No wait is longer than
+``max_backoff_ms``, jitter and all: what is to wait so long waits up to that share less,
+but never less than the first wait. The exponent is clamped:
 the wait grows monotonely for any number of attempts and never overflows. V4.
 """
 
@@ -45,7 +47,8 @@ class BackOff:
           chance: the share of the jitter to add, 0 to 1; float[n] or one for all.
         """
         bounded = self._bounded_ms(attempts)
-        waits: Int64s = (bounded * (1.0 + self.jitter * np.asarray(chance))).astype(np.int64)
+        longer = bounded * (1.0 + self.jitter * np.asarray(chance))
+        waits: Int64s = np.minimum(longer, self._upper_ms).astype(np.int64)
         return waits
 
     def until_ms(
@@ -63,13 +66,19 @@ class BackOff:
         step = np.maximum(np.ceil(bounded * (self.jitter / _PORTIONS)).astype(np.int64), 1)
         met: Int64s = until // step * step
         met += step * (met < now_ms + bounded.astype(np.int64))
-        return met
+        bound: Int64s = np.minimum(met, now_ms + self._upper_ms)
+        return bound
+
+    @property
+    def _upper_ms(self) -> int:
+        return min(self.max_backoff_ms or CEILING_MS, CEILING_MS)
 
     def _bounded_ms(self, attempts: Int64s) -> npt.NDArray[np.float64]:
         doublings = np.clip(attempts - 1, 0, _MAX_DOUBLINGS).astype(np.float64)
         base = (self.ack_wait_ms or self.min_backoff_ms) * np.exp2(doublings)
-        upper = self.max_backoff_ms or CEILING_MS
-        bounded: npt.NDArray[np.float64] = np.clip(
-            base, min(self.min_backoff_ms, upper), min(upper, CEILING_MS)
-        )
+        # There is room for the jitter above, as far as the first wait allows.
+        least = min(self.min_backoff_ms, self._upper_ms)
+        first = min(max(self.ack_wait_ms, self.min_backoff_ms), self._upper_ms)
+        most = max(self._upper_ms / (1.0 + self.jitter), first)
+        bounded: npt.NDArray[np.float64] = np.clip(base, least, most)
         return bounded

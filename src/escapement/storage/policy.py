@@ -390,7 +390,9 @@ class SubscriptionPolicy(Policy):
     min_backoff_ms: int = _duration(0, "No wait for another attempt is shorter.")
     max_backoff_ms: int = _duration(0, "No wait for another attempt is longer; 0: no bound.")
     jitter: float = _share(
-        0.33, "Up to this share of a wait is added to it, so that not all come back at once."
+        0.33,
+        "Up to this share of a wait is added to it, within max_backoff, so that not all come back "
+        "at once.",
     )
     priority_ageing_ms: int = _duration(
         1_000,
