@@ -174,15 +174,9 @@ class Broker:
         """The messages that were published with dedup keys; see ``escapement.Broker.find``."""
         return self._portal.call(self._broker.find, topic, dedup)
 
-    def cancel(
-        self,
-        what: What | None = None,
-        *,
-        topic: str | None = None,
-        dedup: str | Sequence[str] | None = None,
-    ) -> Outcomes:
+    def cancel(self, what: What | None = None, **options: Any) -> Outcomes:
         """Cancel messages not handed out yet; see ``escapement.Broker.cancel``."""
-        return self._portal.call(partial(self._broker.cancel, what, topic=topic, dedup=dedup))
+        return self._portal.call(partial(self._broker.cancel, what, **options))
 
     def select(self, topic: str, **options: Any) -> Selection:
         """The pending messages that match; see ``escapement.Broker.select``."""
@@ -192,15 +186,9 @@ class Broker:
         """Give messages another time; see ``escapement.Broker.reschedule``."""
         return self._portal.call(partial(self._broker.reschedule, what, **options))
 
-    def run_now(
-        self,
-        what: What | None = None,
-        *,
-        topic: str | None = None,
-        dedup: str | Sequence[str] | None = None,
-    ) -> Outcomes:
+    def run_now(self, what: What | None = None, **options: Any) -> Outcomes:
         """Have messages due now; see ``escapement.Broker.run_now``."""
-        return self._portal.call(partial(self._broker.run_now, what, topic=topic, dedup=dedup))
+        return self._portal.call(partial(self._broker.run_now, what, **options))
 
     def read(
         self, topic: str, start: int = 0, stop: int | None = None, **options: Any

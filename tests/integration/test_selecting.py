@@ -106,6 +106,38 @@ async def test_a_key_is_found_by_its_hash_without_reading_the_others(
             assert sum(rows for _, rows in read) >= count - 2 * 4096  # some are in the cache
 
 
+async def test_all_of_a_key_are_cancelled_or_given_another_time_at_once(
+    mock_clock: MockClock,
+) -> None:
+    """B1: `cancel(key=…)`, as the selection by that key."""
+    async with testing.start() as world, world.connect() as broker:
+        await publish(world, broker, 12)
+        outcomes = await broker.cancel(topic="t", key="k1")
+        assert [(one.id.offset, one.fate) for one in outcomes] == [
+            (n, Fate.DONE) for n in (1, 4, 7, 10)
+        ]
+        assert len(await broker.cancel(topic="t", key="k1")) == 0
+        assert len(await broker.cancel(topic="t", key="nothing")) == 0
+        outcomes = await broker.reschedule(topic="t", key="k2", delay=100 * HOUR)
+        assert [one.id.offset for one in outcomes] == [2, 5, 8, 11]
+        outcomes = await broker.run_now(topic="t", key="k0")
+        assert [one.id.offset for one in outcomes] == [0, 3, 6, 9]
+        async with broker.consumer("t", "s") as inbox:
+            now = await arrived(inbox)
+            assert sorted(message.offset for message in now) == [0, 3, 6, 9]
+            await inbox.ack(now, durable=True)
+            await world.clock.advance(hours=99)
+            assert await arrived(inbox) == []
+            await world.clock.advance(hours=1, seconds=1)
+            assert [message.offset for message in await arrived(inbox)] == [2, 5, 8, 11]
+        for wrong in ({"key": "k"}, {"key": "", "topic": "t"}):
+            with pytest.raises(escapement.InvalidRequest, match="goes with topic"):
+                await broker.cancel(**wrong)
+        for more in ({"what": [1]}, {"dedup": "d"}):
+            with pytest.raises(escapement.InvalidRequest, match="goes with topic"):
+                await broker.run_now(topic="t", key="k", **more)  # type: ignore[arg-type]
+
+
 async def test_what_is_selected_is_changed_as_a_whole(mock_clock: MockClock) -> None:
     """B1: a selection is what there was; moving it does not meet it again."""
     async with testing.start() as world, world.connect() as broker:

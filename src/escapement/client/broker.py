@@ -197,6 +197,7 @@ class Broker:
         what: What | None = None,
         *,
         topic: str | None = None,
+        key: str | None = None,
         dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
         """Cancel messages for every subscription that has not been handed them yet.
@@ -210,7 +211,9 @@ class Broker:
           what: ids, receipts (of ``send`` and ``send_many``) or delivered messages of one
             topic, any number of them; what ``select`` gave; or bare offsets, also as an int64
             array.
-          topic: of bare offsets and dedup keys; as for ``producer``.
+          topic: of bare offsets, keys and dedup keys; as for ``producer``.
+          key: instead of ``what``, all messages with this key that are pending when they are
+            looked for; what is published meanwhile is not among them.
           dedup: instead of ``what``, the dedup keys of the messages, which are known while
             the topic's window lasts.
 
@@ -220,7 +223,21 @@ class Broker:
           EscapementError: if the broker refuses, or there is none in time. Of more than
             32,768 messages some may then be cancelled.
         """
+        what = await self._with_key(what, topic, key, dedup)
         return await amending.cancel(self._line, what, topic, dedup)
+
+    async def _with_key(
+        self,
+        what: What | None,
+        topic: str | None,
+        key: str | None,
+        dedup: str | Sequence[str] | None,
+    ) -> What | None:
+        if key is None:
+            return what
+        if what is not None or dedup is not None or topic is None or not key:
+            raise InvalidRequest("key= goes with topic=, and with nothing else")
+        return await self.select(topic, key=key)
 
     async def select(
         self,
@@ -254,6 +271,7 @@ class Broker:
         delay: Delay | None = None,
         at: datetime | None = None,
         topic: str | None = None,
+        key: str | None = None,
         dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
         """Give messages another time, for every shared subscription not handed them yet.
@@ -263,7 +281,7 @@ class Broker:
         Exclusive and failover subscriptions ignore times, and go on doing so.
 
         Args:
-          what, topic, dedup: as for ``cancel``.
+          what, topic, key, dedup: as for ``cancel``.
           delay, at: as for ``Producer.send``; one of them. A time that has passed is now.
 
         Raises:
@@ -274,16 +292,20 @@ class Broker:
         """
         if delay is None and at is None:
             raise InvalidRequest("say when: a delay or a time; or run_now")
-        return await amending.reschedule(self._line, what, topic, dedup, *schedule.one(delay, at))
+        times = schedule.one(delay, at)
+        what = await self._with_key(what, topic, key, dedup)
+        return await amending.reschedule(self._line, what, topic, dedup, *times)
 
     async def run_now(
         self,
         what: What | None = None,
         *,
         topic: str | None = None,
+        key: str | None = None,
         dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
         """Have messages due now; else as ``reschedule``."""
+        what = await self._with_key(what, topic, key, dedup)
         return await amending.reschedule(self._line, what, topic, dedup, NO_TIME, NO_TIME)
 
     def read(
