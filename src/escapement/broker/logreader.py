@@ -55,9 +55,7 @@ class _Asked:
     def part_of(self, found: Published, end: int) -> tuple[Published, int]:
         """The answer, if ``found`` is all there is before the offset ``end``."""
         count = int(self.offsets.searchsorted(end))
-        rows = found.offsets.searchsorted(self.offsets[:count])
-        rows = rows[rows < len(found.offsets)]
-        return found.take(rows[np.isin(found.offsets[rows], self.offsets)]), count
+        return found.of_these(self.offsets[:count]), count
 
 
 class LogReader:
@@ -165,6 +163,8 @@ class LogReader:
         while True:
             bases = moves.bases(offsets)
             found, count = await self._run(self._published, topic_id, offsets, bases, max_bytes)
+            if len(found.offsets) == count:
+                break
             lost = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
             # Has some of it been relocated meanwhile, and its row forgotten?
             if (moves.bases(offsets[:count][lost]) == bases[:count][lost]).all():
@@ -181,7 +181,9 @@ class LogReader:
     ) -> tuple[Published, int]:
         with self._connected() as connection:
             rows, count = self._log.holding(connection, topic_id, offsets, max_bytes)
-            found = Published.concat([_of(row, offsets) for row in rows])
+            found = Published.concat([Published.of(row).of_these(offsets) for row in rows])
+            if len(found.offsets) == count:
+                return found, count
             missing = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
             missing &= bases[:count] < 0
             if not missing.any():
@@ -193,7 +195,7 @@ class LogReader:
             left = np.isin(bases[:count], wanted[read:]) & missing
             count = int(left.argmax())
         asked, bases = offsets[:count][missing[:count]], bases[:count][missing[:count]]
-        again = [_of(row, asked[bases == row.key.base_offset]) for row in rows]
+        again = [Published.of(row).of_these(asked[bases == row.key.base_offset]) for row in rows]
         end = offsets[count] if count < len(offsets) else NO_END
         both = Published.concat([found.pick(found.offsets < end), *again])
         return both.take(np.argsort(both.offsets)), count
@@ -277,12 +279,6 @@ class LogReader:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def _of(row: LogRow, offsets: Int64s) -> Published:
-    """Those of the offsets that a row has; they ascend."""
-    published = Published.of(row)
-    return published.pick(np.isin(published.offsets, offsets, assume_unique=True))
 
 
 def _part(row: LogRow) -> LogPart:

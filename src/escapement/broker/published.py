@@ -55,6 +55,13 @@ class Published(NamedTuple):
         batch = self.batch.take(rows)
         return Published(self.offsets[rows], self.due_ms[rows], self.published_ms[rows], batch)
 
+    def of_these(self, offsets: Int64s) -> Published:
+        """Those of some messages that are here; ``offsets`` ascend. O(log n) for each."""
+        rows = self.offsets.searchsorted(offsets)
+        rows[rows == len(self.offsets)] = 0
+        there = self.offsets[rows] == offsets if len(self.offsets) else np.zeros(len(rows), bool)
+        return self.take(rows[there])
+
     def pick(self, which: npt.NDArray[np.bool_]) -> Published:
         """The rows marked."""
         return self if which.all() else self.take(np.flatnonzero(which))

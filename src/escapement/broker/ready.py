@@ -249,7 +249,7 @@ class Ready:
     def withdraw(self, offsets: Int64s) -> int:
         """Remove the rows of these messages; O(rows). Returns how many there were."""
         before = len(self)
-        kept = [run.pick(~np.isin(run.offsets, offsets)) for run in self._runs]
+        kept = [_without(run, offsets) for run in self._runs]
         self._runs = deque(run for run in kept if run.height)
         self._runs_count = sum(run.height for run in self._runs)
         self._side.withdraw(offsets)
@@ -327,7 +327,7 @@ class Pile:
 
     def withdraw(self, offsets: Int64s) -> None:
         """Remove the rows of these messages; O(rows)."""
-        left = [run.pick(~np.isin(run.offsets, offsets)) for run in self.runs]
+        left = [_without(run, offsets) for run in self.runs]
         self.runs = [run for run in left if run.height]
         self.count = sum(run.height for run in self.runs)
 
@@ -337,6 +337,14 @@ class Pile:
             keys = _keys(run, self.ageing_ms)
             assert keys == sorted(keys), "a run is out of order"
         assert self.count == sum(run.height for run in self.runs)
+
+
+def _without(rows: Rows, offsets: Int64s) -> Rows:
+    """The rows of other messages; the same object where that is all of them."""
+    # A message that is cancelled by itself is compared, which is ten times as fast.
+    alone = len(offsets) == 1
+    gone = rows.offsets == offsets[0] if alone else np.isin(rows.offsets, offsets)
+    return rows.pick(~gone) if gone.any() else rows
 
 
 def order_of(ranks: Int64s, offsets: Int64s) -> npt.NDArray[np.intp]:
