@@ -305,6 +305,26 @@ async def test_commits_can_be_paced(engine: Engine, autojump_clock: MockClock) -
         assert trio.current_time() - begin == pytest.approx(2.0, abs=0.01)
 
 
+async def test_the_pace_is_that_of_all_lanes_together(
+    engine: Engine, autojump_clock: MockClock
+) -> None:
+    """N6: whatever waits goes with the next group; nothing is refused for it."""
+    async with committing(engine, max_lanes=3, max_commits_per_second=6.0) as house:
+        topics = [await house.topic(f"t{n}") for n in range(6)]
+        before, begin = len(house.groups), trio.current_time()
+
+        async def publish(topic: int) -> None:
+            while trio.current_time() - begin < 5:
+                await house.append(topic, b"x").done.wait()
+
+        async with trio.open_nursery() as nursery:
+            for topic in topics:
+                nursery.start_soon(publish, topic)
+        span_s = trio.current_time() - begin
+        groups = len(house.groups) - before
+        assert 6 * 4 <= groups <= 6 * span_s + house.pipeline.lanes
+
+
 async def test_a_stop_tells_those_who_wait(engine: Engine) -> None:
     async with committing(engine) as house:
         topic = await house.topic("t")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
+from itertools import count as counted
 
 import pytest
 import trio
 import trio.testing
+from test_deleting import rows
 
 import escapement
+from committing import FaultyEngine, no_fault
+from dying import finish
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
-from escapement.errors import InvalidRequest, StorageUnavailable
+from escapement.errors import InvalidRequest, OutcomeUnknown, StorageUnavailable
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
 from outages import Outage
@@ -104,3 +109,51 @@ async def test_while_the_database_is_away_nothing_changes_and_afterwards_it_may(
         assert await set_tables(broker, 2) == (2, 2)
         assert (await producer.send(b"after")).id.offset == 1
         assert await everything(world, "a") == [b"before", b"after"]
+
+
+class LosesAt:
+    """At the step of that number, once, the connection is lost; perhaps it was done."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, step: str) -> None:
+        self.left -= 1
+        if not self.left:
+            raise OutcomeUnknown("the connection was lost")
+
+
+async def test_a_lost_connection_at_any_step_leaves_no_tables_behind(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """N5: also where the next try wants fewer tables, and where a COMMIT got no reply."""
+    faulty, fewer = FaultyEngine(engine), 2
+    async with testing.start(engine=faulty, config=BrokerConfig(seed=0)) as world:
+        for number in counted(1, 4 if engine.kind == "mysql" else 1):
+            async with world.connect() as broker:
+                faulty.before = faulty.after = loses = LosesAt(number)
+                with suppress(StorageUnavailable):
+                    await set_tables(broker, 5)
+                faulty.before = faulty.after = no_fault
+            if number % 3 == 0:
+                await world.crash()
+                await world.restart()
+            async with world.connect() as broker:
+                await world.clock.advance(seconds=3)
+                fewer = 5 - fewer  # another number, or nothing would be tried again
+                assert (await set_tables(broker, fewer))[1] == fewer
+                producer = await broker.producer("a")
+                await producer.send(b"%d" % number)
+            await finish(world, world.server.works.forgetter.round)
+            log = world.server.works.log
+            assert log.going == ()
+            known = {
+                one.table(shard) for one in log.generations for shard in range(one.parallelism)
+            }
+            there = rows(engine)
+            assert {table for table in there if table.startswith("log_")} == known
+            assert there["removals"] == 0
+            if loses.left > 0:
+                break
+        assert number > 10
+        assert len(await everything(world, "a")) > 2

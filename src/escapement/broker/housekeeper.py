@@ -103,11 +103,13 @@ class Housekeeper:
 
     async def _begin_generation(self, parallelism: int) -> None:
         now_ms = self._clock.now_ms()
-        self._log.begin(await self._run(self._prepare_generation, parallelism, now_ms))
+        self._log.begin(*await self._run(self._prepare_generation, parallelism, now_ms))
         current = self._log.current
         _logger.info("the log goes on in generation %d, of %d tables", current.id, parallelism)
 
-    def _prepare_generation(self, parallelism: int, now_ms: int) -> Generation:
+    def _prepare_generation(
+        self, parallelism: int, now_ms: int
+    ) -> tuple[Generation, list[Generation]]:
         connection = self._engine.connect()
         try:
             return self._log.prepare(self._engine, connection, self._lease, parallelism, now_ms)

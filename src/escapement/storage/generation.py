@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.lease import Lease, check
 
 # A generation ends at this size: large enough that few are walked, small enough that
 # dropping one frees room in reasonable steps.
@@ -56,25 +55,26 @@ def should_roll(current: Generation, now_ms: int) -> bool:
     return current.size_bytes > 0 and now_ms // DAY_MS > current.created_at_ms // DAY_MS
 
 
-def create(engine: Engine, connection: Connection, lease: Lease, new: Generation) -> None:
-    """Make its tables, and then it; blocking, outside of a transaction, safe to repeat."""
+def create(engine: Engine, connection: Connection, new: Generation) -> None:
+    """Make its tables; blocking, outside of a transaction, safe to repeat."""
     words = engine.dialect
     for shard in range(new.parallelism):
         connection.execute(
             _CREATE.format(table=new.table(shard), blob=words.blob, table_end=words.table_end)
         )
-    # Only when its tables are there, and only by the owner, does it count.
-    connection.begin()
-    try:
-        check(engine, connection, lease)
-        # A try whose COMMIT got no reply may have left it, of another number of tables even.
-        connection.execute("DELETE FROM generations WHERE id = ?", (new.id,))
-        connection.execute(
-            "INSERT INTO generations (id, parallelism, created_at_ms, size_bytes)"
-            " VALUES (?, ?, ?, 0)",
-            (new.id, new.parallelism, new.created_at_ms),
-        )
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise
+
+
+def enter(connection: Connection, new: Generation) -> None:
+    """Have it in the catalog, inside the open transaction."""
+    connection.execute(
+        "INSERT INTO generations (id, parallelism, created_at_ms, size_bytes) VALUES (?, ?, ?, 0)",
+        (new.id, new.parallelism, new.created_at_ms),
+    )
+
+
+def read_generations(connection: Connection) -> list[Generation]:
+    """All that are in the catalog, also those that are going; by id."""
+    rows = connection.execute(
+        "SELECT id, parallelism, created_at_ms, size_bytes FROM generations ORDER BY id"
+    ).rows
+    return [Generation(*row) for row in rows]

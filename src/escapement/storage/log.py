@@ -15,6 +15,7 @@ Does not know who calls it: the pipeline inserts, recovery and readers read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -23,9 +24,10 @@ import numpy as np
 
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
+from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.generation import Generation, create
-from escapement.storage.lease import Lease
+from escapement.storage.generation import Generation, create, enter, read_generations
+from escapement.storage.lease import Lease, check
 from escapement.storage.logtable import (
     KEYS_AT_ONCE,
     NO_END,
@@ -65,24 +67,15 @@ class Log:
         cls, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
     ) -> Log:
         """The log as the database has it; the first owner makes the first generation."""
-        rows = connection.execute(
-            "SELECT id, parallelism, created_at_ms, size_bytes FROM generations ORDER BY id"
-        ).rows
-        if rows:
-            found = [Generation(*row) for row in rows]
-            marked = {
-                id
-                for (id,) in connection.execute(
-                    "SELECT id FROM removals WHERE kind = 'generation'"
-                ).rows
-            }
-            return cls(
-                [generation for generation in found if generation.id not in marked],
-                [generation for generation in found if generation.id in marked],
-            )
-        first = Generation(1, parallelism, now_ms, 0)
-        create(engine, connection, lease, first)
-        return cls([first])
+        found = read_generations(connection)
+        going = set(removal.marked(connection, "generation"))
+        generations = [generation for generation in found if generation.id not in going]
+        gone = [generation for generation in found if generation.id in going]
+        if not generations:
+            new = Generation(found[-1].id + 1 if found else 1, parallelism, now_ms, 0)
+            _make(engine, connection, lease, new)
+            generations = [new]
+        return cls(generations, gone)
 
     @property
     def generations(self) -> tuple[Generation, ...]:
@@ -110,18 +103,26 @@ class Log:
 
     def prepare(
         self, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
-    ) -> Generation:
-        """Make the tables of the next generation; blocking, outside of a transaction.
+    ) -> tuple[Generation, list[Generation]]:
+        """Make the next generation; blocking, outside of a transaction.
 
-        Safe to repeat after a crash. :meth:`begin` follows, in the event loop's thread.
+        :meth:`begin` follows, in the event loop's thread, with what this returns: the new
+        generation, and those of earlier tries that were given up, which are going. While its
+        tables are made it is going as well, so that whatever a crash, or a COMMIT without a
+        reply, leaves of it is dropped as any other that nobody reads.
         """
-        generation = Generation(self.current.id + 1, parallelism, now_ms, 0)
-        create(engine, connection, lease, generation)
-        return generation
+        there = read_generations(connection)
+        given_up = [one for one in there if one.id > self.current.id]
+        last_id = max(self.current.id, there[-1].id if there else 0)
+        generation = Generation(last_id + 1, parallelism, now_ms, 0)
+        _make(engine, connection, lease, generation, given_up)
+        return generation, given_up
 
-    def begin(self, generation: Generation) -> None:
+    def begin(self, generation: Generation, given_up: Sequence[Generation] = ()) -> None:
         """From the next group on rows go there; a group under way ends in the old one."""
-        assert generation.id == self.current.id + 1
+        assert generation.id > self.current.id
+        known = {one.id for one in self._going}
+        self._going = (*self._going, *(one for one in given_up if one.id not in known))
         self._generations = (*self._generations, generation)
 
     def wrote(self, size_bytes: int) -> None:
@@ -431,3 +432,32 @@ class Log:
             for key in keys
             if (key.topic_id, key.base_offset) in found
         ]
+
+
+def _make(
+    engine: Engine,
+    connection: Connection,
+    lease: Lease,
+    new: Generation,
+    given_up: Sequence[Generation] = (),
+) -> None:
+    """Mark it as going, make its tables, take the mark away; by the owner alone."""
+    with _as_owner(engine, connection, lease):
+        for one in (*given_up, new):
+            removal.mark(connection, "generation", one.id)
+        enter(connection, new)
+    create(engine, connection, new)
+    with _as_owner(engine, connection, lease):
+        removal.done(connection, "generation", new.id)
+
+
+@contextmanager
+def _as_owner(engine: Engine, connection: Connection, lease: Lease) -> Iterator[None]:
+    connection.begin()
+    try:
+        check(engine, connection, lease)
+        yield
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
