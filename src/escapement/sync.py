@@ -41,7 +41,7 @@ from escapement.client.forecast import Forecast
 from escapement.client.groups import FollowUp, Group
 from escapement.client.life import Life
 from escapement.client.link import StreamFactory
-from escapement.client.naming import What
+from escapement.client.naming import One, What
 from escapement.client.outcome import Outcomes
 from escapement.client.peeking import Upcoming
 from escapement.client.reading import Page
@@ -210,7 +210,7 @@ class Broker:
 
         return iter(lambda: self._portal.call(next_one), None)
 
-    def show(self, message: MessageId | int, topic: str | None = None) -> Life:
+    def show(self, message: One, topic: str | None = None) -> Life:
         """One message's life; see ``escapement.Broker.show``."""
         return self._portal.call(partial(self._broker.show, message, topic))
 
@@ -391,16 +391,17 @@ class Inbox:
 
     def batches(self) -> Iterator[Batch]:
         """The messages in columns, as they were delivered; waits for them."""
-        while True:
-            with self._lock:
-                batch = None
-                if self._current is not None and not self._spent():
-                    batch = self._current.rest(self._row)
-                self._current = None
-                batch = batch or self._fetch(None)
-            if batch is None:
-                return
+        while (batch := self.next_batch()) is not None:
             yield batch
+
+    def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+        """What is left of the batch begun, or the next; None if none comes in time or ever."""
+        with self._lock:
+            batch = None
+            if self._current is not None and not self._spent():
+                batch = self._current.rest(self._row)
+            self._current = None
+            return batch or self._fetch(timeout_s)
 
     def ack(self, what: What, *, durable: bool = False) -> int | None:
         """Be done with messages; see ``escapement.Inbox.ack``."""

@@ -34,6 +34,7 @@ from escapement.cli.main import escapement as commands
 from escapement.cli.main import run
 from escapement.storage import inbox
 from escapement.storage.engine.open import open_engine
+from escapement.storage.policy import FOREVER_MS
 from letters import letter
 
 TIMEOUT_S = 60
@@ -351,7 +352,12 @@ def test_a_topic_and_a_subscription_are_paused_and_resumed(say: Say) -> None:
     assert "with a zone" in say(*update, "tomorrow", fails=2)
     say("produce", "pausing", "one")
     say("pause", "pausing", "--for", "1h", "--until", "2999-12-24T12:00Z", fails=2)
+    assert "in the past" in say("pause", "pausing", "--until", "2001-12-24T12:00Z", fails=1)
     say("pause", "nowhere", fails=1)
+    resumed = {"topic": "public/default/pausing", "subscription": "s", "paused_until_ms": 0}
+    assert json.loads(say("resume", "pausing", "s", "-o", "json")) == resumed
+    paused = json.loads(say("pause", "pausing", "s", "-o", "json"))
+    assert paused == {**resumed, "paused_until_ms": FOREVER_MS}
     say("resume", "pausing", "s")
     say("pause", "pausing", "--for", "1ms")
     assert say("consume", "pausing", "s", "--count", "1") == "one\n"
@@ -624,7 +630,9 @@ def test_what_matches_is_cancelled_after_a_dry_run(
     say("produce", "sweep", "a", "b", "--delay", "1h", "--key", "k")
     say("produce", "sweep", "c", "--delay", "3h", "--key", "k")
     say("produce", "sweep", "d", "--delay", "1h")
-    assert say("cancel", "sweep", "--key", "k", "--dry-run") == "3 messages would be tried\n"
+    dry = ("cancel", "sweep", "--key", "k", "--dry-run")
+    assert say(*dry) == "3 messages would be tried\n"
+    assert json.loads(say(*dry, "-o", "json")) == {"would_be_tried": 3}
     until = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
     words = ["cancel", "sweep", "--key", "k", "--until", until]
     assert say(*words) == "2 cancelled\n"

@@ -216,6 +216,7 @@ async def test_a_dead_letter_topic_that_cannot_be_is_refused(
         await broker.admin("subscriptions.create", **NAMES)
         for policy, said in (
             ({"max_deliveries": 3, "dead_letter_topic": "x"}, "of its own subscription s"),
+            ({"dead_letter_topic": "x"}, "of its own subscription s"),
             ({"dead_letter_topic": "a/b"}, "is not a topic"),
             ({"dead_letter_topic": 7}, "is not the name of a topic"),
             ({"max_deliveries": 40_000}, "40000 is more than 30000"),

@@ -202,13 +202,17 @@ async def test_a_message_shows_its_life_for_each_subscription(
                 return life.state, {one.subscription: one.state for one in life.subscriptions}
 
             life = await broker.show(0, "x")
-            assert life == await broker.show(receipt.id)
+            assert life == await broker.show(receipt.id) == await broker.show(receipt)
             assert (life.published_at, life.due_at) == (published, published + timedelta(hours=1))
             assert (life.key, life.properties, life.priority) == ("k", {"a": 1}, 7)
             assert (life.size_bytes, life.payload) == (1000, b"p" * 512)
             assert await states() == ("to_be_fired", {"s": "pending", "after": "not covered"})
+            for nothing in ("0", [0], True, 0, None):
+                with pytest.raises(escapement.InvalidRequest):
+                    await broker.show(nothing)  # type: ignore[arg-type]
             await world.clock.advance(hours=1)
             (message,) = await arrived(inbox)
+            assert (await broker.show(message)).id == receipt.id
             (one, _) = (await broker.show(receipt.id)).subscriptions
             due = life.due_at
             assert (one.state, one.attempts, one.consumer) == ("in flight", 1, "till")

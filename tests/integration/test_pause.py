@@ -157,6 +157,7 @@ async def test_what_cannot_be_meant_is_refused(mock_clock: trio.testing.MockCloc
             (NotFound, broker.pause("x", "nobody")),
             (InvalidRequest, broker.pause("x", until=soon, duration="1h")),
             (InvalidRequest, broker.pause("x", until=soon.replace(tzinfo=None))),
+            (InvalidRequest, broker.pause("x", until=soon - timedelta(hours=1))),
             (InvalidRequest, broker.admin("dispatch.pause", topic="x", for_ms=1, until_ms=1)),
         ]
         for error, asked in refused:

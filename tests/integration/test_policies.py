@@ -114,3 +114,25 @@ async def test_a_change_that_is_none_is_refused_and_changes_nothing(
             await broker.admin(f"{noun}.update", **elsewhere, policy={"colour": "red"})
         with pytest.raises(NotFound):
             await broker.admin(f"{noun}.get", **elsewhere)
+
+
+async def test_what_only_shared_subscriptions_can_do_is_refused_to_the_others(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q4, Q9, V5: rather than taken and not done."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, kind="exclusive")
+        for policy in (
+            {"order": "topic"},
+            {"on_retry": "skip"},
+            {"dispatch": "least_busy"},
+            {"priority_ageing_ms": 0},
+        ):
+            said = f"{next(iter(policy))} is for shared subscriptions; s is exclusive"
+            with pytest.raises(InvalidRequest, match=said):
+                await broker.admin("subscriptions.update", **NAMES, policy=policy)
+            other = {"topic": "x", "subscription": "t", "kind": "failover", "policy": policy}
+            with pytest.raises(InvalidRequest, match="t is failover"):
+                await broker.admin("subscriptions.create", **other)
+        nothing = {"order": "any", "priority_ageing_ms": None, "max_deliveries": 3}
+        await broker.admin("subscriptions.update", **NAMES, policy=nothing)

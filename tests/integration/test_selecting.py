@@ -9,6 +9,7 @@ from trio.testing import MockClock
 
 import escapement
 from escapement import Fate, testing
+from escapement.broker import selecting
 from escapement.storage.index import segment
 from escapement.testing import World, arrived
 
@@ -156,3 +157,19 @@ async def test_what_is_selected_is_changed_as_a_whole(mock_clock: MockClock) -> 
         async with broker.consumer("t", "s") as inbox:
             offsets = [message.offset for message in await arrived(inbox)]
         assert offsets == [n for n in range(40) if n % 3 != 1]
+
+
+async def test_what_is_found_is_told_while_more_is_looked_for(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B1: page by page; of one page nothing is told."""
+    async with testing.start() as world, world.connect() as broker:
+        await publish(world, broker, 12)
+        told: list[int] = []
+        assert len(await broker.select("t", progress=told.append)) == 12
+        assert told == []
+        monkeypatch.setattr(selecting, "_STEP_KEYS", 5)
+        monkeypatch.setattr(selecting, "_PAGE_KEYS", 5)
+        assert len(await broker.select("t", progress=told.append)) == 12
+        assert told == sorted(told)
+        assert told[0] < 12

@@ -66,6 +66,11 @@ def test_it_produces_and_consumes_without_a_loop_in_sight(backend: str) -> None:
                 assert (message.value, message.offset, message.attempt) == ("a", 0, 1)
             with pytest.raises(KeyError), next(iter(inbox)):
                 raise KeyError("handler")
+            rest = inbox.next_batch()
+            assert rest is not None
+            assert rest.values() == ["c", "d"]
+            assert inbox.next_batch(timeout_s=0.01) is None
+            portal.call(peer.deliver, [b"c", b"d"], [2, 3])
             batch = next(inbox.batches())
             assert batch.values() == ["c", "d"]
             assert batch.ack(durable=True) == 2

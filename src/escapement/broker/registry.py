@@ -10,7 +10,7 @@ Names are found here; what exists is changed in the database first and here afte
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -22,13 +22,13 @@ from escapement.broker.namespaces import Namespaces
 from escapement.broker.producerbook import ProducerBook
 from escapement.broker.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import AlreadyExists, NotFound
+from escapement.errors import AlreadyExists, InvalidRequest, NotFound
 from escapement.names import TopicName
 from escapement.position import Position
 from escapement.storage import catalog, inbox
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.engine.base import Connection
-from escapement.storage.policy import SubscriptionPolicy
+from escapement.storage.policy import SHARED_FIELDS, SubscriptionPolicy
 from escapement.storage.producers import ProducerRecord
 
 MakeTopic = Callable[[TopicRecord, TopicName, Namespace, Iterable[SubscriptionRecord]], Topic]
@@ -248,7 +248,7 @@ class Registry:
         """
         async with self._changes.alone(topic.name.full):
             self._check_there(topic)
-            _check_policy(topic.name, name, policy)
+            _check_policy(topic.name, name, kind, policy, policy.names())
             if name in self._subscriptions.get(topic.id, {}):
                 raise AlreadyExists(f"{topic.name.full} has a subscription {name} already")
             now_ms = self._clock.now_ms()
@@ -323,7 +323,7 @@ class Registry:
         async with self._changes.alone(topic.name.full):
             old = self.subscription_record(topic, name)
             new = replace(old, policy=old.policy.updated(changes))
-            _check_policy(topic.name, name, new.policy)
+            _check_policy(topic.name, name, old.kind, new.policy, changes)
             await self._changes.durably(
                 lambda connection: catalog.update_subscription(connection, new), topic_id=topic.id
             )
@@ -356,8 +356,23 @@ class Registry:
             raise NotFound(f"the topic {topic.name.full} was deleted")
 
 
-def _check_policy(topic: TopicName, subscription: str, policy: SubscriptionPolicy) -> None:
-    """Raise ``InvalidRequest`` if a policy cannot be kept by this subscription."""
+def _check_policy(
+    topic: TopicName,
+    subscription: str,
+    kind: catalog.Kind,
+    policy: SubscriptionPolicy,
+    given: Collection[str],
+) -> None:
+    """Raise ``InvalidRequest`` if a policy cannot be kept by this subscription.
+
+    Args:
+      given: the fields that were asked for; others may have been stored by an earlier version.
+    """
     wished = policy.expired_to_dead_letter or policy.dropped_to_dead_letter
-    if policy.max_deliveries or wished:
+    if policy.max_deliveries or wished or policy.dead_letter_topic:
         deadletter.target(topic, subscription, policy)
+    default = SubscriptionPolicy()
+    for name in SHARED_FIELDS:
+        wanted = name in given and getattr(policy, name) != getattr(default, name)
+        if wanted and kind != "shared":
+            raise InvalidRequest(f"{name} is for shared subscriptions; {subscription} is {kind}")

@@ -108,7 +108,11 @@ class _Which:
             offsets = np.array([id.offset for id in found if id is not None], np.int64)
             return Selection(TopicName.parse(topic).full, offsets)
         return await broker.select(
-            topic, due_from=self.due_from, due_until=self.due_until, key=self.key
+            topic,
+            due_from=self.due_from,
+            due_until=self.due_until,
+            key=self.key,
+            progress=lambda count: click.echo(f"{count} messages found so far", err=True),
         )
 
 
@@ -137,7 +141,8 @@ def _amend(
 
     result = with_broker(at_broker, work)
     if isinstance(result, int):
-        click.echo(f"{result} messages would be tried")
+        tried = json.dumps({"would_be_tried": result})
+        click.echo(tried if output == "json" else f"{result} messages would be tried")
     elif which.by_name:
         _report(result, done, output)
     else:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
+from typing import Any
 
 import click
 
+from escapement.cli.options import output_option
 from escapement.cli.parameters import moment, positive_duration_ms
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import print_record
@@ -13,6 +16,7 @@ from escapement.client import schedule
 
 _topic = click.argument("topic")
 _subscription = click.argument("subscription", required=False)
+_output = output_option("table", "How to print what is paused until when.")
 
 
 @click.command(
@@ -31,6 +35,7 @@ _subscription = click.argument("subscription", required=False)
     metavar="DURATION",
     help="Go on by itself after so long.",
 )
+@_output
 @broker_option
 @_topic
 @_subscription
@@ -39,6 +44,7 @@ def pause(
     subscription: str | None,
     until: datetime | None,
     for_ms: int | None,
+    output: str,
     at_broker: tuple[str, int],
 ) -> None:
     """Hand nothing more out of TOPIC, or to one SUBSCRIPTION of it.
@@ -58,16 +64,17 @@ def pause(
             until_ms=None if until is None else max(1, schedule.at_ms(until)),
         ),
     )
-    print_record(answer)
+    _print(answer, output)
 
 
 @click.command(
     epilog="\b\nExamples:\n  escapement resume orders\n  escapement resume orders billing"
 )
+@_output
 @broker_option
 @_topic
 @_subscription
-def resume(topic: str, subscription: str | None, at_broker: tuple[str, int]) -> None:
+def resume(topic: str, subscription: str | None, output: str, at_broker: tuple[str, int]) -> None:
     """Hand out again what is due of TOPIC, or to one SUBSCRIPTION of it.
 
     A topic and its subscriptions are paused apart: a subscription goes on once neither is.
@@ -76,4 +83,11 @@ def resume(topic: str, subscription: str | None, at_broker: tuple[str, int]) -> 
         at_broker,
         lambda broker: broker.admin("dispatch.resume", topic=topic, subscription=subscription),
     )
-    print_record(answer)
+    _print(answer, output)
+
+
+def _print(answer: dict[str, Any], output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps(answer))
+    else:
+        print_record(answer)

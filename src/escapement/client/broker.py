@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final
@@ -13,7 +13,7 @@ from escapement.client.groups import Groups
 from escapement.client.inbox import Inbox
 from escapement.client.life import Life
 from escapement.client.line import Line
-from escapement.client.naming import What
+from escapement.client.naming import One, What, name_message
 from escapement.client.outbox import Bounds
 from escapement.client.outcome import Outcomes
 from escapement.client.peeking import Peeking
@@ -247,6 +247,7 @@ class Broker:
         due_until: datetime | None = None,
         key: str | None = None,
         properties: Mapping[str, Any] | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Selection:
         """The pending messages that match, to be counted, cancelled or rescheduled.
 
@@ -257,12 +258,15 @@ class Broker:
         Args:
           due_from, due_until: only what is due from then on, and before then.
           key, properties: as for ``peek``.
+          progress: told, now and then, how many have been found while more is looked for.
 
         Raises:
           InvalidRequest: if an argument cannot be meant.
           EscapementError: if the broker refuses, or there is none in time.
         """
-        return await selection.select(self.admin, topic, due_from, due_until, key, properties)
+        return await selection.select(
+            self.admin, topic, due_from, due_until, key, properties, progress
+        )
 
     async def reschedule(
         self,
@@ -374,20 +378,18 @@ class Broker:
             properties=properties,
         )
 
-    async def show(self, message: MessageId | int, topic: str | None = None) -> Life:
+    async def show(self, message: One, topic: str | None = None) -> Life:
         """One message's life: what it is, and how each subscription stands to it.
 
         Args:
-          message: its id, or its offset in ``topic``.
+          message: its id, its receipt, the message itself, or its offset in ``topic``.
 
         Raises:
+          InvalidRequest: if that names no message.
           NotFound: if there is no such message.
         """
-        if isinstance(message, MessageId):
-            topic, message = message.topic, message.offset
-        if topic is None:
-            raise InvalidRequest(f"of which topic is message {message}?")
-        return Life.of(await self.admin("messages.show", topic=topic, offset=message))
+        full, offset = name_message(message, topic)
+        return Life.of(await self.admin("messages.show", topic=full, offset=offset))
 
     async def forecast(
         self,

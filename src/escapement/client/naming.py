@@ -55,6 +55,14 @@ def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
     return topics.pop(), found
 
 
+def name_message(what: One, topic: str | None) -> tuple[str, int]:
+    """One message: the full name of the topic, and the offset in it. Raises as above."""
+    if not isinstance(what, MessageId | Receipt | Row | Integral):
+        raise InvalidRequest(f"{what!r} names no message: pass an id, a receipt or a message")
+    full, offsets = name_messages(what, topic)
+    return full, int(offsets[0])
+
+
 def _each(what: Any) -> Iterable[Any]:
     # A text is a row of texts: its letters would be refused one by one.
     if isinstance(what, MessageId | Receipt | Row | Integral | str | bytes):

@@ -39,6 +39,7 @@ async def select(
     due_until: datetime | None,
     key: str | None,
     properties: Mapping[str, Any] | None,
+    progress: Callable[[int], None] | None = None,
 ) -> Selection:
     """See ``escapement.Broker.select``."""
     full = TopicName.parse(topic).full
@@ -56,3 +57,5 @@ async def select(
         after = page["next"]
         if after is None:
             return Selection(full, np.concatenate(found))
+        if progress is not None:
+            progress(sum(map(len, found)))

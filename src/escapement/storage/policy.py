@@ -37,6 +37,8 @@ FOREVER_MS: Final = (1 << 62) - 1
 ANY_ORDER: Final = "any"
 KEY_ORDER: Final = "key"
 TOPIC_ORDER: Final = "topic"
+# Fields of ``SubscriptionPolicy`` that say something to shared subscriptions only.
+SHARED_FIELDS: Final = ("priority_ageing_ms", "order", "on_retry", "dispatch")
 # Values of ``quota_action``.
 REFUSE: Final = "refuse"
 DROP_OLDEST: Final = "drop_oldest"

@@ -19,6 +19,8 @@ async def _pause(broker: Broker, given: Arguments) -> Plain:
         raise InvalidRequest("a pause ends at a time or after a duration, not both")
     if for_ms is not None:
         until_ms = broker.clock.now_ms() + for_ms
+    elif until_ms is not None and until_ms <= broker.clock.now_ms():
+        raise InvalidRequest("a pause cannot end in the past; to end one, resume")
     return await _set(broker, given, min(until_ms or FOREVER_MS, FOREVER_MS))
 
 
