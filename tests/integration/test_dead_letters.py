@@ -164,6 +164,28 @@ async def test_what_is_acknowledged_before_its_burial_has_no_copy(
             assert [row["original_offset"] for row in await letters(broker)] == [2]
 
 
+async def test_what_is_to_be_buried_says_so_and_how_often_it_was_tried(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q2."""
+    held = Held()
+    async with testing.start(config=CALM, run=held) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy=TWICE)
+        await (await broker.producer("x")).send(b"m")
+        async with broker.consumer("x", "s") as inbox:
+            for attempt in (1, 2):
+                (message,) = await arrived(inbox)
+                assert message.attempt == attempt
+                with held.hold(COMMIT):
+                    await message.nack(timedelta(0))
+                    await held.reached()
+                    (one,) = (await broker.show(message)).subscriptions
+            assert (one.state, one.attempts) == ("to be dead-lettered", 2)
+            await settled(world)
+            (one,) = (await broker.show(0, "x")).subscriptions
+            assert (one.state, one.attempts) == ("acknowledged", None)
+
+
 async def test_a_subscription_has_its_own_letters_also_in_a_shared_topic(
     mock_clock: trio.testing.MockClock,
 ) -> None:

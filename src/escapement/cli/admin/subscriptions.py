@@ -163,7 +163,10 @@ def seek_subscription(
 @topic_argument
 @subscription_argument
 def delete_subscription(desk: Desk, topic: str, subscription: str, force: bool) -> None:
-    """Delete a subscription; its topic keeps the messages."""
+    """Delete a subscription; its topic keeps the messages.
+
+    Its dead letters stay where they are too: `escapement dlq ... --in DEAD_LETTER_TOPIC`.
+    """
     desk.ask(
         "subscriptions.delete", print_record, topic=topic, subscription=subscription, force=force
     )
