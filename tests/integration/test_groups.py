@@ -29,6 +29,7 @@ from escapement.errors import (
 )
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.storage.letter import Letter
 from escapement.testing import World, arrived
 from held import COMMIT, Held
 from outages import Outage
@@ -271,6 +272,29 @@ async def test_cancelled_expired_and_dead_messages_keep_no_group_open(
         assert await followed(world) == [b"done"]
 
 
+async def test_what_was_handed_back_before_it_was_cancelled_is_waited_for(
+    mock_clock: MockClock,
+) -> None:
+    """Q10: also by a subscription that reads the log, which has it nowhere but there."""
+    async with started() as (world, broker):
+        producer = await broker.producer("t")
+        async with broker.consumer("t", "e", kind="exclusive") as inbox:
+            await producer.send_many([b"x"] * 3, groups="g")
+            messages = await arrived(inbox)
+            await inbox.ack(messages[2].id, durable=True)
+        outcome = await broker.cancel(messages[1])
+        assert outcome[0].handed == ("e",)
+        await producer.close_group("g", "e", DONE)
+        await world.clock.settle()
+        assert (await broker.groups.get("t", "g")).closings[0].remaining == 2
+        async with broker.consumer("t", "e", kind="exclusive") as inbox:
+            assert [message.offset for message in await arrived(inbox)] == [0, 1]
+            await inbox.ack([0], durable=True)
+            assert await followed(world) == []
+            await inbox.ack([1], durable=True)
+        assert await followed(world) == [b"done"]
+
+
 async def test_what_a_subscription_was_handed_before_it_was_cancelled_is_waited_for(
     mock_clock: MockClock,
 ) -> None:
@@ -510,6 +534,46 @@ async def test_what_is_published_while_a_group_is_being_closed_waits_for_that(
         assert (await broker.groups.get("t", "g")).closings[0].remaining == 2
         assert await ack(broker) == 2
         assert await followed(world) == [b"done"]
+
+
+async def test_a_seek_while_the_follow_up_fires_keeps_what_has_fired(mock_clock: MockClock) -> None:
+    """Q10: both in one group commit, whichever is heard of first; closing again says the same."""
+    held = Held()
+    async with started(run=held) as (world, broker):
+        producer = await broker.producer("t")
+        await producer.send(b"x", group="g")
+        await producer.close_group("g", "s", DONE)
+        async with broker.consumer("t", "s") as inbox, trio.open_nursery() as nursery:
+            (message,) = await arrived(inbox)
+            with held.hold(COMMIT):
+                # Under way; behind it the acknowledgement, the firing and the seek.
+                nursery.start_soon(producer.send, b"y")
+                await held.reached()
+                await message.ack()
+                await world.clock.settle()
+            with held.hold(COMMIT):
+                await held.reached()
+                nursery.start_soon(inbox.seek, "earliest")
+                await world.clock.settle()
+            await world.clock.settle()
+        assert await followed(world) == [b"done"]
+        (closing,) = (await producer.close_group("g", "s", DONE)).closings
+        assert closing.state == "fired"
+        await ack(broker)
+        assert await followed(world) == [b"done"]
+
+
+async def test_a_letter_belongs_to_no_group(mock_clock: MockClock) -> None:
+    """Q10: who writes one that says so finds it held, and the reason."""
+    async with started() as (world, broker):
+        batch = escapement.MessageBatch(
+            escapement.Blobs.of([b"x"]), groups=escapement.Blobs.of([b"g"])
+        )
+        await world.server.postman.post([Letter("public/default/t", "1", batch.encode(), 1)])
+        await world.clock.settle()
+        (row,) = await broker.admin("inbox.list")
+        assert (row["held"], row["reason"]) == (1, "a letter cannot belong to a group")
+        assert await broker.groups.list("t") == []
 
 
 async def test_while_the_database_is_away_the_follow_up_waits(mock_clock: MockClock) -> None:

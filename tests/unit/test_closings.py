@@ -49,6 +49,9 @@ class Subscription:
     acked: OffsetSet = field(default_factory=OffsetSet)
     held: OffsetSet = field(default_factory=OffsetSet)
 
+    def kept(self) -> OffsetSet:
+        return self.held
+
     @property
     def record(self) -> Any:
         return SimpleNamespace(id=self.id)

@@ -241,7 +241,7 @@ class Closer:
         start_offset = subscription.record.start_offset
         if members is None or not start_offset:
             return
-        left = members.left(subscription.acked, topic.amendments.cancelled, subscription.held)
+        left = members.left(subscription.acked, topic.amendments.cancelled, subscription.kept())
         for base, remainders in left:
             offsets = base + np.array(remainders.to_array(), np.int64)
             offsets = offsets[offsets < start_offset]

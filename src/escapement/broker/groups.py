@@ -258,7 +258,8 @@ class Groups:
         members = self.members.get(closing.group)
         if members is None:
             return iter(())
-        return members.left(subscription.acked, amendments.cancelled, subscription.held, highest)
+        kept = subscription.kept() if len(amendments.cancelled) else subscription.held
+        return members.left(subscription.acked, amendments.cancelled, kept, highest)
 
     # -- what checkpoints write, and a start reads -------------------------------
 

@@ -29,6 +29,7 @@ from escapement.broker.subscription import HandOver, Subscription
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.group import Acks, Attempts
+from escapement.storage.offsets import OffsetSet
 
 # Offsets without an acknowledgement that are looked at in one step.
 _MISSING_AT_ONCE: Final = 1 << 16
@@ -301,6 +302,16 @@ class OrderedSubscription(Subscription):
 
     def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         return super().was_handed(offsets) | self._was_given_back(offsets)
+
+    def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        return super().holds(offsets) | self._was_given_back(offsets)
+
+    def kept(self) -> OffsetSet:
+        if not self._attempts:
+            return self.held
+        kept = self.held.copy()
+        kept.add(np.fromiter(self._attempts, np.int64, len(self._attempts)))
+        return kept
 
     def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         found = np.zeros(len(offsets), bool)

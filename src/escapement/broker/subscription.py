@@ -266,6 +266,10 @@ class Subscription(ABC):
         if rows.height:
             self._record(counted(rows), np.full(rows.height, now_ms))
 
+    def kept(self) -> OffsetSet:
+        """What it keeps though it is cancelled for others, and more; not to be changed."""
+        return self.held
+
     def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         """Which of these are ready, in flight or in retry here; bool[n].
 

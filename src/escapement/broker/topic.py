@@ -629,7 +629,7 @@ class Topic:
         if not len(cancelled):
             return self.next_offset - len(subscription.acked)
         done = cancelled.copy()
-        done.difference_update(subscription.held)
+        done.difference_update(subscription.kept())
         done.union_update(subscription.acked)
         return self.next_offset - len(done)
 
