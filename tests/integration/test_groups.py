@@ -129,6 +129,7 @@ async def test_a_consumer_sees_the_group_also_after_a_checkpoint(mock_clock: Moc
         async with broker.consumer("t", "s") as inbox:
             found = [message.group for message in await arrived(inbox)]
         assert found == ["g", None, "h", "i", None, "g"]
+        assert [(await broker.show(offset, "t")).group for offset in (0, 1)] == ["g", None]
         read = [message.group async for page in broker.read("t") for message in page]
         assert read == found
 

@@ -62,6 +62,7 @@ class Life:
     key: bytes
     properties: bytes
     priority: int
+    group: bytes
     payload: bytes
     subscriptions: Sequence[Standing]
 
@@ -84,6 +85,7 @@ async def life(topic: Topic, log: LogReader, now_ms: int, offset: int) -> Life:
         (batch.keys or Blobs.empty(1)).to_list()[0],
         (batch.properties or Blobs.empty(1)).to_list()[0],
         DEFAULT_PRIORITY if batch.priorities is None else int(batch.priorities[0]),
+        (batch.groups or Blobs.empty(1)).to_list()[0],
         batch.payloads.to_list()[0],
         standings,
     )

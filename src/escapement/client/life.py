@@ -45,6 +45,7 @@ class Life:
     key: str | None
     properties: dict[str, Any]
     priority: int
+    group: str | None
     size_bytes: int
     payload: bytes
     subscriptions: list[Standing]
@@ -60,6 +61,7 @@ class Life:
             answer["key"],
             answer["properties"],
             answer["priority"],
+            answer["group"],
             answer["size_bytes"],
             answer["payload"],
             [

@@ -104,6 +104,7 @@ async def _show_message(broker: Broker, given: Arguments) -> Plain:
         "due_at_ms": found.due_ms,
         **_content(found.key, found.properties, found.payload),
         "priority": found.priority,
+        "group": found.group.decode() or None,
         "subscriptions": [
             {
                 "subscription": one.subscription,
