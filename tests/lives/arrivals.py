@@ -41,11 +41,15 @@ class Arrival:
     @property
     def until_ms(self) -> int:
         """It is not taken back before then, and not tried again if it is given back now."""
-        wait_ms = ACK_WAIT_MS << (self.attempt - 1)
-        most_ms = 0 if self.policy is None else self.policy.get("max_backoff_ms", 0)
         if self.policy is None:
             return self.now_ms
-        return self.now_ms + (min(wait_ms, most_ms) if most_ms else wait_ms)
+        return self.now_ms + back_off_ms(self.attempt, self.policy)
+
+
+def back_off_ms(attempt: int, policy: Mapping[str, Any]) -> int:
+    """How long at least it goes unacknowledged, or waits, after so many attempts."""
+    wait_ms, most_ms = ACK_WAIT_MS << (attempt - 1), policy.get("max_backoff_ms", 0)
+    return min(wait_ms, most_ms) if most_ms else wait_ms
 
 
 def arrive(model: Model, arrival: Arrival) -> None:

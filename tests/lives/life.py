@@ -46,6 +46,7 @@ class Life:
         self._events: list[Arrival | None] = []  # None: nobody has anything any more
         self._unordered: list[Arrival] = []
         self._moment = 0
+        self._closing = False
         self._stack = AsyncExitStack()
 
     @property
@@ -58,7 +59,9 @@ class Life:
 
     async def close(self) -> None:
         self.inboxes.clear()
+        self._closing = True  # what one gives back another may be sent before it is closed
         await self._stack.aclose()
+        self._closing = False
         self._stack = AsyncExitStack()
         for claim in self.model.claims.values():
             claim.left_ms = max(claim.left_ms, self.now_ms)
@@ -86,6 +89,8 @@ class Life:
         values = batch.payloads.to_list()
         keys = [b""] * count if batch.keys is None else batch.keys.to_list()
         attempts, again = command.attempts, command.redelivered
+        if self._closing:
+            self._events.append(None)
         for row in range(count):
             self._events.append(
                 Arrival(
@@ -188,6 +193,7 @@ class Life:
 
     async def again(self) -> None:
         """A broker starts on what the one before has left."""
+        before = [(name, key_range) for name, _, key_range in self.inboxes]
         self._events.append(None)
         self.outage.over()
         await self.world.restart()
@@ -199,6 +205,9 @@ class Life:
         for ask in doubts:
             await self.patiently(ask)
             await self.settle()
+        for name, key_range in before:
+            if self.rng.random() < 0.8:
+                await self.join(name, permits=9, key_range=key_range)
 
     async def letters(self) -> list[dict[str, Any]]:
         """The dead-letter topic of the mortal subscription; each message is in it once."""

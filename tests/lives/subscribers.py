@@ -23,7 +23,8 @@ class Subscribers(Life):
             return
         name = self.rng.choice("abc")
         where, claim = self.place()
-        if name not in self.model.claims:
+        is_new = name not in self.model.claims
+        if is_new:
             self.model.claims[name] = claim
             self.model.policies[name] = {}
         wanted = self.rng.choice([None, None, "auto", *HALVES])
@@ -31,6 +32,8 @@ class Subscribers(Life):
             await self.join(name, position=where, permits=9, key_range=wanted)
         except escapement.Conflict:
             return
+        if is_new:
+            await self.limit(name, {"order": self.rng.choice(["any", "key", "topic"])})
         if name == MORTAL:
             await self.limit(name, {"max_deliveries": 2})
 
@@ -132,7 +135,8 @@ class Subscribers(Life):
         change = self.rng.choice(
             [
                 {"ttl_ms": self.rng.choice([0, 60_000, 3_600_000])},
-                {"quota_messages": 10},
+                {"quota_messages": 5},
+                {"quota_messages": 5},
                 {"max_publish_rate": self.rng.choice([0, 5])},
                 {"ttl_ms": 0, "quota_messages": 0, "max_publish_rate": 0},
             ]

@@ -12,6 +12,7 @@ from typing import Any
 import escapement
 from escapement.client.schedule import moment
 from letters import letter
+from lives.arrivals import back_off_ms
 from lives.life import MORTAL, TOPIC, Life
 from lives.model import DEDUP_WINDOW_MS, SCHEDULE_MS, Hand, Sent
 
@@ -117,7 +118,7 @@ class Traffic(Life):
     async def give_back(
         self, name: str, inbox: escapement.Inbox, messages: list[escapement.Message]
     ) -> None:
-        delay = self.rng.choice([None, timedelta(0), timedelta(seconds=90)])
+        delay = self.rng.choice([None, timedelta(0), *[timedelta(seconds=90)] * 2])
         back = self.rng.choice([inbox.nack, inbox.nack, inbox.release])
         claim, now_ms = self.model.claims[name], self.now_ms
         for message in messages:
@@ -127,6 +128,8 @@ class Traffic(Life):
             if self.now_ms < self.model.high_ms or self.model.policies[name] is None:
                 continue
             until_ms = now_ms + (0 if delay is None else delay // timedelta(milliseconds=1))
+            if delay is None and back != inbox.release:
+                until_ms += back_off_ms(message.attempt, self.model.policies[name] or {})
             most = self.model.policy(name, "max_deliveries")
             if back != inbox.release and most and message.attempt >= most:
                 continue  # it dies
