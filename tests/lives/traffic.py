@@ -156,6 +156,7 @@ class Traffic(Life):
             outcomes = await self.asked(
                 lambda: self.broker.reschedule(named, at=moment(due_ms), topic=TOPIC)
             )
+            await self.asked(self.look)  # it may have been forgotten just now
             for outcome in {outcome.id.offset: outcome for outcome in outcomes}.values():
                 self.moved(outcome, due_ms)
 
