@@ -147,8 +147,8 @@ class Pump:
     async def _serve_topic(self, topic: Topic) -> None:
         moved = False
         while topic.wants_window(self._clock.now_ms()):
-            plan = topic.begin_window()
-            topic.end_window(plan, *await self._keys(plan))
+            reader, plan = topic.begin_window()
+            topic.end_window(reader, *await self._keys(plan))
             moved = True
             await trio.lowlevel.checkpoint()
         if moved:

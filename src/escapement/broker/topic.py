@@ -1,19 +1,8 @@
-"""A topic: its wheel, its horizon, its subscriptions; the synchronous heart.
+"""A topic: its messages, its subscriptions, and what is to come; the synchronous heart.
 
-Where a message is, seen from here::
-
-    accept ─► index ─┬─ due now ─────────────────────────────► offered to subscriptions
-                     ├─ below the horizon ─► wheel ─ advance ─►      "
-                     └─ beyond it ─ window ─► wheel ─ advance ─►     "
-
-*Horizon*: a key of the delivery order. Below it the wheel knows every message that is
-not yet due; beyond it only the index does. It ends at a partition's end, or earlier
-where the wheels of all topics would hold more than their budget. A window is planned in one
-synchronous step (horizon and pinned sources together), and read by the broker, in a
-thread where it touches the disk. If the clock gets past the horizon first, every
-subscription's read mark is lowered to it, so nothing is lost and nothing waits.
-
-A topic without a shared subscription has neither wheel nor horizon: it costs nothing.
+What is accepted goes into the index, and what of it is due is offered to the shared
+subscriptions; what is to come lies in ``coming``, which gives it back when it is due. A
+topic without a shared subscription has none of that: it costs nothing.
 
 No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
 """
@@ -29,6 +18,7 @@ import numpy.typing as npt
 from escapement.broker.amendments import Amendments
 from escapement.broker.amount import Amount, quota_of, total_quota_of
 from escapement.broker.budget import WindowBudget
+from escapement.broker.coming import Coming
 from escapement.broker.deadletter import KEEPER
 from escapement.broker.dedup import DedupKeys
 from escapement.broker.groups import Groups
@@ -42,14 +32,11 @@ from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.names import TopicName
 from escapement.storage.catalog import Namespace
 from escapement.storage.group import Moved, Restated
-from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
+from escapement.storage.index import DelayedIndex, Plan
 from escapement.storage.policy import TopicPolicy
-from escapement.timewheel import Entries, TimingWheel
+from escapement.timewheel import Entries
 from escapement.traits import traits_of
 
-# The next window is read this long before its partition begins, or half a partition if
-# that is shorter: reading a window of 2 million keys takes less than a second.
-WINDOW_LEAD_MS: Final = 5_000
 _NEVER_MS: Final = 1 << 62
 
 
@@ -58,14 +45,9 @@ class Topic:
 
     __slots__ = (
         "_budget",
-        "_counted",
-        "_frontier_ms",
-        "_horizon",
+        "_coming",
         "_index",
-        "_index_next_ms",
         "_last_restatement",
-        "_loading",
-        "_wheel",
         "accepted_since_ms",
         "amendments",
         "backlog",
@@ -124,12 +106,7 @@ class Topic:
         self.accepted_since_ms = _NEVER_MS  # the earliest due time accepted meanwhile
         self._index = index
         self._budget = budget
-        self._counted = 0  # keys of our wheel that the budget knows of
-        self._wheel: TimingWheel | None = None
-        self._frontier_ms = 0
-        self._horizon = KEY_MIN
-        self._index_next_ms: int | None = None  # no entry at or past the horizon is due earlier
-        self._loading: TimingWheel | None = None  # the wheel that a window is being read for
+        self._coming: Coming | None = None  # while there is a shared subscription
 
     # -- subscriptions ------------------------------------------------------------
 
@@ -151,10 +128,11 @@ class Topic:
 
     def add_shared(self, subscription: SharedSubscription, now_ms: int) -> None:
         """Serve a shared subscription; its mark says what of the past it still wants."""
-        if self._wheel is None:
-            self._wheel = TimingWheel(self.namespace.tick_ms, now_ms)
-            self._frontier_ms = now_ms
-            self._set_horizon(Key(now_ms + 1, 0))
+        if self._coming is None:
+            tick_ms, granularity_ms = self.namespace.tick_ms, self.namespace.granularity_ms
+            self._coming = Coming(
+                self.id, self._index, self._budget, tick_ms, granularity_ms, now_ms
+            )
         self.shared[subscription.record.name] = subscription
         self._introduce(subscription)
         self._govern(subscription)
@@ -186,12 +164,10 @@ class Topic:
         if gone is not None:
             self.groups.leave(gone.record.id)
         self.ordered.pop(name, None)
-        if self.shared.pop(name, None) is not None and not self.shared:
-            self._wheel = None
-            self._loading = None
-            self._horizon = KEY_MIN
-            self._index_next_ms = None
-            self._count()
+        self.shared.pop(name, None)
+        if self._coming is not None and not self.shared:
+            self._coming.close()
+            self._coming = None
 
     # -- messages arrive ------------------------------------------------------------
 
@@ -213,39 +189,10 @@ class Topic:
     def place(
         self, due_ms: Int64s, offsets: Int64s, now_ms: int, traits: UInt32s | None = None
     ) -> None:
-        """Offer what is due; put what is below the horizon into the wheel."""
-        assert self._wheel is not None
-        self._reach(now_ms)
-        tags = None if traits is None else traits.astype(np.int64)
-        arrived = Entries(due_ms, offsets, tags)
-        due = due_ms <= now_ms
-        if due.all():
-            self._offer(_in_order(arrived))
-            return
-        if due.any():
-            self._offer(_in_order(arrived.take(due)))
-            arrived = arrived.take(~due)
-            due_ms, offsets = arrived.when_ms, arrived.ids
-        horizon = self._horizon
-        below = (due_ms < horizon.due_ms) | (
-            (due_ms == horizon.due_ms) & (offsets < horizon.offset)
-        )
-        if below.any():
-            self._turn_in(self._wheel, arrived.take(below))
-            if self._budget.asks_to_shrink(len(self._wheel)):
-                self._shrink_window()
-        if not below.all():
-            next_ms = int(due_ms[~below].min())
-            if self._index_next_ms is None or next_ms < self._index_next_ms:
-                self._index_next_ms = next_ms
-
-    def _turn_in(self, wheel: TimingWheel, waiting: Entries) -> None:
-        """Put keys into our wheel; their traits are its tags."""
-        elapsed = wheel.insert(waiting.when_ms, waiting.ids, waiting.tags)
-        self._count()
-        if elapsed is not None:
-            # The wall clock went back a little, and the wheel has seen later.
-            self._offer(elapsed)
+        """Offer what is due; the rest is to come."""
+        assert self._coming is not None
+        for due in self._coming.place(_entries(due_ms, offsets, traits), now_ms):
+            self._offer(due)
 
     def _offer(self, due: Entries) -> None:
         if not len(due):
@@ -363,9 +310,8 @@ class Topic:
 
     def recovered(self, now_ms: int) -> None:
         """All of the past is in the index now: look for what comes next from here on."""
-        if self._wheel is not None:
-            self._reach(now_ms)
-            self._set_horizon(Key(now_ms + 1, 0))
+        if self._coming is not None:
+            self._coming.begin_at(now_ms)
         for subscription in self.shared.values():
             self._introduce(subscription)
 
@@ -373,53 +319,36 @@ class Topic:
 
     def advance(self, now_ms: int) -> None:
         """Move the frontier to ``now_ms``; offers, timeouts and retries follow."""
-        if self._wheel is not None:
-            if self._index_next_ms is not None and self._index_next_ms <= now_ms:
-                # The clock got past the horizon before a window was read.
+        if self._coming is not None:
+            passed = self._coming.pass_horizon(now_ms)
+            if passed is not None:
                 for subscription in self.shared.values():
-                    subscription.fall_behind(self._horizon)
-                self._set_horizon(max(self._horizon, Key(now_ms + 1, 0)))
-            self._reach(now_ms)
-            expired = self._wheel.advance(max(now_ms, self._wheel.now_ms))
-            self._count()
-            self._offer(expired)
+                    subscription.fall_behind(passed)
+            self._offer(self._coming.advance(now_ms))
         for any_kind in self.subscriptions():
             any_kind.advance(now_ms)
-
-    def _reach(self, now_ms: int) -> None:
-        """What is due by ``now_ms`` is offered in this step."""
-        self._frontier_ms = max(self._frontier_ms, now_ms)
 
     def frontier_ms(self, now_ms: int) -> int:
         """Up to when messages have been offered, or are now; ahead of a clock that went back.
 
         Behind it a key is in no wheel: whoever reads on from a mark must come this far.
         """
-        return now_ms if self._wheel is None else max(now_ms, self._frontier_ms)
+        return now_ms if self._coming is None else max(now_ms, self._coming.frontier_ms)
 
     def next_wake_ms(self, now_ms: int) -> int | None:
         """When ``advance`` or a window has something to do; None for never."""
         wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
         if self.grown and (self.quota.drops or self.total_quota.drops):
             wakes.append(self.rests_until_ms)
-        if self._wheel is not None:
-            wakes.append(self._wheel.next_wake_ms())
-            wakes.append(self._index_next_ms)
-            if self._loading is None and self._window_fits():
-                wakes.append(self._window_at_ms())
+        if self._coming is not None:
+            wakes.append(self._coming.next_wake_ms())
         known = [wake for wake in wakes if wake is not None]
         return max(min(known), now_ms) if known else None
 
     def rewind(self, now_ms: int) -> None:
         """The wall clock went back; behind the frontier by more than a tick, all is rebuilt."""
-        if self._wheel is not None:
-            if self._frontier_ms - now_ms <= self.namespace.tick_ms:
-                return
-            self._frontier_ms = now_ms
-            self._wheel = TimingWheel(self.namespace.tick_ms, now_ms)
-            self._loading = None
-            self._count()
-            self._set_horizon(Key(now_ms + 1, 0))
+        if self._coming is not None and not self._coming.rewind(now_ms):
+            return
         for subscription in self.subscriptions():
             subscription.rewind(now_ms)
 
@@ -441,78 +370,29 @@ class Topic:
         self._set_quota()
         for subscription in self.subscriptions():
             self._govern(subscription)
-        if self._wheel is not None and self._wheel.tick_ms != namespace.tick_ms:
-            waiting = self._wheel.drain()
-            loading = self._loading is self._wheel
-            self._wheel = TimingWheel(namespace.tick_ms, now_ms)
-            self._loading = self._wheel if loading else None
-            self._turn_in(self._wheel, waiting)
+        if self._coming is not None:
+            self._coming.granularity_ms = namespace.granularity_ms
+            for due in self._coming.set_tick(namespace.tick_ms, now_ms):
+                self._offer(due)
 
     # -- windows ----------------------------------------------------------------------
 
     def wants_window(self, now_ms: int) -> bool:
         """Whether the next window should be planned and read now."""
-        at_ms = self._window_at_ms()
-        return (
-            at_ms is not None and at_ms <= now_ms and self._loading is None and self._window_fits()
-        )
+        return self._coming is not None and self._coming.wants_window(now_ms)
 
-    def _window_at_ms(self) -> int | None:
-        if self._index_next_ms is None or self._wheel is None:
-            return None
-        granularity = self.namespace.granularity_ms
-        begins_ms = self._index_next_ms // granularity * granularity
-        return begins_ms - min(WINDOW_LEAD_MS, granularity // 2)
-
-    def _window_fits(self) -> bool:
-        return self._wheel is not None and self._budget.allows_window(len(self._wheel))
-
-    def begin_window(self) -> Plan:
-        """Move the horizon and pin what lies below it; ``end_window`` must follow."""
-        assert self._index_next_ms is not None
-        assert self._loading is None, "two windows at once"
-        granularity = self.namespace.granularity_ms
-        until = Key((self._index_next_ms // granularity + 1) * granularity, 0)
-        plan = self._index.plan(
-            self.id, self._horizon, max(until, self._horizon), self._budget.window()
-        )
-        assert plan.files <= self._index.limits.most_segments, "too many files in a partition"
-        self._loading = self._wheel
-        self._set_horizon(plan.stop)
-        return plan
+    def begin_window(self) -> tuple[Coming, Plan]:
+        """What is to be read, and for whom; ``end_window`` must follow."""
+        assert self._coming is not None
+        return self._coming, self._coming.begin_window()
 
     def end_window(
-        self, plan: Plan, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None
+        self, reader: Coming, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None
     ) -> None:
-        """Put a window's keys into the wheel they were read for, if it is still turning."""
-        del plan
-        wheel, self._loading = self._loading, None
-        if wheel is None or wheel is not self._wheel or not len(offsets):
-            return
-        tags = None if traits is None else traits.astype(np.int64)
-        self._turn_in(wheel, Entries(due_ms, offsets, tags))
-
-    def _count(self) -> None:
-        """Tell the budget how many keys our wheel has now."""
-        count = self.wheel_count
-        self._budget.used += count - self._counted
-        self._counted = count
-
-    def _set_horizon(self, horizon: Key) -> None:
-        self._horizon = horizon
-        self._index_next_ms = self._index.next_due(self.id, horizon)
-
-    def _shrink_window(self) -> None:
-        """Too much was published below the horizon: move it back to what is bounded."""
-        assert self._wheel is not None
-        if self._loading is not None:
-            return
-        waiting = self._wheel.entries()
-        rank = np.lexsort((waiting.ids, waiting.when_ms))[len(waiting) // 2]
-        cut = Key(int(waiting.when_ms[rank]), int(waiting.ids[rank]))
-        self._wheel.drop_from(cut.due_ms, cut.offset)
-        self._count()
-        self._set_horizon(cut)
+        """The keys of a window have been read."""
+        if reader is self._coming:
+            for due in reader.end_window(_entries(due_ms, offsets, traits)):
+                self._offer(due)
 
     # -- what the index must keep ---------------------------------------------------------
 
@@ -638,12 +518,9 @@ class Topic:
     @property
     def wheel_count(self) -> int:
         """How many messages the wheel holds."""
-        return 0 if self._wheel is None else len(self._wheel)
+        return 0 if self._coming is None else len(self._coming)
 
 
-def _in_order(arrived: Entries) -> Entries:
-    """Sorted by due time, then offset; offsets arrive ascending."""
-    due_ms = arrived.when_ms
-    if (due_ms[1:] >= due_ms[:-1]).all():
-        return arrived
-    return arrived.take(np.argsort(due_ms, kind="stable"))
+def _entries(due_ms: Int64s, offsets: Int64s, traits: UInt32s | None) -> Entries:
+    """Keys as the wheel has them; their traits are its tags."""
+    return Entries(due_ms, offsets, None if traits is None else traits.astype(np.int64))
