@@ -23,6 +23,7 @@ PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 TOPIC = {"topic": "t"}
 BILLING = TOPIC | {"subscription": "s"}
 SCHEDULE = {"schedule": "again", "topic": "t"}
+GROUP = BILLING | {"group": "g", "target": "u"}
 # Each verb that takes numbers, with what else it needs, and the names of the numbers.
 NUMBERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     (
@@ -36,6 +37,7 @@ NUMBERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("topics.forecast", TOPIC, ("by_ms", "within_ms", "origin_ms")),
     ("schedules.create", SCHEDULE, ("every_ms",)),
     ("schedules.create", SCHEDULE | {"every_ms": 60_000}, ("until_ms",)),
+    ("groups.close", GROUP, ("priority", "delay_ms", "at_ms")),
     ("dispatch.pause", BILLING, ("for_ms", "until_ms")),
     ("dlq.list", BILLING, ("count",)),
     ("dlq.show", BILLING, ("offset",)),
@@ -82,6 +84,8 @@ async def test_no_number_ends_the_broker_or_the_connection(
                 for schedule in await broker.admin("schedules.list"):
                     await broker.admin("schedules.get", schedule=schedule["schedule"])
                     await broker.admin("schedules.delete", schedule=schedule["schedule"])
+                for group in await broker.admin("groups.list", topic="t"):
+                    await broker.admin("groups.delete", topic="t", group=group["group"])
                 await broker.admin("topics.get", topic="t")
 
 
