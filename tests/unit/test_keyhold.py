@@ -285,6 +285,45 @@ def test_where_nobody_asked_for_it_somebody_without_a_range_gets_it() -> None:
     assert {life.out[offset] for offset in range(50)} == {3}
 
 
+def test_what_is_given_back_and_in_nobodys_range_takes_no_room() -> None:
+    """V16: its consumer has left with more than ready holds, and others go on."""
+    made = subscription(ready_messages=8)
+    made.leave(made.consumers[0], 0)
+    life = Life(made, "any", False)
+    life.change(2, HALVES[0])
+    life.change(3, HALVES[1])
+    life.publish([1] * 40)
+    while life.hand():
+        pass
+    assert len(life.out) == 40
+    life.change(2, HALVES[0])
+    life.publish([40_000] * 20)
+    while life.hand():
+        pass
+    assert sorted(life.out) == list(range(40, 60))
+    life.change(2, HALVES[0])
+    while life.hand():
+        pass
+    assert sorted(life.out) == list(range(60))
+
+
+def test_in_the_order_of_a_topic_what_gets_a_taker_comes_in_its_turn() -> None:
+    """Q9: also before what is ready already, of another range."""
+    made = subscription(ready_messages=4)
+    made.leave(made.consumers[0], 0)
+    life = Life(made, "topic", False)
+    life.turn("topic")
+    life.change(3, HALVES[1])
+    life.publish([-1, 0])
+    life.publish([-1, -1, -1])
+    assert life.hand() == 1
+    life.change(2, HALVES[0])
+    for _ in range(5):
+        life.settle(0, "ack")
+        life.hand()
+    assert life.done == set(range(5))
+
+
 def test_an_order_that_is_asked_for_later_counts_what_is_out_and_in_retry() -> None:
     """Q9: the policy is changed while messages are in hands and in back-off."""
     made = subscription(100)

@@ -163,9 +163,16 @@ class SharedSubscription(DueSubscription):
             self._order.hold.release(rows.offsets)
             self._order.queues.push(rows)
             return
-        for band, part in self._split(rows):
+        asked = np.ones(rows.height, bool) if self._ranges is None else self._ranges.wanted(rows)
+        for band, part in self._split(rows.pick(asked)):
             push = band.ready.push_tried if waited else band.ready.push
             push(part.in_order(band.ready.ageing_ms))
+        self._lay_aside(rows.pick(~asked))
+
+    def _lay_aside(self, rows: Rows) -> None:
+        """These were sent before, and are in nobody's range: there they take no room."""
+        for band, part in self._split(rows):
+            band.ready.push_tried(part.in_order(band.ready.ageing_ms))
 
     def set_policy(self, policy: SubscriptionPolicy) -> None:
         old = self.record.policy
@@ -216,6 +223,9 @@ class SharedSubscription(DueSubscription):
         self.look_again()
         if self._ranges is None:
             return
+        if self._order is not None and self._order.hold.whole:
+            self._unready()  # what had been nobody's comes before what is ready
+            return
         for store in self._stores:
             rows = store.rows().in_order()
             fresh = rows.pick(rows.attempts == 0)
@@ -224,6 +234,23 @@ class SharedSubscription(DueSubscription):
             if len(gone):
                 store.withdraw(gone)
                 self.held.discard(gone)
+            if self._order is None:
+                sent = rows.pick(rows.attempts > 0)
+                sent = sent.pick(~self._ranges.wanted(sent))
+                if sent.height:
+                    store.withdraw(sent.offsets)
+                    self._lay_aside(sent)
+
+    def _unready(self) -> None:
+        """Have all that is ready and was never sent read again."""
+        for store in self._stores:
+            rows = store.rows()
+            fresh = rows.pick(rows.attempts == 0)
+            if fresh.height:
+                first = fresh.in_order()
+                store.withdraw(fresh.offsets)
+                self.held.discard(fresh.offsets)
+                self.fall_behind(Key(int(first.due_ms[0]), int(first.offsets[0])))
 
     def _rooms(self, frame_messages: int) -> list[int]:
         """How many messages each consumer may be handed at once."""
