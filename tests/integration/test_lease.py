@@ -147,7 +147,27 @@ def test_what_an_owner_left_doubtful_is_told_to_the_next(
     ready: Engine, connection: Connection
 ) -> None:
     """Also after a crash in between."""
-    assert take(ready, ONE).doubtful_until_ms == 0
+    assert take(ready, ONE).delivered_until_ms(1_000_000) == 0
     lease.release(ready, connection, take(ready, ONE), clean=True, doubtful_until_ms=77)
-    assert take(ready, TWO).doubtful_until_ms == 77
-    assert take(ready, TWO).doubtful_until_ms == 77
+    assert take(ready, TWO).delivered_until_ms(1_000_000) == 77
+    assert take(ready, TWO).delivered_until_ms(1_000_000) == 1_000_000
+
+
+def test_what_was_delivered_before_the_clock_was_set_back_is_doubtful(
+    ready: Engine, connection: Connection
+) -> None:
+    """Invariant 6: as far as its owner may have come after it was last seen."""
+    clock = HandClock(2_000_000)
+    held = lease.acquire(ready, ONE, 10_000, clock)
+    clock.now = 2_003_000
+    lease.renew(ready, connection, held, clock)
+    clock.now = 500_000
+    again = lease.acquire(ready, ONE, 10_000, clock)
+    assert not again.was_clean
+    assert again.delivered_until_ms(500_000) == 2_013_000
+    lease.renew(ready, connection, again, clock)
+    once_more = lease.acquire(ready, ONE, 10_000, clock)
+    assert once_more.delivered_until_ms(500_000) == 2_013_000
+    assert once_more.delivered_until_ms(2_004_000) == 2_004_000
+    lease.release(ready, connection, once_more, clean=True, doubtful_until_ms=77)
+    assert lease.acquire(ready, TWO, 10_000, clock).delivered_until_ms(500_000) == 77

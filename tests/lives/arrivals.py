@@ -91,7 +91,8 @@ def _check_mark(model: Model, claim: Claim, arrival: Arrival, first_ms: int) -> 
     """What comes again says so (invariant 6)."""
     crashes = claim.seen.get(arrival.offset)
     if crashes is not None:
-        # The clock was set back, and then a broker died: it knows nothing of what is due later.
+        # The clock was set back, and then a broker died. Here leases are never renewed, so
+        # nobody has noted how late it had been: see test_lease.py.
         unknown = crashes < len(model.crashes) and first_ms > model.crashes[-1]
         assert arrival.redelivered or unknown, f"{arrival.offset} came again, unmarked"
     elif arrival.redelivered:

@@ -280,8 +280,7 @@ class Works:
             members=ground.state.members,
             closings=ground.state.closings,
             end_offsets=ground.next_offsets(),
-            # What of it an earlier owner delivered, nobody knows for sure.
-            doubtful_until_ms=lease.doubtful_until_ms if lease.was_clean else clock.now_ms(),
+            doubtful_until_ms=lease.delivered_until_ms(clock.now_ms()),
             on_change=self.reschedule,
             on_dead=lambda *dead: self.undertaker.take(*dead),
         )

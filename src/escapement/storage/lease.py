@@ -43,6 +43,12 @@ class Identity:
     name: str
 
 
+# An owner was there at this moment of the wall clock, which may have been set back since.
+_SEEN: Final = (
+    "doubtful_until_ms = CASE WHEN doubtful_until_ms < ? THEN ? ELSE doubtful_until_ms END"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """What :func:`acquire` gave. ``deadline_ms`` is by ``Clock.lease_ms``."""
@@ -51,10 +57,23 @@ class Lease:
     identity: Identity
     epoch: int
     was_clean: bool  # whether the predecessor stopped in good order
-    # Deliveries before then may be unrecorded, because some earlier owner did not.
+    # Deliveries before then may be unrecorded, because some earlier owner did not. After an
+    # unclean end, this is when its owner was last known to be there, by its wall clock.
     doubtful_until_ms: int
     duration_ms: int
     deadline_ms: int
+
+    def delivered_until_ms(self, now_ms: int) -> int:
+        """What was due by then an earlier owner may have delivered without recording it.
+
+        After an unclean end that is now, or, if the wall clock has been set back since that
+        owner was last seen, as long after that moment as he may have gone on.
+        """
+        if self.was_clean:
+            return self.doubtful_until_ms
+        if self.doubtful_until_ms > now_ms:
+            return self.doubtful_until_ms + self.duration_ms
+        return now_ms
 
 
 def acquire(
@@ -73,7 +92,7 @@ def acquire(
             engine.kill([id for id in ids if id != connection.id])
             try:
                 epoch, clean, doubtful_until_ms = _take(
-                    engine, connection, identity, duration_ms, bundle_id
+                    engine, connection, identity, duration_ms, bundle_id, clock.now_ms()
                 )
             except TransactionAborted:
                 if attempt == TAKE_ATTEMPTS - 1:
@@ -99,13 +118,13 @@ def renew(engine: Engine, connection: Connection, lease: Lease, clock: Clock) ->
     Raises:
       LeaseLost: if another broker, or a later start of this one, has taken it.
     """
-    sent_at_ms = clock.lease_ms()
+    sent_at_ms, now_ms = clock.lease_ms(), clock.now_ms()
     _change(
         engine,
         connection,
         lease,
-        f"expires_at_ms = {engine.dialect.now_ms} + ?",
-        (lease.duration_ms,),
+        f"expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}",
+        (lease.duration_ms, now_ms, now_ms),
     )
     return replace(lease, deadline_ms=sent_at_ms + lease.duration_ms)
 
@@ -187,7 +206,12 @@ def _takeable(
 
 
 def _take(
-    engine: Engine, connection: Connection, identity: Identity, duration_ms: int, bundle_id: int
+    engine: Engine,
+    connection: Connection,
+    identity: Identity,
+    duration_ms: int,
+    bundle_id: int,
+    now_ms: int,
 ) -> tuple[int, bool, int]:
     connection.begin()
     try:
@@ -196,9 +220,17 @@ def _take(
         _, _, epoch, _, clean, _, _, doubtful_until_ms = row
         connection.execute(
             "UPDATE leases SET owner_id = ?, owner_name = ?, epoch = ?, clean = 0,"
-            f" connection_ids = '', expires_at_ms = {engine.dialect.now_ms} + ?"
+            f" connection_ids = '', expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}"
             " WHERE bundle_id = ?",
-            (identity.owner_id, identity.name, epoch + 1, duration_ms, bundle_id),
+            (
+                identity.owner_id,
+                identity.name,
+                epoch + 1,
+                duration_ms,
+                now_ms,
+                now_ms,
+                bundle_id,
+            ),
         )
         connection.commit()
     except BaseException:
