@@ -36,6 +36,9 @@ MISSED_AFTER_MS: Final = 60_000
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_SECOND_MS: Final = 1_000
+_HOUR_MS: Final = 3_600_000
+_DAY_MS: Final = 24 * _HOUR_MS
 # How far back the last occurrence is looked for at first, and how much further each time.
 _WINDOW_MS: Final = 60_000
 _WINDOW_GROWTH: Final = 8
@@ -120,9 +123,39 @@ class Recurrence:
                 return  # there is none in fifty years, or the calendar ends
             ms = (found - _EPOCH) // _MILLISECOND
             # Begun in the second of two hours, it names times of the first as well.
-            if ms > after_ms:
-                after_ms = ms
-                yield ms
+            if ms <= after_ms:
+                continue
+            hour_ms = self._first_hour_after_odd_shift(max(after_ms, ms - _DAY_MS), ms)
+            if hour_ms is not None:
+                simulation = self._simulation(hour_ms - _SECOND_MS)
+                ms = min(ms, (next(simulation) - _EPOCH) // _MILLISECOND)
+                simulation = self._simulation(ms)
+            after_ms = ms
+            yield ms
+
+    def _first_hour_after_odd_shift(self, low_ms: int, high_ms: int) -> int | None:
+        """The first full hour on the wall after clocks were shifted by half an hour, if any.
+
+        cronsim goes by whole hours, and begins none at its full hour on the day of such a
+        shift. Looked at is what lies between two moments of at most a day.
+        """
+        before, shifted = self._offset_ms(low_ms), self._offset_ms(high_ms)
+        if (shifted - before) % _HOUR_MS == 0:
+            return None
+        while high_ms - low_ms > 1:
+            middle_ms = (low_ms + high_ms) // 2
+            if self._offset_ms(middle_ms) == before:
+                low_ms = middle_ms
+            else:
+                high_ms = middle_ms
+        return high_ms + -(high_ms + shifted) % _HOUR_MS
+
+    def _offset_ms(self, at_ms: int) -> int:
+        """How far the wall is ahead of UTC at a moment."""
+        at = (_EPOCH + at_ms * _MILLISECOND).astimezone(self._zone())
+        offset = at.utcoffset()
+        assert offset is not None
+        return offset // _MILLISECOND
 
     def _simulation(self, after_ms: int) -> CronSim:
         begin = (_EPOCH + after_ms * _MILLISECOND).astimezone(self._zone())

@@ -127,6 +127,22 @@ def test_what_never_comes_has_no_next_time() -> None:
     assert new_year.after(ms("9999-06-01T00:00")) is None  # the calendar's end
 
 
+@pytest.mark.parametrize(
+    ("day", "hours"),
+    [("2026-04-05", ["00:15", "06:15", "12:15", "18:15"]), ("2026-10-04", ["00:15", "06:15"])],
+)
+def test_where_clocks_are_shifted_by_half_an_hour_none_is_left_out(
+    day: str, hours: list[str]
+) -> None:
+    """B2: on Lord Howe Island, in autumn and in spring."""
+    zone = ZoneInfo("Australia/Lord_Howe")
+    begin = datetime.fromisoformat(f"{day}T00:00").replace(tzinfo=zone)
+    recurrence = Recurrence("15 */6 * * *", zone.key)
+    found = islice(recurrence.occurrences(int(begin.timestamp() * 1000)), len(hours))
+    at = [datetime.fromtimestamp(one / 1000, zone).strftime("%Y-%m-%d %H:%M") for one in found]
+    assert at == [f"{day} {hour}" for hour in hours]
+
+
 CRONS = some.sampled_from(
     ["* * * * *", "0 9 * * mon-fri", "30 2 * * *", "*/7 * * * *", "0 0 1 * *", "15 */6 * * *"]
 )
