@@ -85,9 +85,6 @@ class Settlement:
                 self._forget_group(statement.topic_id, statement.forgets)
         for attempts in group.attempts:
             self._progress.touched.add(attempts.topic_id)
-        for mail in group.mail:
-            if mail.context is not None:
-                mail.context()
         if group.topics:
             self._publishing.settled()
         if (group.topics or group.restated) and self._index.needs_checkpoint:

@@ -31,7 +31,7 @@ from escapement.errors import Busy, EscapementError, StorageReadOnly
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.generation import Generation
-from escapement.storage.group import Acks, Append, Attempts, Group, Letters, Restate, Statement
+from escapement.storage.group import Acks, Append, Attempts, Group, Restate, Statement
 from escapement.storage.journal import START, JournalPosition
 from escapement.storage.lane import Lane, State
 from escapement.storage.lease import Lease, Recorded
@@ -139,7 +139,7 @@ class CommitPipeline:
 
     # -- handing in ------------------------------------------------------------
 
-    def submit(self, item: Append | Restate | Acks | Attempts | Letters) -> None:
+    def submit(self, item: Append | Restate | Acks | Attempts) -> None:
         """Queue ``item`` for its topic's next group. O(1).
 
         Raises:

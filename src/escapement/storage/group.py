@@ -142,27 +142,6 @@ class Attempts:
 
 
 @dataclass(slots=True, eq=False)
-class Letters:
-    """Letters for the inbox by themselves; stays queued until it is durable.
-
-    It is written in the lane of ``topic_id``, the topic that caused them. ``context`` is
-    called when they are durable.
-    """
-
-    topic_id: int
-    letters: Sequence[Letter]
-    context: Callable[[], None] | None = None
-
-    @property
-    def letter_bytes(self) -> int:
-        return sum(letter.size_bytes for letter in self.letters)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.letter_bytes
-
-
-@dataclass(slots=True, eq=False)
 class Statement:
     """A function to be run in the group's transaction; it may have to run again."""
 
@@ -176,7 +155,7 @@ class Statement:
     forgets: str = ""  # a group of the topic that ends with it
 
 
-Item = Append | Restate | Acks | Attempts | Letters | Statement
+Item = Append | Restate | Acks | Attempts | Statement
 
 
 @dataclass(slots=True, eq=False)
@@ -262,8 +241,7 @@ class Group:
     restated: list[Restated] = field(default_factory=list)
     acks: list[Acks] = field(default_factory=list)
     attempts: list[Attempts] = field(default_factory=list)
-    mail: list[Letters] = field(default_factory=list)
-    letters: list[Letter] = field(default_factory=list)  # of acks and mail, as they came
+    letters: list[Letter] = field(default_factory=list)  # of the acks, as they came
     statements: list[Statement] = field(default_factory=list)
     log_bytes: int = 0  # what its rows take in the log, once encoded
 
@@ -325,9 +303,6 @@ def form_group(
             group.letters += item.letters
         elif isinstance(item, Attempts):
             group.attempts.append(item)
-        elif isinstance(item, Letters):
-            group.mail.append(item)
-            group.letters += item.letters
         else:
             group.statements.append(item)
     for topic_id, appends in by_topic.items():

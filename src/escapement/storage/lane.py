@@ -48,7 +48,6 @@ from escapement.storage.group import (
     Append,
     Group,
     Item,
-    Letters,
     Restate,
     Statement,
     form_group,
@@ -139,8 +138,6 @@ class Lane:
             self.body_bytes += item.size_bytes
         elif isinstance(item, Acks):
             self.ack_count += len(item.offsets)
-            self.body_bytes += item.letter_bytes
-        elif isinstance(item, Letters):
             self.body_bytes += item.letter_bytes
         self._wake.set()
 
@@ -272,7 +269,7 @@ class Lane:
             if topic.topic_id in self._next_offsets:
                 self._next_offsets[topic.topic_id] = topic.base_offset
         # Attempts first: a cancellation stands behind the attempts it must not outrun.
-        self._queue.extendleft(reversed([*group.attempts, *group.acks, *group.mail]))
+        self._queue.extendleft(reversed([*group.attempts, *group.acks]))
         self._go_down(error)
         self._fail_waiting(group.log_items, group.statements, error)
 
