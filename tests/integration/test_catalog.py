@@ -220,7 +220,7 @@ def test_a_deleted_topic_leaves_nothing_behind(engine: Engine, connection: Conne
             log.insert(connection, rows, 1)
             producers.open_producer(connection, topic.id, "p", 0)
         connection.commit()
-        log.begin(log.prepare(engine, connection, held, 2, 0))
+        log.begin(*log.prepare(engine, connection, held, 2, 0))
     chunks = [ChunkRow(s.id, n, b"bits") for s in subscriptions for n in range(100)]
     checkpoint.write(
         engine,
