@@ -92,7 +92,11 @@ class World:
         await self._ended.wait()
 
     async def crash(self) -> None:
-        """Take the broker's life between two of its steps, as kill -9 would."""
+        """Take the broker's life between two of its steps, as kill -9 would.
+
+        Clients that were connected find out, and wait before they try again: after a restart
+        time has to be moved before they are back.
+        """
         self._life.cancel()
         await self._ended.wait()
 

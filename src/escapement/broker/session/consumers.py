@@ -135,7 +135,9 @@ class Consumers(Desk):
     def _find(self, consumer_id: int) -> ConsumerHandle:
         handle = self._handles.find(consumer_id)
         if handle is None:
-            raise InvalidRequest(f"no consumer {consumer_id} is open here")
+            raise InvalidRequest(
+                f"no consumer {consumer_id} is open here, or it was closed meanwhile"
+            )
         return handle
 
     # -- what they are told: the Outlet of each ------------------------------------------

@@ -115,7 +115,9 @@ class Producers(Desk):
     def _find(self, command: wire.Publish) -> ProducerHandle:
         handle = self._handles.find(command.producer_id)
         if handle is None:
-            raise InvalidRequest(f"no producer {command.producer_id} is open here")
+            raise InvalidRequest(
+                f"no producer {command.producer_id} is open here, or it was closed meanwhile"
+            )
         return handle
 
     def _receipt(self, command: wire.Publish, count: int, size_bytes: int, stored: Stored) -> None:
