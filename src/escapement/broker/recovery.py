@@ -22,7 +22,6 @@ from typing import Final
 
 from escapement.errors import IndexDamaged
 from escapement.storage import journal
-from escapement.storage.blocking import Run
 from escapement.storage.checkpoint import State, load_state
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex, IndexLimits
@@ -135,8 +134,3 @@ def _open_index(directory: Path, limits: IndexLimits) -> DelayedIndex:
 def _fresh_index(directory: Path, limits: IndexLimits) -> DelayedIndex:
     DelayedIndex.discard(directory)
     return DelayedIndex.open(directory, limits)
-
-
-async def next_step(run: Run, iterator: Iterator[list[LogRow]]) -> list[LogRow] | None:
-    """The next rows of a blocking iterator, read where blocking calls run."""
-    return await run(next, iterator, None)
