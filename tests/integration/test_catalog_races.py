@@ -15,8 +15,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from escapement import testing
-from escapement.broker.consumer import Outlet
-from escapement.broker.publication import Publication
+from escapement.broker.subscription.consumer import Outlet
+from escapement.broker.topic.publication import Publication
 from escapement.errors import EscapementError, NotFound, StorageReadOnly
 from escapement.message import NO_TIMES, Blobs, MessageBatch
 from escapement.names import NamespaceName, TopicName

@@ -17,9 +17,9 @@ from trio.testing import MockClock
 import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
-from escapement.broker.consumer import Outlet
 from escapement.broker.leasekeeper import RENEWALS_PER_LEASE
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.subscription.consumer import Outlet
 from escapement.client.settings import Settings
 from escapement.errors import EscapementError, StorageReadOnly, StorageUnavailable
 from escapement.position import LATEST

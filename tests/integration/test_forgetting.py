@@ -14,9 +14,9 @@ import escapement
 from committing import FaultyEngine, no_fault
 from dying import DiesAt, finish
 from escapement import testing
-from escapement.broker import reading
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.looking import reading
 from escapement.protocol.fate import Fate
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine

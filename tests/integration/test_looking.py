@@ -10,9 +10,9 @@ import trio
 
 import escapement
 from escapement import testing
-from escapement.broker import peek
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.looking import peek
 from escapement.testing import World, arrived
 
 HOUR_MS = 3_600_000

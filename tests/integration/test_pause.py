@@ -13,7 +13,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.shared import SharedSubscription
+from escapement.broker.subscription.shared import SharedSubscription
 from escapement.client.schedule import moment
 from escapement.errors import InvalidRequest, NotFound
 from escapement.storage.policy import FOREVER_MS

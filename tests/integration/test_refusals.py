@@ -11,8 +11,8 @@ import trio.testing
 
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
-from escapement.broker.patience import Patience, ends_the_broker
-from escapement.broker.topic import Topic
+from escapement.broker.letters.patience import Patience, ends_the_broker
+from escapement.broker.topic.topic import Topic
 from escapement.errors import BacklogFull, EscapementError, LeaseLost, LimitExceeded, LogDamaged
 from escapement.names import NamespaceName, TopicName
 from escapement.storage.engine.base import TransactionAborted

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 import escapement
 from escapement import Fate, testing
-from escapement.broker import selecting
+from escapement.broker.looking import selecting
 from escapement.storage.index import segment
 from escapement.testing import World, arrived
 

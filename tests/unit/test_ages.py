@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from escapement.broker import ages
-from escapement.broker.ages import Ages
+from escapement.broker.subscription import ages
+from escapement.broker.subscription.ages import Ages
 
 
 def look(told: Ages, due: dict[int, int], end: int, until_ms: int, chance: random.Random) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.broker.amount import levels
+from escapement.broker.topic.amount import levels
 
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 200))

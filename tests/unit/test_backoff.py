@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.broker.backoff import BackOff
+from escapement.broker.subscription.backoff import BackOff
 
 
 def test_the_first_wait_is_the_ack_wait_and_each_further_one_doubles() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_shared import column, subscription
 
-from escapement.broker.band import NORMAL, Band, bands_of
-from escapement.broker.shared import SharedSubscription
+from escapement.broker.subscription.band import NORMAL, Band, bands_of
+from escapement.broker.subscription.shared import SharedSubscription
 from escapement.message import DEFAULT_PRIORITY, UInt32s
 from escapement.storage.index import Key
 from escapement.storage.policy import SubscriptionPolicy

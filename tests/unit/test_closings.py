@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.broker.amendments import Amendments
-from escapement.broker.groups import Groups
+from escapement.broker.log.amendments import Amendments
+from escapement.broker.topic.groups import Groups
 from escapement.errors import GroupClosed, LimitExceeded
 from escapement.groupnames import Member
 from escapement.message import Int64s

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.broker import dedup
-from escapement.broker.dedup import NEW, WAITING, DedupKeys, KeyBudget
+from escapement.broker.topic import dedup
+from escapement.broker.topic.dedup import NEW, WAITING, DedupKeys, KeyBudget
 from escapement.dedup import DIGEST, NO_DIGEST, digests
 from escapement.errors import Busy, LimitExceeded, LogDamaged
 from escapement.storage.dedupkeys import KeyTable, decode_keys, encode_keys

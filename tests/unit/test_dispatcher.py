@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.broker.dispatcher import level_out, share_out
+from escapement.broker.subscription.dispatcher import level_out, share_out
 
 
 def test_a_small_amount_is_spread_over_all_who_have_credit() -> None:

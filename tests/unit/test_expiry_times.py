@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escapement.broker.expiry import REST_MS, Expiry
+from escapement.broker.subscription.expiry import REST_MS, Expiry
 
 
 def test_without_a_time_to_live_nothing_ever_expires() -> None:

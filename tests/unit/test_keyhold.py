@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_shared import Outlet, column, scan, subscription
 
-from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
-from escapement.broker.consumer import Consumer
-from escapement.broker.keyorder import GATHER_MS, STUCK_MS
-from escapement.broker.keyranges import KeyRanges, check_range
-from escapement.broker.ready import Rows
-from escapement.broker.shared import SharedSubscription
+from escapement.broker.subscription.backoff import DEFAULT_ACK_WAIT_MS
+from escapement.broker.subscription.consumer import Consumer
+from escapement.broker.subscription.keyorder import GATHER_MS, STUCK_MS
+from escapement.broker.subscription.keyranges import KeyRanges, check_range
+from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.shared import SharedSubscription
 from escapement.errors import Conflict
 from escapement.message import UInt32s
 from escapement.storage.index import Key

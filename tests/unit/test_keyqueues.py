@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_shared import column
 
-from escapement.broker.band import BANDS, bands_of
-from escapement.broker.keyqueues import KeyQueues
-from escapement.broker.ready import Rows
+from escapement.broker.subscription.band import BANDS, bands_of
+from escapement.broker.subscription.keyqueues import KeyQueues
+from escapement.broker.subscription.ready import Rows
 from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
 from escapement.traits import HAS_KEY, SLOTS
 

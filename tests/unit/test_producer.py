@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escapement.broker.producer import Producer
+from escapement.broker.topic.producer import Producer
 from escapement.errors import Busy, ProducerFenced, SequenceGap
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escapement.broker.ready import TRIED_SHARE, Ready, Rows
+from escapement.broker.subscription.ready import TRIED_SHARE, Ready, Rows
 
 keys = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10_000)), min_size=1, max_size=20)
 steps = st.lists(

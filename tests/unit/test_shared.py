@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from escapement.broker.amendments import Amendments
-from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
-from escapement.broker.consumer import Consumer
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.ready import MOST_ATTEMPTS, RELEASED, Rows
-from escapement.broker.shared import SharedSubscription
+from escapement.broker.log.amendments import Amendments
+from escapement.broker.subscription.backoff import DEFAULT_ACK_WAIT_MS
+from escapement.broker.subscription.consumer import Consumer
+from escapement.broker.subscription.ready import MOST_ATTEMPTS, RELEASED, Rows
+from escapement.broker.subscription.shared import SharedSubscription
 from escapement.message import Int64s
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.index import KEY_MIN, Key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escapement.broker.throttle import Throttle
+from escapement.broker.subscription.throttle import Throttle
 from escapement.storage.policy import FOREVER_MS, SubscriptionPolicy
 
 

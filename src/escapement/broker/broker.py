@@ -21,24 +21,24 @@ from typing import Any
 
 import trio
 
-from escapement.broker.amending import Amending
 from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, BrokerConfig
-from escapement.broker.consuming import Consuming
 from escapement.broker.crash import one_error
-from escapement.broker.deadletters import DeadLetters
-from escapement.broker.forecast import Forecast, forecast
+from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.leasekeeper import LeaseKeeper
-from escapement.broker.life import Life, life, published
-from escapement.broker.peek import Peeked, Sought, peek
-from escapement.broker.postman import Postman
-from escapement.broker.publishing import Publishing
-from escapement.broker.reading import Page, read_page
-from escapement.broker.recovery import survey
-from escapement.broker.registry import Registry
-from escapement.broker.rescheduling import Rescheduling
-from escapement.broker.scheduler import Scheduler
-from escapement.broker.selecting import Selected, select
-from escapement.broker.topic import Topic
+from escapement.broker.letters.deadletters import DeadLetters
+from escapement.broker.letters.postman import Postman
+from escapement.broker.letters.scheduler import Scheduler
+from escapement.broker.looking.forecast import Forecast, forecast
+from escapement.broker.looking.life import Life, life, published
+from escapement.broker.looking.peek import Peeked, Sought, peek
+from escapement.broker.looking.reading import Page, read_page
+from escapement.broker.looking.selecting import Selected, select
+from escapement.broker.publishing.amending import Amending
+from escapement.broker.publishing.publishing import Publishing
+from escapement.broker.publishing.rescheduling import Rescheduling
+from escapement.broker.recovery.recovery import survey
+from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.topic import Topic
 from escapement.broker.works import Works
 from escapement.clock import Clock
 from escapement.errors import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.limits import DEFAULT_LIMITS, BrokerLimits
+from escapement.broker.subscription.backoff import DEFAULT_ACK_WAIT_MS
 
 # Of a new log.
 DEFAULT_PARALLELISM: Final = 4

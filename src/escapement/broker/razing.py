@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 import trio
 
-from escapement.broker.consuming import Consuming
-from escapement.broker.handle import ProducerHandle
-from escapement.broker.registry import Registry
-from escapement.broker.scheduler import Scheduler
-from escapement.broker.timekeeper import Timekeeper
+from escapement.broker.delivery.consuming import Consuming
+from escapement.broker.delivery.timekeeper import Timekeeper
+from escapement.broker.letters.scheduler import Scheduler
+from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.handle import ProducerHandle
 from escapement.errors import Conflict, EscapementError, NotFound
 from escapement.names import NamespaceName, TopicName
 from escapement.storage.catalog import TopicRecord

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from escapement.broker.checkpointer import Checkpointer, Progress
-from escapement.broker.postman import Carriage
-from escapement.broker.publication import Publication
-from escapement.broker.publishing import Publishing
-from escapement.broker.registry import Registry
-from escapement.broker.rescheduling import Restatement
-from escapement.broker.subscription import Subscription
-from escapement.broker.topic import Topic
+from escapement.broker.letters.postman import Carriage
+from escapement.broker.publishing.publishing import Publishing
+from escapement.broker.publishing.rescheduling import Restatement
+from escapement.broker.registry.registry import Registry
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.publication import Publication
+from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.checkpointer import Checkpointer, Progress
 from escapement.clock import Clock
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.checkpoint import ProducerRow

@@ -15,11 +15,11 @@ from typing import Final
 import click
 import trio
 
-from escapement.broker.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, DEFAULT_PORT, ServerConfig
 from escapement.broker.server import serve as serve_until_stopped
+from escapement.broker.subscription.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.cli.parameters import (
     FlagOrVariable,
     duration_ms,

@@ -9,7 +9,7 @@ import numpy as np
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
-from escapement.broker.topic import Topic
+from escapement.broker.topic.topic import Topic
 from escapement.errors import InvalidRequest, NotFound
 from escapement.message import DEFAULT_PRIORITY, NO_TIMES, Blobs, MessageBatch, Times
 from escapement.names import TopicName

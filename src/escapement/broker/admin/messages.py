@@ -7,9 +7,9 @@ from typing import Final
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.properties import readable
 from escapement.broker.admin.verb import Verb
-from escapement.broker.beginning import NEVER_MS
 from escapement.broker.broker import Broker
-from escapement.broker.peek import Sought
+from escapement.broker.looking.peek import Sought
+from escapement.broker.subscription.beginning import NEVER_MS
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs
 from escapement.names import TopicName

@@ -8,9 +8,9 @@ from typing import Final
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
-from escapement.broker.shared import SharedSubscription
-from escapement.broker.subscription import Subscription
-from escapement.broker.topic import Topic
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.topic import Topic
 from escapement.errors import Conflict, NotFound
 from escapement.names import TopicName
 from escapement.position import Position

@@ -9,8 +9,8 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.subscriptions import figures
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
-from escapement.broker.producer import Producer
-from escapement.broker.topic import Topic
+from escapement.broker.topic.producer import Producer
+from escapement.broker.topic.topic import Topic
 from escapement.errors import Conflict
 from escapement.names import NamespaceName, TopicName, is_anonymous
 from escapement.storage.catalog import TopicRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from escapement.broker.broker import Broker
-from escapement.broker.outcome import Outcome
+from escapement.broker.publishing.outcome import Outcome
 from escapement.broker.session.desk import Desk
 from escapement.broker.session.outbound import Outbound
 from escapement.protocol import commands as wire

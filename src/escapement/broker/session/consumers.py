@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.broker import Broker
-from escapement.broker.handle import ConsumerHandle
-from escapement.broker.ready import Rows
 from escapement.broker.session.desk import Desk
 from escapement.broker.session.handles import Handles
 from escapement.broker.session.outbound import Outbound
+from escapement.broker.subscription.ready import Rows
+from escapement.broker.topic.handle import ConsumerHandle
 from escapement.errors import EscapementError, InvalidRequest, LimitExceeded
 from escapement.message import Int64s, MessageBatch
 from escapement.position import Position

@@ -5,12 +5,12 @@ from __future__ import annotations
 import trio
 
 from escapement.broker.broker import Broker
-from escapement.broker.handle import ProducerHandle
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.publication import Publication, Stored
 from escapement.broker.session.desk import Desk
 from escapement.broker.session.handles import Handles
 from escapement.broker.session.outbound import Outbound
+from escapement.broker.topic.handle import ProducerHandle
+from escapement.broker.topic.publication import Publication, Stored
 from escapement.errors import EscapementError, InvalidRequest
 from escapement.names import anonymous_name
 from escapement.protocol import commands as wire

@@ -1,0 +1,1 @@
+"""What moves messages towards consumers: the time that passes, the pump, the consumers' wishes."""

@@ -1,0 +1,267 @@
+"""Taking consumers: subscribing, acknowledging, giving back, leaving.
+
+Each call is one synchronous step on a subscription, and a word to the pump that it may
+have something to do; only making a subscription waits, for it to be durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from escapement.broker.delivery.pump import Pump
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.log.logreader import LogReader
+from escapement.broker.recovery.revival import Revival
+from escapement.broker.registry.registry import Registry
+from escapement.broker.subscription.consumer import Consumer, Outlet
+from escapement.broker.subscription.keyranges import check_range
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.handle import ConsumerHandle
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import (
+    AlreadyExists,
+    Conflict,
+    EscapementError,
+    InvalidRequest,
+    NotFound,
+    StorageReadOnly,
+    StorageUnavailable,
+)
+from escapement.message import Int64s
+from escapement.names import TopicName, check_name
+from escapement.position import Position
+from escapement.storage.catalog import Kind, SubscriptionRecord
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.lane import State
+from escapement.storage.policy import SubscriptionPolicy
+from escapement.traits import KeyRange
+
+
+class Consuming:
+    """See the module's docstring.
+
+    Args:
+      ack_wait_ms: of shared consumers, where neither they nor their subscription say.
+      on_change: called with a topic whose timers may have changed.
+      on_sought: called with a topic of which a subscription has begun again.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        revival: Revival,
+        pipeline: CommitPipeline,
+        pump: Pump,
+        log: LogReader,
+        clock: Clock,
+        limits: BrokerLimits,
+        ack_wait_ms: int,
+        on_change: Callable[[Topic], None],
+        on_sought: Callable[[Topic], None],
+    ) -> None:
+        self._registry = registry
+        self._revival = revival
+        self._pipeline = pipeline
+        self._pump = pump
+        self._log = log
+        self._clock = clock
+        self._limits = limits
+        self._ack_wait_ms = ack_wait_ms
+        self._on_change = on_change
+        self._on_sought = on_sought
+        self._last_id = 0
+
+    # -- consumers come and go -------------------------------------------------
+
+    async def subscribe(
+        self,
+        topic_text: str,
+        name: str,
+        *,
+        kind: Kind,
+        position: Position,
+        ack_wait_ms: int,
+        consumer_name: str,
+        wire_id: int,
+        outlet: Outlet,
+        key_range: KeyRange = None,
+    ) -> ConsumerHandle:
+        """A consumer of a subscription, which is created if there is none.
+
+        It is not served before :meth:`joined`, which must follow without an await between.
+
+        Raises:
+          Conflict: the subscription is of another kind, or exclusive and taken; or somebody
+            else has some of the keys.
+          InvalidRequest: a range of keys, and the subscription is not shared.
+        """
+        if key_range is not None and kind != "shared":
+            raise InvalidRequest(f"a key range is for shared subscriptions, not {kind} ones")
+        topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
+        subscription = await self._ensure(topic, name, kind, position)
+        if subscription.record.kind != kind:
+            raise Conflict(
+                f"the subscription {name} of {topic.name.full} is {subscription.record.kind}, "
+                f"not {kind}"
+            )
+        if kind == "exclusive" and subscription.consumers:
+            raise Conflict(
+                f"the exclusive subscription {name} of {topic.name.full} has a consumer; use "
+                "failover to let several stand by"
+            )
+        check_range(subscription.consumers, key_range)
+        self._last_id += 1
+        default_ms = self._ack_wait_ms if kind == "shared" else 0
+        consumer = Consumer(
+            self._last_id, wire_id, consumer_name, outlet, ack_wait_ms, default_ms, key_range
+        )
+        return ConsumerHandle(topic, name, consumer)
+
+    async def _ensure(
+        self, topic: Topic, name: str, kind: Kind, position: Position
+    ) -> Subscription:
+        if topic.subscription(name) is None:
+            with suppress(AlreadyExists):
+                await self.create(topic, name, kind, position)
+        subscription = topic.subscription(name)
+        if subscription is None:
+            raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
+        return subscription
+
+    async def create(
+        self,
+        topic: Topic,
+        name: str,
+        kind: Kind,
+        position: Position,
+        policy: SubscriptionPolicy | None = None,
+    ) -> None:
+        """Create a subscription that begins at ``position``, and serve it.
+
+        Raises:
+          AlreadyExists: if there is one of this name.
+          InvalidRequest: if the position lies past the log's end.
+          StorageUnavailable: if the log must be asked for it and cannot be.
+        """
+        check_name("subscription", name)
+        position = await self._place(topic, kind, position)
+        await self._registry.create_subscription(
+            topic,
+            name,
+            kind,
+            position=position,
+            policy=policy or SubscriptionPolicy(),
+            serve=lambda record: self._revival.new_subscription(topic, record),
+        )
+
+    async def seek(self, topic: Topic, name: str, position: Position) -> None:
+        """Have a subscription begin again at ``position``; its consumers stay.
+
+        It is a new subscription in the old one's place: nothing is acknowledged, attempts
+        count from 1. What the old one had handed out is taken back. Raises as ``create``,
+        and ``NotFound``.
+        """
+        subscription = topic.subscription(name)
+        if subscription is None:
+            raise NotFound(f"{topic.name.full} has no subscription {name}")
+        kind = subscription.record.kind
+        position = await self._place(topic, kind, position)
+        await self._registry.seek_subscription(
+            topic, name, kind, position, lambda record: self._sought(topic, record)
+        )
+
+    def _sought(self, topic: Topic, record: SubscriptionRecord) -> None:
+        """The new record is durable: serve it, and nothing of the old one."""
+        old = topic.subscription(record.name)
+        assert old is not None, "a seek and a delete are never under way together"
+        new = self._revival.replace_subscription(topic, old, record)
+        for consumer in new.consumers:
+            consumer.outlet.rewound(consumer.wire_id)
+        self._pump.wake_subscription(topic, new)
+        self._on_sought(topic)
+
+    async def _place(self, topic: Topic, kind: Kind, position: Position) -> Position:
+        """In the log's order a time is an offset, which the log knows."""
+        if kind == "shared" or position.kind != "time":
+            return position
+        end_offset = topic.next_offset
+        return Position(
+            "offset", await self._log.first_accepted(topic.id, position.value, end_offset)
+        )
+
+    def joined(self, handle: ConsumerHandle) -> None:
+        """The consumer is ready for messages."""
+        handle.subscription.join(handle.consumer)
+        self.wake(handle)
+
+    def close(self, handle: ConsumerHandle) -> None:
+        """The consumer is gone; what it held goes to others at once."""
+        handle.subscription.leave(handle.consumer, self._clock.now_ms())
+        self.wake(handle)
+        self._on_change(handle.topic)
+
+    def wake(self, handle: ConsumerHandle) -> None:
+        """The consumer can be sent more."""
+        self._pump.wake_subscription(handle.topic, handle.subscription)
+
+    # -- what they say of messages ---------------------------------------------
+
+    def acknowledge(
+        self, handle: ConsumerHandle, offsets: Int64s, done: Callable[[int], None] | None
+    ) -> None:
+        """Take acknowledgements; ``done`` is told how many took effect, once durable.
+
+        Raises:
+          StorageReadOnly, StorageUnavailable: they cannot be kept now; send them again.
+        """
+        if self._pipeline.state is State.READ_ONLY:
+            raise StorageReadOnly("acknowledgements cannot be stored now; send them again later")
+        if self._pipeline.waiting_acks + len(offsets) > 2 * self._limits.unwritten_acks:
+            raise StorageUnavailable("too many acknowledgements wait for the database")
+        handle.subscription.acknowledge(offsets, done)
+        self.wake(handle)
+
+    def negative_acknowledge(
+        self, handle: ConsumerHandle, offsets: Int64s, delay_ms: int | None
+    ) -> int:
+        """Give messages back, to be tried again later; returns how many it held."""
+        count = handle.subscription.negative_acknowledge(
+            handle.consumer, offsets, delay_ms, self._clock.now_ms()
+        )
+        self.wake(handle)
+        self._on_change(handle.topic)
+        return count
+
+    def extend(self, handle: ConsumerHandle, offsets: Int64s, wait_ms: int) -> int:
+        """The consumer needs longer for these; returns how many it holds."""
+        return handle.subscription.extend(handle.consumer, offsets, wait_ms, self._clock.now_ms())
+
+    def release(self, handle: ConsumerHandle, offsets: Int64s, delay_ms: int) -> int:
+        """Hand messages back untried; returns how many the consumer held."""
+        count = handle.subscription.release(
+            handle.consumer, offsets, delay_ms, self._clock.now_ms()
+        )
+        self.wake(handle)
+        self._on_change(handle.topic)
+        return count
+
+    # -- deleting --------------------------------------------------------------
+
+    async def delete(self, topic: Topic, name: str) -> None:
+        """Delete a subscription; its consumers are told. Raises ``NotFound``."""
+        await self._registry.delete_subscription(topic, name)
+        subscription = topic.subscription(name)
+        if subscription is not None:
+            gone = NotFound(f"the subscription {name} of {topic.name.full} was deleted")
+            self.dismiss(topic, subscription, gone)
+
+    def dismiss(self, topic: Topic, subscription: Subscription, error: EscapementError) -> None:
+        """A subscription is gone: stop serving it, and tell its consumers why."""
+        topic.remove(subscription.record.name)
+        self._revival.subscriptions.pop(subscription.record.id, None)
+        for consumer in list(subscription.consumers):
+            consumer.closed = True
+            subscription.consumers.remove(consumer)
+            consumer.outlet.consumer_closed(consumer.wire_id, error)

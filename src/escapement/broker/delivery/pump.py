@@ -1,0 +1,328 @@
+"""Moves messages: windows from the index into wheels, backlogs into ready, frames out.
+
+A few workers take turns over the topics and subscriptions that were *woken*. One
+subscription is served by one worker at a time, so what it reads and hands over happens
+in order; while it is served, waking it again means one more round afterwards.
+
+What decides is in :mod:`topic <escapement.broker.topic.topic>`,
+:mod:`shared <escapement.broker.subscription.shared>` and
+:mod:`ordered <escapement.broker.subscription.ordered>`; here is only the waiting.
+Reads that touch the disk or the database run through ``run``; those from memory happen at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.log.logreader import LogReader
+from escapement.broker.subscription.band import Band
+from escapement.broker.subscription.ordered import OrderedSubscription
+from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import HandOver, Subscription
+from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.shedding import Shedding
+from escapement.clock import Clock
+from escapement.errors import StorageUnavailable
+from escapement.message import Int64s, MessageBatch, UInt32s
+from escapement.storage.blocking import Run
+from escapement.storage.index import DelayedIndex, Key, Plan
+
+# Enough to overlap one topic's disk reads with others' deliveries; more would only
+# compete for the interpreter.
+# Expired messages that are let go in one step, and one acknowledgement.
+EXPIRED_AT_ONCE: Final = 65_536
+WORKERS: Final = 4
+# How much of the log an ordered subscription reads at once.
+READ_BYTES: Final = 1024 * 1024
+# What is not handed out in the order of the index lies in many of its blocks, each of which
+# is read for what goes out together: so many frames do.
+_SCATTERED_FRAMES: Final = 4
+# How often a frame that was decided on asks whether it may leave by now; it is rare.
+_PAUSE_S: Final = 0.05
+
+
+_Work = tuple[Topic, Subscription | None]
+
+
+class Pump:
+    """See the module's docstring.
+
+    Args:
+      may_dispatch: whether messages may leave at all now.
+      reschedule: called after a topic's timers may have changed.
+    """
+
+    def __init__(
+        self,
+        index: DelayedIndex,
+        clock: Clock,
+        limits: BrokerLimits,
+        run: Run,
+        log: LogReader,
+        shedding: Shedding,
+        may_dispatch: Callable[[], bool],
+        reschedule: Callable[[Topic], None],
+    ) -> None:
+        self._index = index
+        self._clock = clock
+        self._limits = limits
+        self._run = run
+        self._log = log
+        self._shedding = shedding
+        self._may_dispatch = may_dispatch
+        self._reschedule = reschedule
+        self._woken: OrderedDict[_Work, None] = OrderedDict()
+        self._busy: set[_Work] = set()
+        self._work = trio.Event()
+        # Runs of what waited out a back-off: at most those of one ``assign`` a subscription.
+        self._aside: OrderedDict[tuple[Topic, Subscription], list[HandOver]] = OrderedDict()
+        self._aside_work = trio.Event()
+
+    def wake(self, topic: Topic) -> None:
+        """Look at a topic and at all of its subscriptions."""
+        self._add((topic, None))
+        for subscription in topic.subscriptions():
+            self._add((topic, subscription))
+
+    def wake_subscription(self, topic: Topic, subscription: Subscription) -> None:
+        """Look at one subscription: it has credit, or something to send."""
+        self._add((topic, subscription))
+
+    def _add(self, work: _Work) -> None:
+        self._woken[work] = None
+        self._work.set()
+
+    async def run(self) -> None:
+        """Work for ever."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(WORKERS):
+                nursery.start_soon(self._worker)
+            nursery.start_soon(self._collector)
+
+    async def _worker(self) -> None:
+        while True:
+            work = next((work for work in self._woken if work not in self._busy), None)
+            if work is None:
+                if self._work.is_set():
+                    self._work = trio.Event()
+                await self._work.wait()
+                continue
+            del self._woken[work]
+            self._busy.add(work)
+            topic, subscription = work
+            try:
+                if subscription is None:
+                    await self._serve_topic(topic)
+                else:
+                    await self._serve(topic, subscription)
+            finally:
+                self._busy.remove(work)
+                self._work.set()
+            await trio.lowlevel.checkpoint()
+
+    async def _collector(self) -> None:
+        """Send what waited out a back-off: it lies on disk, and fresh messages do not wait
+        until it is read. Q6.
+        """
+        while True:
+            if not self._aside:
+                self._aside_work = trio.Event()
+                await self._aside_work.wait()
+            (topic, subscription), hands = next(iter(self._aside.items()))
+            for hand in hands:
+                await self._send(topic, subscription, hand, fresh=False)
+            del self._aside[topic, subscription]
+            self._add((topic, subscription))
+            await trio.lowlevel.checkpoint()
+
+    # -- windows -------------------------------------------------------------------
+
+    async def _serve_topic(self, topic: Topic) -> None:
+        moved = False
+        while topic.wants_window(self._clock.now_ms()):
+            reader, plan = topic.begin_window()
+            topic.end_window(reader, *await self._keys(plan))
+            moved = True
+            await trio.lowlevel.checkpoint()
+        if moved:
+            for subscription in topic.shared.values():
+                self._add((topic, subscription))
+        self._reschedule(topic)
+
+    # -- one subscription -------------------------------------------------------------
+
+    async def _serve(self, topic: Topic, subscription: Subscription) -> None:
+        while self._may_dispatch():
+            progress = False
+            if subscription.keep_most is not None and not await self._shed(topic, subscription):
+                break
+            if isinstance(subscription, SharedSubscription):
+                now_ms = self._clock.now_ms()
+                subscription.sweep(now_ms)
+                for band in subscription.to_scan(now_ms):
+                    await self._scan(topic, subscription, band)
+                    progress = True
+            elif isinstance(subscription, OrderedSubscription):
+                try:
+                    progress = await self._read_log(topic, subscription)
+                except StorageUnavailable:
+                    break  # the broker wakes every topic when the database is back
+            frame_messages = topic.sizes.frame_messages(
+                self._limits.deliver_messages, self._limits.deliver_bytes
+            )
+            if subscription.scatters:
+                frame_messages *= _SCATTERED_FRAMES
+            expired = subscription.counts.expired
+            tried = (topic, subscription) not in self._aside
+            hands = subscription.assign(self._clock.now_ms(), frame_messages, tried=tried)
+            progress = progress or subscription.counts.expired > expired  # there is room now
+            if aside := [hand for hand in hands if hand.tried]:
+                self._aside[topic, subscription] = aside
+                self._aside_work.set()
+            at_once = True
+            for hand in hands:
+                if not hand.tried:
+                    await self._send(topic, subscription, hand, fresh=at_once)
+                    at_once = False
+            if not hands and not progress:
+                break
+            await trio.lowlevel.checkpoint()
+        self._reschedule(topic)
+
+    async def _scan(self, topic: Topic, subscription: SharedSubscription, band: Band) -> None:
+        """Read the backlog from a band's mark on, as far as there is room.
+
+        What has expired needs none; it is read by itself.
+        """
+        mark = band.mark
+        assert mark is not None
+        now_ms = self._clock.now_ms()
+        frontier = Key(topic.frontier_ms(now_ms) + 1, 0)
+        until_ms = subscription.expiry.until_ms(now_ms)
+        stop, most = max(frontier, mark), band.room
+        if mark.due_ms <= until_ms:
+            stop, most = Key(until_ms + 1, 0), EXPIRED_AT_ONCE
+        plan = self._index.plan(topic.id, mark, stop, most)
+        band.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
+        try:
+            due_ms, offsets, traits = await self._keys(plan)
+        except BaseException:
+            band.break_scan()
+            raise
+        subscription.end_scan(band, due_ms, offsets, traits, until_ms)
+
+    async def _keys(self, plan: Plan) -> tuple[Int64s, Int64s, UInt32s | None]:
+        """The keys of a plan, with their traits if any has one."""
+        if plan.in_memory:
+            return plan.read_traits()
+        return await self._run(plan.read_traits)
+
+    async def _shed(self, topic: Topic, subscription: Subscription) -> bool:
+        """Let go of what is over the topic's quota; False if the log cannot be read."""
+        try:
+            await self._shedding.shed(topic, subscription)
+        except StorageUnavailable:
+            return False
+        return True
+
+    async def _read_log(self, topic: Topic, subscription: OrderedSubscription) -> bool:
+        """Let go of what has expired, and read from an ordered subscription's position on.
+
+        Returns whether there was something to read. Raises ``StorageUnavailable``.
+        """
+        if subscription.expiry.begin_sweep():
+            await self._shedding.expire(topic, subscription)
+        if not subscription.wants_read(topic.next_offset):
+            return False
+        position, until = subscription.begin_read(), topic.next_offset
+        try:
+            parts = await self._log.read(topic.id, position, until, READ_BYTES)
+        except BaseException:
+            subscription.break_read()
+            raise
+        for part in parts:
+            topic.sizes.saw(part.batch)
+        subscription.end_read(parts, parts[-1].end_offset if parts else until)
+        return True
+
+    # -- frames ---------------------------------------------------------------------------
+
+    async def _send(
+        self, topic: Topic, subscription: Subscription, hand: HandOver, fresh: bool
+    ) -> None:
+        """Fetch a run's payloads and send it.
+
+        Args:
+          fresh: whether it was put in flight in this very step. Otherwise, and after any
+            wait, others may have acknowledged some of it (it may then have left the index),
+            or it may have been taken back: that is not sent, and the credit comes back.
+        """
+        consumer, rows, batch = hand.consumer, hand.rows, hand.batch
+        if batch is None:
+            if not fresh:
+                rows = rows.pick(subscription.still_held(hand))
+                if consumer.closed or not rows.height:
+                    consumer.permits += hand.rows.height
+                    return
+            rows, batch, waited = await self._payloads(topic, subscription, rows)
+            fresh = fresh and not waited and rows.height == hand.rows.height
+        # What was decided some time ago is not allowed any more once the lease has ended.
+        if not self._may_dispatch():
+            fresh = False
+            self._reschedule(topic)
+        while not self._may_dispatch() and not consumer.closed:  # noqa: ASYNC110 (it is rare)
+            await trio.sleep(_PAUSE_S)
+        # Whether a consumer that left meanwhile had it is decided: leaving took it back.
+        if consumer.closed:
+            return
+        if not fresh:
+            held = hand.rows.pick(subscription.still_held(hand))
+            consumer.permits += hand.rows.height - held.height
+            if held.height < rows.height:
+                batch = batch.take(np.flatnonzero(np.isin(rows.offsets, held.offsets)))
+                rows = held
+            if not rows.height:
+                return
+        frames = -(-rows.height // self._limits.deliver_messages)
+        if batch.size_bytes > 2 * self._limits.deliver_bytes:
+            frames = max(frames, -(-batch.size_bytes // self._limits.deliver_bytes))
+        frames = min(frames, rows.height)
+        if frames == 1:
+            consumer.outlet.deliver(
+                consumer.wire_id, rows, subscription.was_sent_before(rows), batch
+            )
+            return
+        for at in np.array_split(np.arange(rows.height), frames):
+            part = rows.pick(at)
+            consumer.outlet.deliver(
+                consumer.wire_id, part, subscription.was_sent_before(part), batch.take(at)
+            )
+
+    async def _payloads(
+        self, topic: Topic, subscription: Subscription, rows: Rows
+    ) -> tuple[Rows, MessageBatch, bool]:
+        """The messages of ``rows``, of which some may be gone; and whether it took a wait."""
+        fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets)
+        # What is still to be filled in may have left the index since it was found there.
+        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        if fetch.in_memory:
+            there, batch = fetch.read_there(*unfilled)
+        else:
+            self._reschedule(topic)  # ack timeouts run while the disk is slow
+            there, batch = await self._run(fetch.read_there, *unfilled)
+        if there is not None:
+            assert isinstance(subscription, SharedSubscription)
+            gone = np.ones(rows.height, bool)
+            gone[there] = False
+            subscription.await_fill(rows.offsets[gone])
+            rows = rows.pick(there)
+        if rows.height:
+            topic.sizes.saw(batch)
+        return rows, batch, not fetch.in_memory

@@ -1,0 +1,313 @@
+"""Closes groups of messages, and has their follow-ups fire (Q10).
+
+::
+
+    close ──► a row, durable ──► armed: what the subscription is not to get is acknowledged,
+                                 the rest is watched (broker/topic/groups.py)
+                                        │ the last of it is done
+                                        ▼
+                one statement: the row is fired · its letter in the inbox ──► Postman
+
+A statement goes behind what its topic's lane has waiting, the acknowledgements that complete
+the group among it: a follow-up is never durable without them. After a crash every closing that
+waits is armed again, so a death between the last acknowledgement and the firing delays it
+only. The row fires once, and only while its subscription is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.log.logreader import LogReader
+from escapement.broker.publishing.publishing import Publishing
+from escapement.broker.registry.changes import Changes
+from escapement.broker.registry.registry import Registry
+from escapement.broker.subscription.ordered import OrderedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import (
+    Busy,
+    Conflict,
+    LimitExceeded,
+    NotFound,
+    ShuttingDown,
+    StorageReadOnly,
+    StorageUnavailable,
+)
+from escapement.message import Int64s
+from escapement.names import TopicName, check_name
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.eventgroup import Closing, create_closing, delete_closings, digest_of, fire
+from escapement.storage.lane import State
+from escapement.storage.letter import Letter
+
+_logger = logging.getLogger(__name__)
+
+# Follow-ups in one transaction: each has up to ``follow_up_bytes``.
+_FIRED_AT_ONCE: Final = 16
+# How soon it is tried again when the database is away, and how often finished groups are
+# looked for.
+_RETRY_S: Final = 1.0
+_FORGET_S: Final = 60.0
+# What is read of the log at once.
+_READ_BYTES: Final = 1 << 20
+_NEVER_MS: Final = 1 << 62
+
+
+class Closer:
+    """See the module's docstring.
+
+    Args:
+      subscriptions: every living one, by id.
+      on_posted: told that there are letters.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        registry: Registry,
+        subscriptions: Mapping[int, Subscription],
+        pipeline: CommitPipeline,
+        publishing: Publishing,
+        reader: LogReader,
+        clock: Clock,
+        limits: BrokerLimits,
+        on_posted: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._registry = registry
+        self._subscriptions = subscriptions
+        self._pipeline = pipeline
+        self._changes = Changes(pipeline.transact)
+        self._publishing = publishing
+        self._reader = reader
+        self._clock = clock
+        self._limits = limits
+        self._on_posted = on_posted
+        self._unarmed: dict[int, Closing] = {}  # by id
+        self._complete: dict[int, Closing] = {}
+        self._wake = trio.Event()
+
+    # -- what is asked ---------------------------------------------------------
+
+    async def close(
+        self, topic_name: TopicName, group: str, subscription: str, follow_up: Letter
+    ) -> Closing:
+        """Close a group: when the subscription is done with all of it, ``follow_up`` fires.
+
+        Asked again, it answers the same. The group may be closed for other subscriptions too.
+
+        Raises:
+          NotFound: there is no such topic or subscription.
+          Conflict: it is closed for this subscription already, with another follow-up.
+          InvalidRequest, DelaysDisabled, DelayTooLong: the follow-up could not be published.
+          LimitExceeded: the follow-up is too large, or the topic has too many groups.
+        """
+        topic = self._registry.topic(topic_name)
+        check_name("group", group)
+        self._registry.subscription_record(topic, subscription)
+        if follow_up.size_bytes > self._limits.follow_up_bytes:
+            raise LimitExceeded(
+                f"a follow-up may have {self._limits.follow_up_bytes} bytes, "
+                f"not {follow_up.size_bytes}"
+            )
+        target = await self._registry.ensure_topic(TopicName.parse(follow_up.target))
+        self._publishing.check_times(target, follow_up.times)
+        async with self._registry.alone(topic):
+            record = self._registry.subscription_record(topic, subscription)
+            found = topic.groups.find(group, record.id)
+            if found is not None:
+                if found.digest != digest_of(follow_up):
+                    raise Conflict(
+                        f"the group {group} is closed for {subscription} with another follow-up"
+                    )
+                return found
+            first = topic.groups.begin_closing(group, self._limits.groups)
+            try:
+                closing = await self._changes.durably(
+                    lambda connection: create_closing(
+                        connection,
+                        topic.id,
+                        group,
+                        record.id,
+                        subscription,
+                        follow_up,
+                        self._clock.now_ms(),
+                    ),
+                    topic_id=topic.id,
+                )
+                topic.groups.enter(closing)
+            finally:
+                if first:
+                    topic.groups.end_closing(group)
+        self._arm([closing])
+        return closing
+
+    async def delete(self, topic_name: TopicName, group: str) -> None:
+        """Forget a group and its closings; what has not fired never will. Raises ``NotFound``."""
+        topic = self._registry.topic(topic_name)
+        async with self._registry.alone(topic):
+            if group not in topic.groups.names():
+                raise NotFound(f"{topic.name.full} has no group {group}")
+            await self._forget(topic, group)
+
+    async def _forget(self, topic: Topic, group: str) -> None:
+        await self._changes.durably(
+            lambda connection: delete_closings(connection, topic.id, group),
+            topic_id=topic.id,
+            forgets=group,
+        )
+
+    # -- what happens ----------------------------------------------------------
+
+    def look(self, topic: Topic) -> None:
+        """Closings of the topic may have another subscription, or were found by a start."""
+        self._arm(topic.groups.waiting())
+
+    def done(self, topic: Topic, subscription: Subscription, offsets: Int64s) -> None:
+        """A subscription is done with these, or they were cancelled."""
+        complete = topic.groups.done(subscription, topic.amendments, offsets)
+        if complete:
+            self._complete.update({closing.id: closing for closing in complete})
+            self._wake.set()
+
+    def _arm(self, closings: list[Closing]) -> None:
+        if closings:
+            self._unarmed.update({closing.id: closing for closing in closings})
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Arm and fire closings, and forget what is finished, for ever."""
+        for topic in self._registry.active.values():
+            self.look(topic)
+        failing = False
+        forget_at_s = trio.current_time() + _FORGET_S
+        while True:
+            wait_s = _RETRY_S if failing else max(0.0, forget_at_s - trio.current_time())
+            with trio.move_on_after(wait_s):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            try:
+                await self._arm_all()
+                await self._fire_all()
+                if trio.current_time() >= forget_at_s:
+                    forget_at_s = trio.current_time() + _FORGET_S
+                    await self._forget_finished()
+            except (StorageUnavailable, Busy, ShuttingDown) as error:
+                # Said once: an outage may be long.
+                level = logging.DEBUG if failing else logging.WARNING
+                _logger.log(level, "groups wait: %s", error)
+                failing = True
+            else:
+                failing = False
+
+    # -- arming ----------------------------------------------------------------
+
+    async def _arm_all(self) -> None:
+        while self._unarmed:
+            id, closing = next(iter(self._unarmed.items()))
+            if parties := self._parties(closing):
+                await self._waive(closing, *parties)
+            if self._unarmed.get(id) is not closing:
+                continue  # it was sought meanwhile, and is to be armed anew
+            del self._unarmed[id]
+            if not (parties := self._parties(closing)):
+                continue
+            topic, subscription = parties
+            if not topic.groups.is_waiting(closing):
+                continue
+            if topic.groups.arm(closing, subscription, topic.amendments):
+                self._complete[id] = closing
+
+    def _parties(self, closing: Closing) -> tuple[Topic, Subscription] | None:
+        """The topic and the subscription of a closing, if both are there."""
+        topic = self._registry.active.get(closing.topic_id)
+        subscription = self._subscriptions.get(closing.subscription_id)
+        return None if topic is None or subscription is None else (topic, subscription)
+
+    async def _waive(self, closing: Closing, topic: Topic, subscription: Subscription) -> None:
+        """Acknowledge what of a group the subscription was never to get."""
+        members = topic.groups.members.get(closing.group)
+        start_offset = subscription.record.start_offset
+        if members is None or not start_offset:
+            return
+        left = members.left(subscription.acked, topic.amendments.cancelled, subscription.kept())
+        for base, remainders in left:
+            offsets = base + np.array(remainders.to_array(), np.int64)
+            offsets = offsets[offsets < start_offset]
+            if len(offsets):
+                waived = offsets[~await self._covered(topic, subscription, offsets)]
+                if self._subscriptions.get(subscription.record.id) is not subscription:
+                    return  # it was sought or deleted meanwhile
+                self._check_writable()
+                subscription.acknowledge(waived, None)
+
+    async def _covered(
+        self, topic: Topic, subscription: Subscription, offsets: Int64s
+    ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which of these, which were published before it, a subscription is to get; bool[n]."""
+        start_due_ms = subscription.record.start_due_ms
+        if isinstance(subscription, OrderedSubscription) or start_due_ms >= _NEVER_MS:
+            return np.zeros(len(offsets), np.bool_)
+        # What the log does not have any more nobody is to get.
+        due_ms = np.full(len(offsets), -1, np.int64)
+        at = 0
+        while at < len(offsets):
+            found, count = await self._reader.published(
+                topic.id, offsets[at:], topic.amendments.moves, _READ_BYTES
+            )
+            due_ms[np.searchsorted(offsets, found.offsets)] = found.due_ms
+            at += count
+        return topic.amendments.moves.current(offsets, due_ms) >= start_due_ms
+
+    def _check_writable(self) -> None:
+        if self._pipeline.state is State.READ_ONLY:
+            raise StorageReadOnly("acknowledgements cannot be stored now")
+
+    # -- firing ----------------------------------------------------------------
+
+    async def _fire_all(self) -> None:
+        while self._complete:
+            first = next(iter(self._complete.values()))
+            some = [c for c in self._complete.values() if c.topic_id == first.topic_id]
+            some = some[:_FIRED_AT_ONCE]
+            now_ms = self._clock.now_ms()
+            fired: set[int] = await self._changes.durably(
+                partial(_fire, self._engine, some, now_ms), topic_id=first.topic_id
+            )
+            topic = self._registry.active.get(first.topic_id)
+            for closing in some:
+                del self._complete[closing.id]
+                if closing.id in fired and topic is not None:
+                    topic.groups.fired(closing, now_ms)
+            if fired:
+                self._on_posted()
+
+    # -- forgetting ------------------------------------------------------------
+
+    async def _forget_finished(self) -> None:
+        """Forget the groups that are closed and done with, and have been for long enough."""
+        for topic in list(self._registry.active.values()):
+            before_ms = self._clock.now_ms() - topic.policy.group_retention_ms
+            finished = topic.groups.finished(before_ms, self._subscriptions)
+            if not finished:
+                continue
+            with suppress(NotFound):  # the topic was deleted meanwhile
+                async with self._registry.alone(topic):
+                    # They may have been closed for others meanwhile.
+                    for group in topic.groups.finished(before_ms, self._subscriptions):
+                        await self._forget(topic, group)
+
+
+def _fire(engine: Engine, closings: list[Closing], now_ms: int, connection: Connection) -> set[int]:
+    return fire(engine, connection, closings, now_ms)

@@ -1,0 +1,286 @@
+"""Reads the log for those who want the past: ordered subscriptions and fills.
+
+One database connection, used by one read at a time and made again after it was lost. Who asks
+for single messages of a topic while it is in use shares the next read: a thousand messages
+that are rescheduled one by one lie in a few rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+import trio
+
+from escapement.broker.log.published import Published
+from escapement.message import Int64s, MessageBatch
+from escapement.storage.blocking import Run
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.log import Log
+from escapement.storage.logtable import NO_END, LogRow
+from escapement.storage.moves import Moves
+
+# Who asks for messages of one topic while others are read is answered together.
+_ASKING_AT_ONCE: Final = 1024
+# Restatements that are read at once where nothing but times is asked for.
+_STEP_BYTES: Final = 1 << 20
+
+
+class LogPart(NamedTuple):
+    """One row of the log: messages ``base_offset ... + len(batch)`` and their times."""
+
+    base_offset: int
+    due_ms: Int64s
+    batch: MessageBatch
+    accepted_at_ms: int
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after its last message."""
+        return self.base_offset + len(self.batch)
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """Published messages that somebody waits for."""
+
+    offsets: Int64s
+    max_bytes: int
+    turn: trio.Event = field(default_factory=trio.Event)  # it is answered, or is to read
+    answer: tuple[Published, int] | None = None
+
+    def part_of(self, found: Published, end: int) -> tuple[Published, int]:
+        """The answer, if ``found`` is all there is before the offset ``end``."""
+        count = int(self.offsets.searchsorted(end))
+        return found.of_these(self.offsets[:count]), count
+
+
+class LogReader:
+    """See the module's docstring."""
+
+    def __init__(self, engine: Engine, log: Log, run: Run, connection: Connection) -> None:
+        self._engine = engine
+        self._log = log
+        self._run = run
+        self._connection: Connection | None = connection
+        self._alone = trio.Lock()
+        self._asked: dict[int, list[_Asked]] = {}  # by topic
+
+    async def read(
+        self, topic_id: int, from_offset: int, until_offset: int, max_bytes: int
+    ) -> list[LogPart]:
+        """The topic's rows that hold ``[from_offset, until_offset)``, the first at least.
+
+        Args:
+          until_offset: no more than what is known to be committed.
+          max_bytes: how much to read beyond the first row.
+
+        Raises:
+          StorageUnavailable: when the database cannot be reached.
+          LogDamaged: when a row fails its checksum.
+        """
+        async with self._alone:
+            parts, _ = await self._run(
+                self._read_due, topic_id, from_offset, until_offset, 0, max_bytes
+            )
+            return parts
+
+    async def read_due(
+        self,
+        topic_id: int,
+        from_offset: int,
+        until_offset: int,
+        min_due_ms: int,
+        max_bytes: int,
+    ) -> tuple[list[LogPart], int]:
+        """As ``read``, without rows of which all messages are due before ``min_due_ms``.
+
+        Returns the rows, of which there may be none, and the offset to go on from.
+        """
+        async with self._alone:
+            return await self._run(
+                self._read_due, topic_id, from_offset, until_offset, min_due_ms, max_bytes
+            )
+
+    async def first_accepted(self, topic_id: int, at_ms: int, until_offset: int) -> int:
+        """The offset of the topic's first message accepted at ``at_ms`` or later.
+
+        ``until_offset`` if there is none before it. Raises ``StorageUnavailable``.
+        """
+        async with self._alone:
+            return await self._run(self._first_accepted, topic_id, at_ms, until_offset)
+
+    def _first_accepted(self, topic_id: int, at_ms: int, until_offset: int) -> int:
+        with self._connected() as connection:
+            return self._log.first_accepted(connection, topic_id, at_ms, until_offset)
+
+    async def published(
+        self, topic_id: int, offsets: Int64s, moves: Moves, max_bytes: int
+    ) -> tuple[Published, int]:
+        """The first of these messages, those that the log has in whichever row.
+
+        Args:
+          offsets: ascending, of committed messages; int64[n].
+          moves: the topic's, which know what was stated again, and by which row.
+          max_bytes: how much to read beyond the first row, of each of the two kinds.
+
+        Returns:
+          What there is, and how many of the offsets have been looked for: one at least.
+
+        Raises:
+          StorageUnavailable: when the database cannot be reached.
+          LogDamaged: when a row fails its checksum.
+        """
+        asked, waiting = _Asked(offsets, max_bytes), self._asked.setdefault(topic_id, [])
+        waiting.append(asked)
+        # Of those who wait for messages of a topic one reads, until it has its own.
+        reads = len(waiting) == 1
+        try:
+            if not reads:
+                await asked.turn.wait()
+                reads = asked.answer is None
+            while asked.answer is None:
+                async with self._alone:
+                    await self._answer(topic_id, waiting, moves)
+        finally:
+            if asked.answer is None:
+                waiting.remove(asked)
+                reads = reads or asked.turn.is_set()
+            if reads and waiting:
+                waiting[0].turn.set()
+            elif not waiting:
+                self._asked.pop(topic_id, None)
+        return asked.answer
+
+    async def _answer(self, topic_id: int, waiting: list[_Asked], moves: Moves) -> None:
+        """Read for all who wait for messages of a topic at once; answers some of them."""
+        asking = waiting[:_ASKING_AT_ONCE]
+        offsets = np.unique(np.concatenate([asked.offsets for asked in asking]))
+        max_bytes = max(asked.max_bytes for asked in asking)
+        while True:
+            bases = moves.bases(offsets)
+            found, count = await self._run(self._published, topic_id, offsets, bases, max_bytes)
+            if len(found.offsets) == count:
+                break
+            lost = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
+            # Has some of it been relocated meanwhile, and its row forgotten?
+            if (moves.bases(offsets[:count][lost]) == bases[:count][lost]).all():
+                break
+        end = int(offsets[count]) if count < len(offsets) else NO_END
+        for asked in asking:
+            if asked.offsets[0] < end and asked in waiting:
+                asked.answer = asked.part_of(found, end)
+                asked.turn.set()
+                waiting.remove(asked)
+
+    def _published(
+        self, topic_id: int, offsets: Int64s, bases: Int64s, max_bytes: int
+    ) -> tuple[Published, int]:
+        with self._connected() as connection:
+            rows, count = self._log.holding(connection, topic_id, offsets, max_bytes)
+            found = Published.concat([Published.of(row).of_these(offsets) for row in rows])
+            if len(found.offsets) == count:
+                return found, count
+            missing = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
+            missing &= bases[:count] < 0
+            if not missing.any():
+                return found, count
+            # The rows that first stated them are gone. In the order of the messages:
+            wanted = list(dict.fromkeys(bases[:count][missing].tolist()))
+            rows, read = self._log.restatements(connection, topic_id, wanted, max_bytes)
+        if read < len(wanted):
+            left = np.isin(bases[:count], wanted[read:]) & missing
+            count = int(left.argmax())
+        asked, bases = offsets[:count][missing[:count]], bases[:count][missing[:count]]
+        again = [Published.of(row).of_these(asked[bases == row.key.base_offset]) for row in rows]
+        end = offsets[count] if count < len(offsets) else NO_END
+        both = Published.concat([found.pick(found.offsets < end), *again])
+        return both.take(np.argsort(both.offsets)), count
+
+    async def first_offset(self, topic_id: int) -> int | None:
+        """The first that the log has in the row that first stated it; None for none.
+
+        Raises ``StorageUnavailable``.
+        """
+        async with self._alone:
+            return await self._run(self._first_offset, topic_id)
+
+    def _first_offset(self, topic_id: int) -> int | None:
+        with self._connected() as connection:
+            return self._log.first_offset(connection, topic_id)
+
+    async def lowest_base(self, topic_id: int) -> int:
+        """The key of the topic's newest restatement; 0 if it has none."""
+        async with self._alone:
+            return await self._run(self._lowest_base, topic_id)
+
+    def _lowest_base(self, topic_id: int) -> int:
+        with self._connected() as connection:
+            return self._log.lowest_base(connection, topic_id)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """The connection, which whatever goes wrong on it makes useless."""
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            yield self._connection
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_due(
+        self,
+        topic_id: int,
+        from_offset: int,
+        until_offset: int,
+        min_due_ms: int,
+        max_bytes: int,
+    ) -> tuple[list[LogPart], int]:
+        with self._connected() as connection:
+            rows, reached = self._log.read_due(
+                connection, topic_id, from_offset, until_offset, min_due_ms, max_bytes
+            )
+        return [_part(row) for row in rows], reached
+
+    async def accepted_ms(self, topic_id: int, offsets: Int64s, moves: Moves) -> Int64s:
+        """When each of these was accepted; 0 where the log does not have it any more.
+
+        Args:
+          offsets: ascending; int64[n].
+          moves: the topic's, which know what was stated again, and by which row.
+
+        Raises:
+          StorageUnavailable: when the database cannot be reached.
+        """
+        async with self._alone:
+            found = await self._run(self._accepted_ms, topic_id, offsets)
+        left = np.flatnonzero((found == 0) & moves.contains(offsets))
+        while len(left):
+            again, count = await self.published(topic_id, offsets[left], moves, _STEP_BYTES)
+            found[np.searchsorted(offsets, again.offsets)] = again.published_ms
+            left = left[count:]
+        return found
+
+    def _accepted_ms(self, topic_id: int, offsets: Int64s) -> Int64s:
+        with self._connected() as connection:
+            return self._log.accepted_ms(connection, topic_id, offsets)
+
+    async def settled(self) -> None:
+        """Wait until the reads that are under way have ended."""
+        async with self._alone:
+            pass
+
+    def close(self) -> None:
+        """Give up the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _part(row: LogRow) -> LogPart:
+    content = row.content
+    return LogPart(row.key.base_offset, content.due_ms, content.batch(), content.accepted_at_ms)

@@ -1,0 +1,1 @@
+"""Looking at a topic without consuming anything of it."""

@@ -1,0 +1,206 @@
+"""A look at what is pending on a topic, next due first, without consuming anything.
+
+Read from the delayed index: the keys of a bounded piece at a time, and the payloads of what
+is shown. Where a message's key is asked for, its hash, which stands beside the keys of the
+delivery order, says which messages may have it, and these must be looked at; where properties
+are, all of them. A page is bounded in both, whatever it finds, and says where to go on; so a
+rare message among ten million is found in many small requests, none of which holds anybody up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import trio
+
+from escapement.broker.properties import read_properties
+from escapement.broker.topic.topic import Topic
+from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.storage.blocking import Run
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Fetch, Key, Plan
+from escapement.traits import may_have_key
+
+# Keys looked at in one step; among them may be many that are done.
+_STEP_KEYS: Final = 16_384
+# Keys looked at for one page, and how many of their messages: a quarter of a second each.
+_PAGE_KEYS: Final = 1 << 20
+_PAGE_MESSAGES: Final = 1 << 16
+_PAGE_BYTES: Final = 8 * 1024 * 1024
+# Messages read at once to be looked at: their payloads come with them.
+_READ_MESSAGES: Final = 2_048
+_READ_BYTES: Final = 4 * 1024 * 1024
+_ANY_OFFSET: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Which messages are to be shown.
+
+    Those whose place in the delivery order lies in ``[start, stop)``, with this key, with all
+    of these properties; a text among these stands for any value that is written so.
+    """
+
+    start: Key = KEY_MIN
+    stop: Key = KEY_MAX
+    key: bytes | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def by_content(self) -> bool:
+        """Whether the messages themselves must be looked at."""
+        return self.key is not None or bool(self.properties)
+
+    async def candidates(self, plan: Plan, run: Run) -> tuple[Int64s, Int64s, int]:
+        """Of the messages of a plan those that may be sought: due_ms, offsets; of how many.
+
+        Reads no message.
+        """
+        if self.key is None:
+            due_ms, offsets = plan.read() if plan.in_memory else await run(plan.read)
+            return due_ms, offsets, len(offsets)
+        read = plan.read_traits
+        due_ms, offsets, traits = read() if plan.in_memory else await run(read)
+        at = may_have_key(traits, self.key, len(offsets))
+        return due_ms[at], offsets[at], len(offsets)
+
+    def matching(self, batch: MessageBatch) -> Int64s:
+        """The rows of ``batch`` that have the key and the properties; O(its messages)."""
+        rows = np.arange(len(batch))
+        if self.key is not None:
+            keys = batch.keys or Blobs.empty(len(batch))
+            rows = np.flatnonzero(keys.lengths == len(self.key))
+            found = keys.take(rows).to_list()
+            rows = rows[np.fromiter((key == self.key for key in found), bool, len(found))]
+        if self.properties:
+            packed = (batch.properties or Blobs.empty(len(batch))).take(rows).to_list()
+            rows = rows[np.fromiter(map(self._has_properties, packed), bool, len(packed))]
+        return rows
+
+    def _has_properties(self, packed: bytes) -> bool:
+        has = read_properties(packed)
+        wanted = self.properties.items()
+        return all(name in has and _same(has[name], value) for name, value in wanted)
+
+
+def _same(value: Any, sought: Any) -> bool:
+    """Equal, or written alike: a command line has nothing but text."""
+    return bool(value == sought or (isinstance(sought, str) and str(value) == sought))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peeked:
+    """Messages in delivery order, in columns; where to go on, if anything may be left.
+
+    ``looked`` is how many keys were looked at.
+    """
+
+    due_ms: Int64s
+    offsets: Int64s
+    batch: MessageBatch
+    next: Key | None
+    looked: int
+
+
+async def peek(
+    topic: Topic,
+    index: DelayedIndex,
+    run: Run,
+    now_ms: int,
+    sought: Sought,
+    count: int,
+    after: Key = KEY_MIN,
+) -> Peeked:
+    """The first messages from ``after`` on that are pending and sought, up to ``count``.
+
+    Pending is what is not yet due, and what is due and some shared subscription has not
+    acknowledged; what is handed out or waits for a retry is shown too.
+    """
+    look = _Look(topic, index, run, sought, count)
+    step = topic.sizes.frame_messages(_READ_MESSAGES, _READ_BYTES)
+    at, until = max(after, sought.start), sought.stop
+    while at < until and not look.done:
+        plan = index.plan(topic.id, at, until, _STEP_KEYS)
+        due_ms, offsets, looked = await sought.candidates(plan, run)
+        look.keys += looked
+        pending = np.flatnonzero(topic.pending(due_ms, offsets, now_ms))
+        at = plan.stop
+        for low in range(0, len(pending), step):
+            part = pending[low : low + step]
+            stopped = await look.take(due_ms[part], offsets[part])
+            if stopped is not None:
+                at = stopped
+                break
+        await trio.lowlevel.checkpoint()
+    return look.result(at if at < until else None)
+
+
+class _Look:
+    """What one page has found so far."""
+
+    def __init__(
+        self, topic: Topic, index: DelayedIndex, run: Run, sought: Sought, count: int
+    ) -> None:
+        self._topic = topic
+        self._index = index
+        self._run = run
+        self._sought = sought
+        self._missing = count
+        self._found: list[tuple[Int64s, Int64s, MessageBatch]] = []
+        self._messages = 0
+        self._found_bytes = 0
+        self.keys = 0
+
+    @property
+    def done(self) -> bool:
+        """Enough was found, or enough was looked at."""
+        return (
+            not self._missing
+            or self.keys >= _PAGE_KEYS
+            or self._messages >= _PAGE_MESSAGES
+            or self._found_bytes >= _PAGE_BYTES
+        )
+
+    async def take(self, due_ms: Int64s, offsets: Int64s) -> Key | None:
+        """Take what is sought of these keys; where to go on, if that was enough."""
+        if not self._sought.by_content:
+            due_ms, offsets = due_ms[: self._missing], offsets[: self._missing]
+        fetch = self._index.fetch(self._topic.id, due_ms, offsets)
+        rows, batch = self._read(fetch) if fetch.in_memory else await self._run(self._read, fetch)
+        self._messages += len(offsets)
+        if len(rows) > self._missing:
+            rows, batch = rows[: self._missing], batch.take(np.arange(self._missing))
+        self._missing -= len(rows)
+        if len(rows):
+            self._found.append((due_ms[rows], offsets[rows], batch))
+            self._found_bytes += batch.size_bytes
+        if not self.done:
+            return None
+        whole = self._missing or not self._sought.by_content
+        last = -1 if whole else int(rows[-1])
+        return Key(int(due_ms[last]), int(offsets[last])).successor()
+
+    def _read(self, fetch: Fetch) -> tuple[Int64s, MessageBatch]:
+        """The rows of a fetch that are sought, and their messages. Blocking."""
+        # What was done meanwhile may be gone.
+        there, batch = fetch.read_there(0, _ANY_OFFSET)
+        rows = np.arange(len(batch)) if there is None else there
+        if not self._sought.by_content:
+            return rows, batch
+        matching = self._sought.matching(batch)
+        return rows[matching], batch.take(matching)
+
+    def result(self, following: Key | None) -> Peeked:
+        if not self._found:
+            none = np.zeros(0, np.int64)
+            return Peeked(none, none, MessageBatch(Blobs.empty(0)), following, self.keys)
+        due_ms, offsets, batches = zip(*self._found, strict=True)
+        return Peeked(
+            np.concatenate(due_ms),
+            np.concatenate(offsets),
+            MessageBatch.concat(batches),
+            following,
+            self.keys,
+        )

@@ -1,0 +1,220 @@
+"""Taking batches: who may publish, what is refused at once, what is stored already.
+
+A batch goes from here to the commit pipeline and comes back either as committed, to
+``Broker``, or as failed, to the publication itself. Either way its producer moves on, and
+whoever waits for the producer to settle is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.backlog import Backlogs
+from escapement.broker.topic.handle import ProducerHandle
+from escapement.broker.topic.producer import Producer
+from escapement.broker.topic.publication import Publication, Stored
+from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.checkpointer import Checkpointer
+from escapement.clock import Clock
+from escapement.dedup import Digests
+from escapement.durations import format as duration_text
+from escapement.errors import (
+    DelaysDisabled,
+    DelayTooLong,
+    EscapementError,
+    InvalidRequest,
+    NotFound,
+    ProducerFenced,
+)
+from escapement.groupnames import members_of
+from escapement.message import Int64s, Times
+from escapement.names import TopicName, check_name
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.group import Append
+
+
+class Publishing:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        pipeline: CommitPipeline,
+        backlogs: Backlogs,
+        checkpointer: Checkpointer,
+        clock: Clock,
+        limits: BrokerLimits,
+    ) -> None:
+        self._registry = registry
+        self._pipeline = pipeline
+        self._backlogs = backlogs
+        self._checkpointer = checkpointer
+        self._clock = clock
+        self._limits = limits
+        self._moved = trio.lowlevel.ParkingLot()
+
+    # -- producers -------------------------------------------------------------
+
+    async def open(
+        self,
+        topic_text: str,
+        name: str,
+        epoch: int,
+        fenced: Callable[[EscapementError], None],
+    ) -> ProducerHandle:
+        """Hold a producer's name; whoever held it before is fenced.
+
+        Args:
+          epoch: -1 to take the name over, or the epoch under which it was held before a
+            connection was lost.
+          fenced: tells the new holder that it lost the name.
+
+        Raises:
+          ProducerFenced: if ``epoch`` is given and the name has a newer one.
+        """
+        topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
+        check_name("producer", name)
+        producer, epoch = await self._registry.producers.open(topic, name, epoch, self._settle)
+        handle = ProducerHandle(topic, fenced, producer)
+        producer.take_over(handle, epoch)
+        return handle
+
+    async def _settle(self, producer: Producer) -> None:
+        """Fence the holder, and wait until nothing it sent is under way."""
+        holder, producer.holder = producer.holder, None
+        if isinstance(holder, ProducerHandle):
+            holder.fenced(
+                ProducerFenced(f"a newer producer named {producer.name!r} has taken over")
+            )
+        while producer.pending:
+            await self._moved.park()
+
+    def settled(self) -> None:
+        """Batches of some producers are committed or refused."""
+        self._moved.unpark_all()
+
+    def close(self, handle: ProducerHandle) -> None:
+        """Give the name up; what is under way still ends as it ends."""
+        if handle.producer.holder is handle:
+            handle.producer.holder = None
+
+    # -- batches ---------------------------------------------------------------
+
+    async def room(self) -> None:
+        """Wait until a batch may be handed in: the pipeline and the index have bounds."""
+        await self._checkpointer.room()
+        if not self._pipeline.has_room:
+            await self._pipeline.room()
+
+    async def turn(self, handle: ProducerHandle, sequence: int, count: int, after: int) -> None:
+        """Wait for as long as a batch is to be held back by its topic's rates.
+
+        Args:
+          sequence: of its first message; ``after`` of the one before it.
+
+        Raises:
+          Busy: if that would be longer than ``publish_hold_ms``.
+        """
+        policy, producer = handle.topic.policy, handle.producer
+        if not (policy.max_publish_rate or policy.max_publish_rate_per_producer):
+            return
+        fresh = producer.fresh(sequence, count, after)
+        now_ms, most_ms = self._clock.now_ms(), self._limits.publish_hold_ms
+        wait_ms = handle.topic.publish_rate.hold_ms(policy, producer, fresh, now_ms, most_ms)
+        if wait_ms:
+            await trio.sleep(wait_ms / 1000)
+
+    def publish(self, handle: ProducerHandle, publication: Publication) -> None:
+        """Hand a batch to the commit pipeline, or say at once that it is stored already.
+
+        Raises:
+          DelaysDisabled, DelayTooLong, InvalidRequest: for its times; nothing happened.
+          ProducerFenced, SequenceGap, Busy: for its sequence.
+          Busy, LimitExceeded: there is no room to remember its dedup keys, or its groups.
+          GroupClosed: one of its messages names a group that takes no more.
+          BacklogFull: so much of the topic waits that its quota is met.
+          StorageUnavailable, StorageReadOnly: the log takes nothing now.
+        """
+        topic, producer = handle.topic, handle.producer
+        if topic.deleting or topic.id not in self._registry.active:
+            raise NotFound(f"the topic {topic.name.full} was deleted")
+        self.check_times(topic, publication.times)
+        count = len(publication.batch)
+        known = producer.admit(handle, publication.sequence, count, publication.after)
+        if known == count:
+            publication.done(Stored(-1, True))
+            return
+        self._backlogs.check(topic, self._clock.now_ms())
+        publication.producer = producer
+        publication.trim(known)
+        window_ms = topic.policy.dedup_window_ms
+        if publication.digests is not None and window_ms:
+            now_ms = self._clock.now_ms()
+            topic.dedup.forget(now_ms, window_ms)
+            publication.sort_out(topic.dedup, now_ms - window_ms)
+        members = members_of(publication.batch.groups)
+        topic.groups.admit(members, self._limits.groups)
+
+        def fail(error: EscapementError) -> None:
+            topic.groups.refuse(members)
+            publication.refused(error)
+            self.settled()
+
+        append = Append(
+            topic.id,
+            publication.body,
+            len(publication.batch),
+            publication.times,
+            producer.id,
+            publication.last_sequence,
+            publication,
+            fail,
+            digests=publication.new_digests if window_ms else None,
+            members=members,
+        )
+        try:
+            self._pipeline.submit(append)
+        except EscapementError:
+            topic.groups.refuse(members)
+            raise
+        publication.queued()
+        producer.queued(publication.last_sequence)
+
+    def find(self, name: TopicName, digests: Digests) -> Int64s:
+        """The offset of the message stored with each dedup key; int64[n].
+
+        -1 where there is none, its key is not remembered any more, or it is not durable yet.
+
+        Raises:
+          NotFound: there is no such topic.
+        """
+        topic = self._registry.topic(name)
+        return topic.dedup.find(digests, self._clock.now_ms() - topic.policy.dedup_window_ms)
+
+    def check_times(self, topic: Topic, times: Times) -> None:
+        """Whether a topic takes messages with these times.
+
+        Raises:
+          DelaysDisabled, DelayTooLong, InvalidRequest: see :meth:`publish`.
+        """
+        for column in (times.delay_ms, times.at_ms):
+            if column is not None and int(column.min()) < -1:
+                raise InvalidRequest("a delay or delivery time is negative")
+        if not times.given:
+            return
+        if not topic.namespace.delays_enabled:
+            raise DelaysDisabled(
+                f"delayed messages are disabled in {topic.name.namespace_full}; enable them "
+                "with `escapement admin namespaces enable-delayed-message`"
+            )
+        most_ms = self._limits.max_delay_ms
+        now_ms = self._clock.now_ms()
+        for column, furthest_ms in ((times.delay_ms, most_ms), (times.at_ms, now_ms + most_ms)):
+            if column is not None and int(column.max()) > furthest_ms:
+                raise DelayTooLong(
+                    f"a delivery time lies past the maximum delay of {duration_text(most_ms)}"
+                )

@@ -1,0 +1,201 @@
+"""Giving published messages another time: they are read, withheld, and stated again.
+
+The messages are read first, some at a time, because what they hold does not change. Then
+one synchronous step decides which of them can still be moved, withholds these, and hands a
+restatement to the commit pipeline. When that is durable, another step puts them where they
+belong now; when it is refused, where they were. So a message is handed out at its old time
+or at its new one, and never at both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.log.logreader import LogReader
+from escapement.broker.log.published import Published
+from escapement.broker.publishing.outcome import Outcome, decide
+from escapement.broker.publishing.publishing import Publishing
+from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import EscapementError, NotFound
+from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
+from escapement.names import TopicName
+from escapement.protocol.fate import Fate
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.group import Restate
+
+# What is read, decided and stated again at once.
+_STEP_BYTES: Final = 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Restatement:
+    """Messages that are being moved; ``done`` is told what became of it."""
+
+    batch: MessageBatch
+    done: Callable[[EscapementError | None], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """Until a restatement is over."""
+
+    over: trio.Event = field(default_factory=trio.Event)
+    error: EscapementError | None = None
+
+
+class Rescheduling:
+    """See the module's docstring.
+
+    Args:
+      on_change: called with a topic in which something can be delivered at another time.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        pipeline: CommitPipeline,
+        publishing: Publishing,
+        log: LogReader,
+        clock: Clock,
+        on_change: Callable[[Topic], None],
+    ) -> None:
+        self._registry = registry
+        self._pipeline = pipeline
+        self._publishing = publishing
+        self._log = log
+        self._clock = clock
+        self._on_change = on_change
+        self._moved = trio.lowlevel.ParkingLot()
+
+    async def reschedule(
+        self, topic_text: str, offsets: Int64s, delay_ms: int, at_ms: int
+    ) -> Outcome:
+        """Move messages, for every shared subscription that has not been handed them.
+
+        Args:
+          offsets: int64[n], any order, repeats allowed.
+          delay_ms, at_ms: when they are due, -1 for none; with neither, now.
+
+        Returns:
+          What became of each, in their order; it is durable.
+
+        Raises:
+          NotFound: there is no such topic.
+          DelaysDisabled, DelayTooLong: for the time; nothing happened.
+          StorageUnavailable: some may have been moved; the others stay where they were.
+        """
+        topic = self._registry.topic(TopicName.parse(topic_text))
+        self._publishing.check_times(topic, _times(delay_ms, at_ms, 1))
+        if not topic.restatements_known:
+            topic.know_restatements(await self._log.lowest_base(topic.id))
+        wanted, back = np.unique(offsets, return_inverse=True)
+        fates = np.full(len(wanted), Fate.UNKNOWN, np.uint8)
+        handed: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
+        known = wanted[(wanted >= 0) & (wanted < topic.next_offset)]
+        at = 0
+        while at < len(known):
+            moves = topic.amendments.moves
+            found, count = await self._log.published(topic.id, known[at:], moves, _STEP_BYTES)
+            lost = np.setdiff1d(known[at : at + count], found.offsets, assume_unique=True)
+            outcomes = (
+                (found.offsets, await self._move(topic, found, delay_ms, at_ms)),
+                (lost, _too_late(topic, lost)),
+            )
+            for part, outcome in outcomes:
+                rows = np.searchsorted(wanted, part)
+                fates[rows] = outcome.fates
+                for name, mask in outcome.handed.items():
+                    handed.setdefault(name, np.zeros(len(wanted), bool))[rows] = mask
+            at += count
+        return Outcome(fates, handed).take(back)
+
+    # -- moving --------------------------------------------------------------------
+
+    async def _move(self, topic: Topic, found: Published, delay_ms: int, at_ms: int) -> Outcome:
+        await self._publishing.room()
+        # Of two that move the same message, the later to come moves it last.
+        while topic.amendments.withheld.intersects(found.offsets):
+            await self._moved.park()
+        if topic.deleting or self._registry.active.get(topic.id) is not topic:
+            raise NotFound(f"the topic {topic.name.full} was deleted")
+        outcome, due_ms = _decide(topic, found)
+        at = np.flatnonzero(outcome.fates == Fate.DONE)
+        if len(at):
+            wait = self._restate(topic, found, at, due_ms[at], _times(delay_ms, at_ms, len(at)))
+            await wait.over.wait()
+            if wait.error is not None:
+                raise wait.error
+        return outcome
+
+    def _restate(
+        self, topic: Topic, found: Published, at: Int64s, due_ms: Int64s, times: Times
+    ) -> _Wait:
+        """Withhold the messages at these rows, and have them stated again."""
+        moving, wait = found.take(at), _Wait()
+        offsets, batch = moving.offsets, moving.batch
+
+        def release() -> None:
+            topic.release(offsets, due_ms, batch, self._clock.now_ms())
+            self._on_change(topic)
+
+        def done(error: EscapementError | None) -> None:
+            if error is not None:
+                release()
+            wait.error = error
+            wait.over.set()
+            self._moved.unpark_all()
+
+        topic.withhold(offsets, self._clock.now_ms())
+        item = Restate(
+            topic.id,
+            topic.next_restatement(),
+            offsets,
+            batch.encode(),
+            times,
+            due_ms,
+            moving.due_ms,
+            moving.published_ms,
+            Restatement(batch, done),
+            done,
+        )
+        try:
+            self._pipeline.submit(item)
+        except EscapementError:
+            release()
+            raise
+        return wait
+
+
+def _decide(topic: Topic, found: Published) -> tuple[Outcome, Int64s]:
+    """What can become of each message now, and when it is due now."""
+    offsets = found.offsets
+    due_ms = topic.amendments.moves.current(offsets, found.due_ms)
+    outcome = decide(topic, offsets, topic.shared.values())
+    if topic.shared:
+        # Of the subscriptions that were not handed it, one must be to get it at all.
+        wanted = np.zeros(len(offsets), bool)
+        for subscription in topic.shared.values():
+            wanted |= subscription.covers(due_ms, offsets) & ~subscription.was_handed(offsets)
+        outcome.fates[(outcome.fates == Fate.DONE) & ~wanted] = Fate.DELIVERED
+    outcome.fates[topic.amendments.cancelled.contains(offsets)] = Fate.CANCELLED
+    return outcome, due_ms
+
+
+def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
+    """The log has forgotten these, because nobody is to get them any more."""
+    cancelled = topic.amendments.cancelled.contains(offsets)
+    fates = np.where(cancelled, Fate.CANCELLED, Fate.DELIVERED).astype(np.uint8)
+    return decide(topic, offsets, topic.subscriptions())._replace(fates=fates)
+
+
+def _times(delay_ms: int, at_ms: int, count: int) -> Times:
+    if delay_ms >= 0:
+        return Times(delay_ms=np.full(count, delay_ms))
+    return Times(at_ms=np.full(count, at_ms)) if at_ms >= 0 else NO_TIMES

@@ -1,0 +1,228 @@
+"""Replays what happened since the last checkpoint: the second half of recovery.
+
+The journal's acknowledgements and attempts go onto the cursors, dedup keys and groups to their
+topics, and the log rows that the index lacks go into it, in bounded steps; whenever memory fills
+on the way, a checkpoint is written. Until all is replayed such a checkpoint claims no more
+of the journal than the index had, or a crash in the middle of recovery would lose the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from escapement.broker.log.amendments import cancellations_id
+from escapement.broker.recovery.recovery import Ground
+from escapement.broker.recovery.revival import Revival
+from escapement.broker.registry.registry import Registry
+from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.upkeep.checkpointer import Checkpointer, Progress
+from escapement.groupnames import Member
+from escapement.storage.blocking import Run
+from escapement.storage.checkpoint import ProducerRow
+from escapement.storage.journalentry import Acked
+from escapement.storage.producers import ProducerRecord
+
+# Log rows read at once: a few group commits.
+_STEP_BYTES: Final = 4 * 1024 * 1024
+
+
+class Replay:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        registry: Registry,
+        revival: Revival,
+        progress: Progress,
+        checkpointer: Checkpointer,
+        run: Run,
+    ) -> None:
+        self._ground = ground
+        self._registry = registry
+        self._revival = revival
+        self._progress = progress
+        self._checkpointer = checkpointer
+        self._run = run
+        self._topic_of: dict[int, int] = {}  # by subscription id
+
+    async def run(self) -> None:
+        """Bring everything to the end of the last group commit."""
+        state = self._ground.state
+        self._registry.load(
+            state.namespaces,
+            state.condemned,
+            state.topics,
+            state.subscriptions,
+            list(self._producers()),
+        )
+        self._topic_of = {
+            record.id: record.topic_id for record in self._registry.all_subscriptions()
+        }
+        self._replay_ends()
+        await self._replay_moves()
+        self._replay_acks()
+        self._replay_attempts()
+        self._replay_keys()
+        self._replay_groups()
+        await self._replay_rows()
+        self._progress.positions.update(state.journal_ends)
+        self._activate()
+
+    def _producers(self) -> Iterator[ProducerRecord]:
+        ground = self._ground
+        marks = {mark.producer_id: mark for row in ground.journal for mark in row.entry.producers}
+        now_ms = self._revival.recovered_at_ms
+        for record in ground.state.producers:
+            mark = marks.get(record.id)
+            if mark is None or mark.last_sequence <= record.last_sequence:
+                yield record
+                continue
+            self._progress.producers[record.id] = ProducerRow(*mark, now_ms)
+            yield replace(
+                record,
+                last_sequence=mark.last_sequence,
+                last_offset=mark.last_offset,
+                updated_at_ms=now_ms,
+            )
+
+    def _replay_ends(self) -> None:
+        """What only the journal says of where logs end goes into the next state.
+
+        Also of rows that the index has: a checkpoint that wrote its manifest may have ended
+        before its state, and the next one trims the journal.
+        """
+        for topic_id in self._ground.next_offsets():
+            if self._registry.exists(topic_id):
+                self._registry.activate(topic_id)
+                self._progress.touched.add(topic_id)
+
+    async def _replay_moves(self) -> None:
+        """Which times count, before any message is looked at; later statements win."""
+        ground = self._ground
+        keys = [
+            key
+            for row in ground.journal
+            for key in row.entry.rows
+            if key.base_offset < 0 and self._registry.exists(key.topic_id)
+        ]
+        steps = ground.log.read_rows(ground.connection, keys, _STEP_BYTES)
+        while (rows := await self._run(next, steps, None)) is not None:
+            for row in rows:
+                restating, base = row.content.restating, row.key.base_offset
+                assert restating is not None, "a restatement names its offsets"
+                moves = self._registry.activate(row.key.topic_id).amendments.moves
+                moves.put(restating.offsets, row.content.due_ms, restating.stale_ms, base)
+                self._progress.touched.add(row.key.topic_id)
+
+    def _replay_acks(self) -> None:
+        for row in self._ground.journal:
+            for acked in row.entry.acks:
+                if acked.subscription_id < 0:
+                    self._replay_cancelled(acked)
+                    continue
+                subscription = self._subscription(acked.subscription_id)
+                if subscription is not None:
+                    subscription.recover_acks(acked.offsets)
+
+    def _replay_cancelled(self, cancelled: Acked) -> None:
+        topic_id = cancellations_id(cancelled.subscription_id)  # its own inverse
+        if self._registry.exists(topic_id):
+            self._registry.activate(topic_id).amendments.cancelled.add(cancelled.offsets)
+            self._progress.touched.add(topic_id)
+
+    def _replay_attempts(self) -> None:
+        for row in self._ground.journal:
+            attempts = row.entry.attempts
+            if attempts is None:
+                continue
+            for subscription_id in np.unique(attempts.subscription_id).tolist():
+                subscription = self._subscription(subscription_id)
+                if subscription is not None:
+                    at = attempts.subscription_id == subscription_id
+                    subscription.retries.recover(
+                        Rows.recalled(
+                            attempts.due_ms[at], attempts.offset[at], attempts.attempt[at]
+                        ),
+                        attempts.next_ms[at],
+                        stored=False,
+                    )
+
+    def _replay_keys(self) -> None:
+        # What is stored is brought to life at once, because it has to be forgotten in time.
+        for topic_id in self._revival.keyed_topics:
+            if self._registry.exists(topic_id):
+                self._registry.activate(topic_id)
+                self._progress.keyed.add(topic_id)
+        for row in self._ground.journal:
+            for topic_id, keys in row.entry.keyed:
+                if self._registry.exists(topic_id):
+                    self._registry.activate(topic_id).dedup.recover(keys)
+                    self._progress.keyed.add(topic_id)
+
+    def _replay_groups(self) -> None:
+        for topic_id in self._revival.closed_topics:
+            if self._registry.exists(topic_id):
+                self._registry.activate(topic_id)
+        for row in self._ground.journal:
+            for topic_id, group, offsets in row.entry.grouped:
+                if not self._registry.exists(topic_id):
+                    continue
+                self._progress.touched.add(topic_id)
+                groups = self._registry.activate(topic_id).groups
+                if len(offsets):
+                    groups.join([Member(group, offsets)])
+                else:
+                    groups.forget_members(group)
+
+    def _subscription(self, subscription_id: int) -> Subscription | None:
+        """The living subscription; None if it was deleted since."""
+        topic_id = self._topic_of.get(subscription_id)
+        if topic_id is None or not self._registry.exists(topic_id):
+            return None
+        self._registry.activate(topic_id)
+        self._progress.touched.add(topic_id)
+        return self._revival.subscriptions[subscription_id]
+
+    async def _replay_rows(self) -> None:
+        index = self._ground.index
+        missing = self._ground.missing()
+        while (rows := await self._run(next, missing, None)) is not None:
+            for row in rows:
+                topic_id = row.key.topic_id
+                if not self._registry.exists(topic_id):
+                    continue  # it was deleted, and its rows are being freed
+                topic = self._registry.activate(topic_id)
+                content = row.content
+                topic.recover(row.key.base_offset, content.due_ms, content.batch(), content.offsets)
+                self._progress.touched.add(topic_id)
+            if index.needs_checkpoint:
+                await self._checkpointer.checkpoint()
+
+    def _activate(self) -> None:
+        """Make every topic alive that has something to deliver."""
+        registry, index = self._registry, self._ground.index
+        for topic_id in index.topics():
+            if not registry.exists(topic_id):
+                index.drop_topic(topic_id)
+            elif registry.has_shared(topic_id):
+                registry.activate(topic_id)
+        for record in list(registry.all_subscriptions()):
+            if record.fill_from < record.fill_until or self._revival.has_attempts(record.id):
+                registry.activate(record.topic_id)
+        registry.activate_governed()
+        now_ms = self._revival.recovered_at_ms
+        self._revival.replaying = False
+        for topic in registry.active.values():
+            topic.recovered(now_ms)
+            for subscription in topic.subscriptions():
+                subscription.begin(now_ms)
+                if subscription.retries.has_stated:
+                    # A checkpoint on the way has not written them, and the next one trims
+                    # the journal that says them.
+                    self._progress.touched.add(topic.id)

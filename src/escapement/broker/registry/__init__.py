@@ -1,0 +1,1 @@
+"""Everything that has a name, whether or not somebody uses it."""

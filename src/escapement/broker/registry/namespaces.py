@@ -1,0 +1,199 @@
+"""Namespaces: tenants' rooms for topics, how each treats delays, and its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from escapement.broker.registry.changes import Changes
+from escapement.clock import Clock
+from escapement.durations import format as duration_text
+from escapement.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
+from escapement.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, NamespaceName
+from escapement.storage import catalog, inbox, removal
+from escapement.storage.catalog import Namespace
+from escapement.storage.engine.base import Connection
+from escapement.storage.schedule import has_schedules
+
+MIN_TICK_MS: Final = 1
+MAX_TICK_MS: Final = 3_600_000
+# A fortnight, the longest duration unit, five times over: windows stay plannable.
+MAX_GRANULARITY_MS: Final = 10 * 7 * 86_400_000
+# Where topics are that are named by one word.
+DEFAULT_NAME: Final = NamespaceName(DEFAULT_TENANT, DEFAULT_NAMESPACE)
+
+
+class Namespaces:
+    """See the module's docstring.
+
+    Args:
+      in_use: whether a namespace has topics.
+      on_change: called when a namespace has other settings from now on.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        changes: Changes,
+        in_use: Callable[[Namespace], bool],
+        on_change: Callable[[Namespace], None],
+    ) -> None:
+        self._clock = clock
+        self._changes = changes
+        self._in_use = in_use
+        self._on_change = on_change
+        self._by_name: dict[str, Namespace] = {}
+        self._names: dict[int, str] = {}  # full names by id
+        self.condemned: set[int] = set()  # ids of those that are being deleted
+
+    def load(self, namespaces: Iterable[Namespace], condemned: Iterable[int]) -> None:
+        """Take what the database has, at start."""
+        for namespace in namespaces:
+            self._enter(namespace)
+        self.condemned = set(condemned)
+
+    def _enter(self, namespace: Namespace) -> None:
+        full = f"{namespace.tenant}/{namespace.name}"
+        self._by_name[full] = namespace
+        self._names[namespace.id] = full
+
+    def __iter__(self) -> Iterator[Namespace]:
+        """All of them, in the order of their names."""
+        return (namespace for _, namespace in sorted(self._by_name.items()))
+
+    def find(self, name: NamespaceName) -> Namespace:
+        """Raises ``NotFound``."""
+        found = self._by_name.get(name.full)
+        if found is None:
+            raise NotFound(f"there is no namespace {name.full}; create it first")
+        return found
+
+    def full_name(self, namespace_id: int) -> str:
+        """What the namespace of an id is called."""
+        return self._names[namespace_id]
+
+    async def create(self, name: NamespaceName) -> Namespace:
+        """Raises ``AlreadyExists``."""
+        async with self._changes.alone(name.full):
+            if name.full in self._by_name:
+                raise AlreadyExists(f"the namespace {name.full} exists already")
+            now_ms = self._clock.now_ms()
+            namespace = await self._changes.durably(
+                lambda connection: catalog.create_namespace(
+                    connection, name.tenant, name.namespace, now_ms
+                )
+            )
+            self._enter(namespace)
+            return namespace
+
+    async def ensure(self, name: NamespaceName) -> Namespace:
+        """The namespace, created with the defaults if there is none."""
+        found = self._by_name.get(name.full)
+        if found is not None:
+            return found
+        try:
+            return await self.create(name)
+        except AlreadyExists:
+            return self._by_name[name.full]
+
+    async def set_delays(
+        self,
+        name: NamespaceName,
+        *,
+        enabled: bool,
+        granularity_ms: int | None = None,
+        tick_ms: int | None = None,
+    ) -> Namespace:
+        """Change how a namespace treats delays; takes effect at once. P2, P4.
+
+        The default namespace is there even before anybody used it.
+
+        Raises:
+          NotFound: if there is no such namespace.
+          InvalidRequest: if granularity and tick do not fit each other.
+        """
+        if name == DEFAULT_NAME:
+            await self.ensure(name)
+        async with self._changes.alone(name.full):
+            old = self.find(name)
+            new = replace(
+                old,
+                delays_enabled=enabled,
+                granularity_ms=granularity_ms or old.granularity_ms,
+                tick_ms=tick_ms or old.tick_ms,
+            )
+            if not MIN_TICK_MS <= new.tick_ms <= min(MAX_TICK_MS, new.granularity_ms):
+                raise InvalidRequest(
+                    f"a tick of {duration_text(new.tick_ms)} does not fit: it must be between "
+                    "1ms and 1h, and no longer than the granularity of "
+                    f"{duration_text(new.granularity_ms)}"
+                )
+            if new.granularity_ms > MAX_GRANULARITY_MS:
+                raise InvalidRequest("the time partition granularity must not exceed 10 weeks")
+            await self._change(name, new)
+            return new
+
+    async def update(self, name: NamespaceName, changes: Mapping[str, Any]) -> Namespace:
+        """Change a namespace's policy; takes effect at once.
+
+        Raises:
+          NotFound: if there is no such namespace.
+          InvalidRequest: if a change is none; nothing is changed then.
+        """
+        if name == DEFAULT_NAME:
+            await self.ensure(name)
+        async with self._changes.alone(name.full):
+            old = self.find(name)
+            new = replace(old, policy=old.policy.updated(changes))
+            await self._change(name, new)
+            return new
+
+    async def _change(self, name: NamespaceName, new: Namespace) -> None:
+        await self._changes.durably(lambda connection: catalog.update_namespace(connection, new))
+        self._by_name[name.full] = new
+        self._on_change(new)
+
+    def check_open(self, namespace: Namespace) -> None:
+        """Raise ``Conflict`` if nothing new may come into being in it."""
+        if namespace.id in self.condemned:
+            raise Conflict(
+                f"the namespace {self.full_name(namespace.id)} is being deleted with all that is "
+                "in it: wait until it is gone"
+            )
+
+    async def condemn(self, name: NamespaceName) -> int:
+        """Begin to delete it with all that is in it, for good; returns its id.
+
+        Raises ``NotFound``.
+        """
+        async with self._changes.alone(name.full):
+            namespace = self.find(name)
+            if namespace.id not in self.condemned:
+                await self._changes.durably(
+                    lambda connection: removal.mark(connection, "namespace", namespace.id)
+                )
+                self.condemned.add(namespace.id)
+            return namespace.id
+
+    async def delete(self, name: NamespaceName) -> None:
+        """Raises ``NotFound``, or ``Conflict`` while it has topics or schedules."""
+        async with self._changes.alone(name.full):
+            namespace = self.find(name)
+            if self._in_use(namespace):
+                raise Conflict(f"the namespace {name.full} still has topics: delete them first")
+
+            def delete(connection: Connection) -> None:
+                if has_schedules(connection, name.full):
+                    raise Conflict(
+                        f"there are schedules in the namespace {name.full}, or for topics in it: "
+                        "delete them first"
+                    )
+                catalog.delete_namespace(connection, namespace)
+                inbox.close_namespace(connection, name.full)
+                removal.done(connection, "namespace", namespace.id)
+
+            await self._changes.durably(delete)
+            del self._by_name[name.full]
+            del self._names[namespace.id]
+            self.condemned.discard(namespace.id)

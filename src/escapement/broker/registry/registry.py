@@ -1,0 +1,378 @@
+"""Everything that has a name: topics and their subscriptions; with them namespaces, producers.
+
+Records of all of them are in memory; a :class:`~escapement.broker.topic.topic.Topic`, which
+has a state that moves, is made only for a topic that somebody uses or that has messages
+to deliver. An idle topic is a record of some hundred bytes, so there may be many.
+
+Names are found here; what exists is changed in the database first and here afterwards
+(:mod:`changes <escapement.broker.registry.changes>`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from escapement.broker.registry.changes import Changes, Transact
+from escapement.broker.registry.namespaces import Namespaces
+from escapement.broker.registry.producerbook import ProducerBook
+from escapement.broker.subscription import deadletter
+from escapement.broker.subscription.beginning import beginning
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import AlreadyExists, InvalidRequest, NotFound
+from escapement.names import TopicName
+from escapement.position import Position
+from escapement.storage import catalog, inbox
+from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
+from escapement.storage.engine.base import Connection
+from escapement.storage.policy import SHARED_FIELDS, SubscriptionPolicy
+from escapement.storage.producers import ProducerRecord
+
+MakeTopic = Callable[[TopicRecord, TopicName, Namespace, Iterable[SubscriptionRecord]], Topic]
+
+
+class Registry:
+    """See the module's docstring.
+
+    Args:
+      make_topic: builds the runtime of a topic that is used for the first time.
+      on_policy: called with a topic whose settings, or those of a subscription, have changed:
+        there may be work, or other times.
+      auto_create: whether topics come into being when they are first used.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        transact: Transact,
+        make_topic: MakeTopic,
+        on_policy: Callable[[Topic], None],
+        auto_create: bool,
+    ) -> None:
+        self._clock = clock
+        self._changes = Changes(transact)
+        self._make_topic = make_topic
+        self._on_policy = on_policy
+        self._auto_create = auto_create
+        self.namespaces = Namespaces(clock, self._changes, self._in_use, self._namespace_changed)
+        self.producers = ProducerBook(clock, self._changes, self._check_there)
+        self.topics: dict[str, TopicRecord] = {}
+        self.active: dict[int, Topic] = {}
+        self._names: dict[int, str] = {}  # full names by topic id
+        self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
+
+    def load(
+        self,
+        namespaces: Iterable[Namespace],
+        condemned: Iterable[int],
+        topics: Iterable[TopicRecord],
+        subscriptions: Iterable[SubscriptionRecord],
+        producers: Iterable[ProducerRecord],
+    ) -> None:
+        """Take what the database has, at start."""
+        self.namespaces.load(namespaces, condemned)
+        for topic in topics:
+            self._enter_topic(topic)
+        for subscription in subscriptions:
+            if subscription.topic_id not in self._names:
+                continue  # its topic was deleted, and it is being freed
+            by_name = self._subscriptions.setdefault(subscription.topic_id, {})
+            by_name[subscription.name] = subscription
+        self.producers.load(producers)
+
+    def _enter_topic(self, record: TopicRecord) -> None:
+        full = f"{self.namespaces.full_name(record.namespace_id)}/{record.name}"
+        self.topics[full] = record
+        self._names[record.id] = full
+
+    def _in_use(self, namespace: Namespace) -> bool:
+        return any(record.namespace_id == namespace.id for record in self.topics.values())
+
+    def _namespace_changed(self, namespace: Namespace) -> None:
+        self.activate_governed()
+        now_ms = self._clock.now_ms()
+        for topic in self.active.values():
+            if topic.namespace.id == namespace.id:
+                topic.set_namespace(namespace, now_ms)
+                self._on_policy(topic)
+
+    # -- finding ------------------------------------------------------------------
+
+    def topic_record(self, name: TopicName) -> TopicRecord:
+        """What is stored of a topic. Raises ``NotFound``."""
+        record = self.topics.get(name.full)
+        if record is None:
+            raise NotFound(f"there is no topic {name.full}")
+        return record
+
+    def topic(self, name: TopicName) -> Topic:
+        """The topic's runtime. Raises ``NotFound``."""
+        return self.activate(self.topic_record(name).id)
+
+    def activate(self, topic_id: int) -> Topic:
+        """The runtime of a topic that exists, made now if it has none."""
+        topic = self.active.get(topic_id)
+        if topic is None:
+            name = TopicName.parse(self._names[topic_id])
+            record = self.topics[name.full]
+            topic = self._make_topic(
+                record,
+                name,
+                self.namespaces.find(name.in_namespace),
+                self._subscriptions.get(topic_id, {}).values(),
+            )
+            self.producers.enter(topic)
+            self.active[topic_id] = topic
+        return topic
+
+    def activate_governed(self) -> None:
+        """Bring to life what waits for nobody's use, but has a limit that acts by itself.
+
+        That is: topics with subscriptions that read the log, of which nothing is in the index.
+        """
+        for record in list(self.all_subscriptions()):
+            if record.kind != "shared" and record.topic_id not in self.active:
+                policy = self.namespace_of(record.topic_id).policy
+                ttl_ms = self.topics[self._names[record.topic_id]].policy.ttl_ms or policy.ttl_ms
+                if ttl_ms or policy.total_quota_messages or policy.total_quota_bytes:
+                    self.activate(record.topic_id)
+
+    def exists(self, topic_id: int) -> bool:
+        """Whether a topic of this id exists."""
+        return topic_id in self._names
+
+    def namespace_of(self, topic_id: int) -> Namespace:
+        """The namespace of a topic that exists."""
+        return self.namespaces.find(TopicName.parse(self._names[topic_id]).in_namespace)
+
+    def has_shared(self, topic_id: int) -> bool:
+        """Whether the topic has a shared subscription."""
+        records = self._subscriptions.get(topic_id, {}).values()
+        return any(record.kind == "shared" for record in records)
+
+    def all_subscriptions(self) -> Iterable[SubscriptionRecord]:
+        """Every subscription there is."""
+        for by_name in self._subscriptions.values():
+            yield from by_name.values()
+
+    # -- topics ---------------------------------------------------------------------
+
+    async def ensure_topic(self, name: TopicName) -> Topic:
+        """The topic; created on first use where that is allowed. Raises ``NotFound``."""
+        if name.full not in self.topics:
+            if not self._auto_create:
+                raise NotFound(
+                    f"there is no topic {name.full}, and this broker does not create topics "
+                    "on first use"
+                )
+            with suppress(AlreadyExists):
+                await self.create_topic(name)
+        return self.topic(name)
+
+    async def create_topic(self, name: TopicName) -> Topic:
+        """Raises ``AlreadyExists``, or ``Conflict`` where its namespace is being deleted.
+
+        Its namespace is created with it if need be.
+        """
+        namespace = await self.namespaces.ensure(name.in_namespace)
+        self.namespaces.check_open(namespace)
+        async with self._changes.alone(name.full):
+            if name.full in self.topics:
+                raise AlreadyExists(f"the topic {name.full} exists already")
+            now_ms = self._clock.now_ms()
+            record = await self._changes.durably(
+                lambda connection: catalog.create_topic(connection, namespace.id, name.name, now_ms)
+            )
+            self._enter_topic(record)
+            return self.activate(record.id)
+
+    async def update_topic(self, name: TopicName, changes: Mapping[str, Any]) -> TopicRecord:
+        """Change a topic's policy; takes effect at once. Raises as ``Namespaces.update``."""
+        async with self._changes.alone(name.full):
+            old = self.topic_record(name)
+            new = replace(old, policy=old.policy.updated(changes))
+            await self._changes.durably(
+                lambda connection: catalog.update_topic(connection, new), topic_id=new.id
+            )
+            self.topics[name.full] = new
+            if new.policy.ttl_ms:
+                self.activate(new.id)
+            topic = self.active.get(new.id)
+            if topic is not None:
+                topic.set_policy(new.policy)
+                self._on_policy(topic)
+            return new
+
+    async def delete_topic(self, name: TopicName) -> int:
+        """Take a topic and its mailbox out of the catalog; returns its id.
+
+        Raises ``NotFound``.
+        """
+        async with self._changes.alone(name.full):
+            record = self.topic_record(name)
+
+            def delete(connection: Connection) -> None:
+                catalog.delete_topic(connection, record.id)
+                inbox.close(connection, name.full)
+
+            await self._changes.durably(delete, topic_id=record.id)
+            del self.topics[name.full]
+            del self._names[record.id]
+            self._subscriptions.pop(record.id, None)
+            self.producers.drop_topic(record.id)
+            gone = self.active.pop(record.id, None)
+            if gone is not None:
+                gone.dedup.drop()
+            return record.id
+
+    # -- subscriptions ----------------------------------------------------------------
+
+    async def create_subscription(
+        self,
+        topic: Topic,
+        name: str,
+        kind: catalog.Kind,
+        *,
+        position: Position,
+        policy: SubscriptionPolicy,
+        serve: Callable[[SubscriptionRecord], None],
+    ) -> SubscriptionRecord:
+        """Make a subscription durable, then have it served.
+
+        Raises:
+          AlreadyExists: if the topic has one of this name.
+          InvalidRequest: if the position lies past the log's end.
+        """
+        async with self._changes.alone(topic.name.full):
+            self._check_there(topic)
+            _check_policy(topic.name, name, kind, policy, policy.names())
+            if name in self._subscriptions.get(topic.id, {}):
+                raise AlreadyExists(f"{topic.name.full} has a subscription {name} already")
+            now_ms = self._clock.now_ms()
+            begins = beginning(kind, position, topic.next_offset, now_ms)
+            return await self._begin(
+                topic,
+                lambda connection: catalog.create_subscription(
+                    connection, topic.id, name, kind, now_ms, policy=policy, **begins._asdict()
+                ),
+                serve,
+            )
+
+    async def seek_subscription(
+        self,
+        topic: Topic,
+        name: str,
+        kind: catalog.Kind,
+        position: Position,
+        serve: Callable[[SubscriptionRecord], None],
+    ) -> SubscriptionRecord:
+        """Have a subscription begin again elsewhere: as a new record in the old one's place.
+
+        Raises:
+          NotFound: if the topic has none of this name and kind.
+          InvalidRequest: if the position lies past the log's end.
+        """
+        async with self._changes.alone(topic.name.full):
+            self._check_there(topic)
+            old = self.subscription_record(topic, name)
+            if old.kind != kind:  # another was made under its name: the position is not for it
+                raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
+            now_ms = self._clock.now_ms()
+            begins = beginning(old.kind, position, topic.next_offset, now_ms)
+            return await self._begin(
+                topic,
+                lambda connection: catalog.replace_subscription(
+                    connection, old, now_ms, **begins._asdict()
+                ),
+                serve,
+            )
+
+    async def _begin(
+        self,
+        topic: Topic,
+        statement: Callable[[Connection], SubscriptionRecord],
+        serve: Callable[[SubscriptionRecord], None],
+    ) -> SubscriptionRecord:
+        """Make a subscription's record durable, then have it served; nothing is forgotten."""
+        topic.begin_subscribing()
+        try:
+            record = await self._changes.durably(statement, topic_id=topic.id)
+            self._subscriptions.setdefault(topic.id, {})[record.name] = record
+            serve(record)
+        finally:
+            topic.subscribing -= 1
+        return record
+
+    def subscription_record(self, topic: Topic, name: str) -> SubscriptionRecord:
+        """What is stored of a subscription, as it began. Raises ``NotFound``."""
+        record = self._subscriptions.get(topic.id, {}).get(name)
+        if record is None:
+            raise NotFound(f"{topic.name.full} has no subscription {name}")
+        return record
+
+    async def update_subscription(
+        self, topic: Topic, name: str, changes: Mapping[str, Any]
+    ) -> SubscriptionRecord:
+        """Change a subscription's policy; takes effect at once, also for its consumers.
+
+        Raises as ``Namespaces.update``.
+        """
+        async with self._changes.alone(topic.name.full):
+            old = self.subscription_record(topic, name)
+            new = replace(old, policy=old.policy.updated(changes))
+            _check_policy(topic.name, name, old.kind, new.policy, changes)
+            await self._changes.durably(
+                lambda connection: catalog.update_subscription(connection, new), topic_id=topic.id
+            )
+            self._subscriptions[topic.id][name] = new
+            subscription = topic.subscription(name)
+            if subscription is not None:
+                subscription.set_policy(new.policy)
+                self._on_policy(topic)
+            return new
+
+    async def delete_subscription(self, topic: Topic, name: str) -> None:
+        """Raises ``NotFound``."""
+        async with self._changes.alone(topic.name.full):
+            record = self.subscription_record(topic, name)
+            await self._changes.durably(
+                lambda connection: catalog.delete_subscription(connection, record.id),
+                topic_id=topic.id,
+            )
+            del self._subscriptions[topic.id][name]
+
+    @asynccontextmanager
+    async def alone(self, topic: Topic) -> AsyncIterator[None]:
+        """The topic and its subscriptions are there, and stay. Raises ``NotFound``."""
+        async with self._changes.alone(topic.name.full):
+            self._check_there(topic)
+            yield
+
+    def _check_there(self, topic: Topic) -> None:
+        if self.active.get(topic.id) is not topic:
+            raise NotFound(f"the topic {topic.name.full} was deleted")
+
+
+def _check_policy(
+    topic: TopicName,
+    subscription: str,
+    kind: catalog.Kind,
+    policy: SubscriptionPolicy,
+    given: Collection[str],
+) -> None:
+    """Raise ``InvalidRequest`` if a policy cannot be kept by this subscription.
+
+    Args:
+      given: the fields that were asked for; others may have been stored by an earlier version.
+    """
+    wished = policy.expired_to_dead_letter or policy.dropped_to_dead_letter
+    if policy.max_deliveries or wished or policy.dead_letter_topic:
+        deadletter.target(topic, subscription, policy)
+    default = SubscriptionPolicy()
+    for name in SHARED_FIELDS:
+        wanted = name in given and getattr(policy, name) != getattr(default, name)
+        if wanted and kind != "shared":
+            raise InvalidRequest(f"{name} is for shared subscriptions; {subscription} is {kind}")

@@ -1,0 +1,364 @@
+"""What of the delivery order a shared subscription has, and how far it has read it.
+
+Each band of priorities reads for itself (:mod:`~escapement.broker.subscription.band`). What it
+finds is held and put where what is ready lies: a store for each band, or, where the policy asks
+for an order by key, queues for all of them together
+(:mod:`~escapement.broker.subscription.keyorder`). What is *passed over* is neither: it waits in
+the index, and the lowest such key is remembered, so that reading can begin again there. It is of
+a key in nobody's range (:mod:`~escapement.broker.subscription.keyranges`), or of a key of which
+too much is ready.
+
+What has expired, or is dropped by a quota, goes from ready, from what waits for another
+attempt, and from what has not been read.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.log.amendments import Amendments
+from escapement.broker.subscription.band import BANDS, NORMAL, Band, bands_of
+from escapement.broker.subscription.keyorder import KeyOrder
+from escapement.broker.subscription.keyqueues import KeyQueues
+from escapement.broker.subscription.keyranges import KeyRanges
+from escapement.broker.subscription.ready import Ready, Rows
+from escapement.broker.subscription.subscription import Subscription
+from escapement.message import Int64s, UInt32s
+from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.group import Acks, Attempts
+from escapement.storage.index import Key
+
+
+class DueSubscription(Subscription):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        record: SubscriptionRecord,
+        limits: BrokerLimits,
+        submit: Callable[[Acks | Attempts], None],
+        rng: np.random.Generator,
+        now_ms: int,
+        amendments: Amendments,
+        mark: Key,
+        on_dead: Callable[[Subscription], None],
+    ) -> None:
+        """As the base class, and:
+
+        Args:
+          mark: where reading begins; a new or recovered subscription starts behind.
+        """
+        super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
+        self._bands: dict[int, Band] = {}
+        self._order: KeyOrder | None = None  # where the policy asks for one
+        self._ranges: KeyRanges | None = None  # where a consumer asked for keys
+        self._passed: Key | None = None  # the lowest key that was of nobody's range
+        self.normal = self._add_band(NORMAL, mark)
+
+    # -- what is mine -----------------------------------------------------------
+
+    def covers(self, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which messages this subscription is to get at all; bool[n].
+
+        Created at latest, it gets what was published after its creation and what
+        comes due after it; at earliest, everything.
+        """
+        record = self.record
+        return (offsets >= record.start_offset) | (due_ms >= record.start_due_ms)
+
+    def may_want(self, low: int, high: int, max_due_ms: int) -> bool:
+        """Whether any of ``[low, high)``, due by ``max_due_ms``, is not durably acknowledged.
+
+        May say so of what is not covered, or was cancelled.
+        """
+        if max_due_ms < self.record.start_due_ms:
+            low = max(low, self.record.start_offset)
+        return self.acked.first_missing(low) < high or self._has_undurable(low, high)
+
+    def _fresh(self, rows: Rows) -> Rows:
+        """Those of the rows that are mine, neither acknowledged nor held, and asked for."""
+        rows = self._open(rows)
+        if self._ranges is not None:
+            rows = self._pass_over(rows, self._ranges)
+        return rows if self._order is None else self._order.pass_over(rows)
+
+    def _open(self, rows: Rows) -> Rows:
+        """Those of the rows that are mine and neither acknowledged nor held."""
+        if int(rows.offsets.min()) < self.record.start_offset:
+            rows = rows.pick(self.covers(rows.due_ms, rows.offsets))
+        for taken in (self.acked, self.held):
+            if taken.intersects(rows.offsets):
+                rows = rows.pick(~taken.contains(rows.offsets))
+        standing = self._amendments.standing(rows.due_ms, rows.offsets)
+        return rows if standing is None else rows.pick(standing)
+
+    def _pass_over(self, rows: Rows, ranges: KeyRanges) -> Rows:
+        """Those of rows, sorted by key, that somebody gets; the others wait in the index."""
+        wanted = ranges.wanted(rows)
+        if wanted.all():
+            return rows
+        at = int(np.argmin(wanted))
+        first = Key(int(rows.due_ms[at]), int(rows.offsets[at]))
+        self._passed = first if self._passed is None else min(self._passed, first)
+        return rows.pick(wanted)
+
+    # -- bands ---------------------------------------------------------------------
+
+    @property
+    def bands(self) -> Iterable[Band]:
+        """Those that there are, the normal one among them."""
+        return self._bands.values()
+
+    @property
+    def scatters(self) -> bool:
+        return self._order is not None or len(self._bands) > 1
+
+    @property
+    def ready_count(self) -> int:
+        """How many messages could be handed out now."""
+        return sum(len(store) for store in self._stores)
+
+    @property
+    def _stores(self) -> list[Ready] | list[KeyQueues]:
+        """Where what is ready lies."""
+        if self._order is not None:
+            return [self._order.queues]
+        return [band.ready for band in self.bands]
+
+    def _forget_ready(self, offsets: Int64s) -> None:
+        for store in self._stores:
+            store.withdraw(offsets)
+
+    def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        found = np.zeros(len(offsets), bool)
+        for store in self._stores:
+            found |= store.never_sent(offsets)
+        return found
+
+    def _ready_again(self) -> Rows:
+        return Rows.concat([store.rows() for store in self._stores])
+
+    @property
+    def behind(self) -> bool:
+        """Whether something is due that has not been read yet."""
+        return any(band.mark is not None for band in self.bands)
+
+    @property
+    def unread_from(self) -> Key | None:
+        """The lowest key that may not have been looked at; None if there is none."""
+        return min((b.unread_from for b in self.bands if b.unread_from is not None), default=None)
+
+    @property
+    def _passed_from(self) -> Key | None:
+        """The lowest key that was passed over; None if there is none."""
+        skipped_from = None if self._order is None else self._order.skipped_from
+        if skipped_from is None or self._passed is None:
+            return skipped_from or self._passed
+        return min(skipped_from, self._passed)
+
+    def expect_priorities(self) -> None:
+        """There are messages of other priorities in the index: look for them at once."""
+        for which in BANDS:
+            self._band(which)
+
+    def _band(self, which: int) -> Band:
+        """A band. Where the normal one has been, there was nothing for a new one."""
+        return self._bands.get(which) or self._add_band(which, self.normal.unread_from)
+
+    def _add_band(self, which: int, mark: Key | None) -> Band:
+        ageing_ms = self.record.policy.priority_ageing_ms
+        band = Band(which, self.limits.ready_messages, ageing_ms, mark, self._fresh, self.held)
+        band.queues = None if self._order is None else self._order.queues
+        self._bands[which] = band
+        return band
+
+    def _split(self, rows: Rows) -> list[tuple[Band, Rows]]:
+        """The rows of each band."""
+        if rows.traits is None:
+            return [(self.normal, rows)]
+        bands = bands_of(rows.traits)
+        of_each = [(which, bands == which) for which in BANDS]
+        return [(self._band(which), rows.pick(mine)) for which, mine in of_each if mine.any()]
+
+    def offer(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None) -> None:
+        """These are due; sorted by key. Takes what it may, remembers the rest by marks."""
+        if len(offsets):
+            self.expiry.keeps(int(due_ms[0]))
+            for band, rows in self._split(Rows.fresh(due_ms, offsets, traits)):
+                band.offer(rows)
+
+    def fall_behind(self, key: Key) -> None:
+        """Everything from ``key`` on may be in the index without having been offered."""
+        self.expiry.keeps(key.due_ms)
+        for band in self.bands:
+            band.fall_behind(key)
+
+    def await_fill(self, offsets: Int64s) -> None:
+        """These were handed out, but have left the index before the fill came to them.
+
+        They were done for all others when a checkpoint or a merge began, and are no longer
+        for this subscription. The fill brings them again, or has just done so.
+        """
+        rows = self.in_flight.take_back(offsets)
+        self.held.discard(rows.offsets)
+        if rows.height:
+            first = rows.in_order()
+            self.fall_behind(Key(int(first.due_ms[0]), int(first.offsets[0])))
+
+    # -- scans ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _skip_keys(self, now_ms: int) -> None:
+        """Leave out what there is too much of, and take in again what was left out."""
+
+    def to_scan(self, now_ms: int) -> list[Band]:
+        """The bands that are behind, and have room for a worthwhile piece or expired messages."""
+        self._skip_keys(now_ms)
+        until_ms = self.expiry.until_ms(now_ms)
+        return [
+            band
+            for band in self.bands
+            if (
+                self.may_let_go
+                if band.has_unread(until_ms)
+                else bool(self.consumers) and band.wants_scan
+            )
+        ]
+
+    def end_scan(
+        self,
+        band: Band,
+        due_ms: Int64s,
+        offsets: Int64s,
+        traits: UInt32s | None = None,
+        expired_until_ms: int = -1,
+    ) -> None:
+        """Give a band what its scan found, sorted by key and without repeats.
+
+        Args:
+          expired_until_ms: what was due by then has expired.
+        """
+        rows = Rows.fresh(due_ms, offsets, traits)
+        if traits is not None:
+            for which in np.unique(bands_of(traits)).tolist():
+                self._band(which)  # what has no band yet begins where this scan began
+        rows = band.mine(rows)
+        over = int(np.searchsorted(rows.due_ms, expired_until_ms, "right"))
+        if over:
+            self._expire_open(rows.pick(slice(0, over)))
+            rows = rows.pick(slice(over, None))
+        if rows.height:
+            self.expiry.keeps(int(rows.due_ms[0]))
+        band.end_scan(rows)
+
+    # -- expiry --------------------------------------------------------------------
+
+    def _expire_open(self, rows: Rows) -> None:
+        rows = self._open(rows)
+        if rows.height:
+            self.expire(rows)
+
+    def sweep(self, now_ms: int) -> None:
+        """Let go of what is ready and has expired, if it may be time to look for it."""
+        if not self.expiry.begin_sweep():
+            return
+        until_ms = self.expiry.until_ms(now_ms)
+        passed = self._passed_from  # what nobody asks for expires too
+        if passed is not None:
+            self.expiry.keeps(passed.due_ms)
+            if passed.due_ms <= until_ms:
+                self.look_again()
+        for store in self._stores:
+            rows = store.rows()
+            over = rows.due_ms <= until_ms
+            if over.any() and self.may_let_go:
+                store.withdraw(rows.offsets[over])
+                self.expire(rows.pick(over))
+                rows = rows.pick(~over)
+            if rows.height:
+                self.expiry.keeps(int(rows.due_ms.min()))
+        for band in self.bands:
+            if band.unread_from is not None:
+                self.expiry.keeps(band.unread_from.due_ms)
+        self.expiry.end_sweep(now_ms)
+
+    # -- dropping ------------------------------------------------------------------
+
+    @property
+    def waits_from(self) -> Key | None:
+        """The lowest key that is not held and may still be to be done; None if there is none."""
+        lowest = [key for key in (self.unread_from, self._passed_from) if key is not None]
+        return min(lowest, default=None)
+
+    def _read_from(self, key: Key | None) -> None:
+        """Read again what was passed over, if anything was."""
+        if key is not None:
+            self.fall_behind(key)
+
+    def look_again(self) -> None:
+        """Read once more what was passed over; what is passed over again is noted again."""
+        self._read_from(self._passed_from)
+        self._passed = None
+        if self._order is not None:
+            self._order.skipped_from = None
+
+    def count_open(self, due_ms: Int64s, offsets: Int64s) -> int:
+        """How many of these keys are to be done and not held."""
+        return self._open(Rows.fresh(due_ms, offsets)).height if len(offsets) else 0
+
+    def drop_held(self, most: int, below: Key | None) -> int:
+        """Let the oldest go of what is held and in nobody's hands; returns how many.
+
+        Args:
+          most: how many at most.
+          below: only those with smaller keys; None for all.
+        """
+        rows = self._at_rest(below)
+        rows = rows.pick(slice(0, most))
+        if rows.height:
+            self._forget_ready(rows.offsets)
+            self.retries.cancel(rows.offsets)
+            if self._order is not None:
+                self._order.hold.release(rows.offsets)
+            self._drop(rows)
+        return rows.height
+
+    def drop_read(
+        self,
+        bands: list[Band],
+        due_ms: Int64s,
+        offsets: Int64s,
+        traits: UInt32s | None,
+        most: int,
+        stop: Key,
+    ) -> None:
+        """Let up to ``most`` go of what was read up to ``stop``, or is held; the oldest.
+
+        Args:
+          bands: those for which it was read; they take what stays.
+          due_ms, offsets, traits: the keys, sorted, without repeats.
+        """
+        rows = Rows.fresh(due_ms, offsets, traits)
+        unheld = self._open(rows) if rows.height else rows
+        both = Rows.concat([unheld, self._at_rest(stop)]).in_order().pick(slice(0, most))
+        ours = np.isin(both.offsets, unheld.offsets)
+        if ours.any():
+            self._drop(both.pick(ours))
+        self.drop_held(both.height - int(ours.sum()), stop)
+        for band in bands:
+            band.end_scan(band.mine(rows))
+
+    def _at_rest(self, below: Key | None) -> Rows:
+        """What is ready or in retry, with a key below this; sorted by key."""
+        waiting, _ = self.retries.waiting()
+        waiting = waiting.pick(self.held.contains(waiting.offsets))
+        rows = Rows.concat([self._ready_again(), waiting])
+        if below is not None:
+            same = (rows.due_ms == below.due_ms) & (rows.offsets < below.offset)
+            rows = rows.pick((rows.due_ms < below.due_ms) | same)
+        return rows.in_order()

@@ -1,0 +1,255 @@
+"""What has been handed to consumers and is neither acknowledged nor given back.
+
+A *delivery* is one frame handed to one consumer: columns, and a deadline for each
+row. A message stands in at most one live row (invariant 5): taking it back kills
+the row, acknowledging it removes its offset from the set, and a row whose offset is
+not in the set, or which was killed, is nothing but memory. Such rows are swept once
+they outnumber the live ones, so memory follows what is in flight and the cost of a
+sweep is shared by the messages that made it necessary.
+
+Pure: the time arrives as an argument. Deadlines are watched by the subscription's
+wheel, which calls ``expire`` with the delivery's id.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.subscription.ready import Rows
+from escapement.message import Int64s
+from escapement.storage.offsets import OffsetSet
+
+# A sweep is not worth its call below this many dead rows.
+_SWEEP_ROWS: Final = 8192
+
+
+# A deadline of who may keep a message for as long as he likes.
+NEVER_MS: Final = 1 << 62
+
+
+class Hand(NamedTuple):
+    """In whose hands a message is; ``deadline_ms`` None: for as long as he likes."""
+
+    consumer_id: int
+    attempts: int
+    since_ms: int
+    deadline_ms: int | None
+
+
+class _Delivery:
+    """One frame in one consumer's hands."""
+
+    __slots__ = (
+        "_by_offset",
+        "_order",
+        "alive",
+        "consumer_id",
+        "deadline_ms",
+        "rows",
+        "since_ms",
+    )
+
+    def __init__(self, consumer_id: int, rows: Rows, deadline_ms: Int64s, since_ms: int) -> None:
+        self.consumer_id = consumer_id
+        self.since_ms = since_ms
+        self.rows = rows
+        self.deadline_ms = deadline_ms
+        self.alive = np.ones(rows.height, bool)
+        self._order: Int64s | None = None
+        self._by_offset: Int64s | None = None
+
+    def find(self, offsets: Int64s) -> Int64s:
+        """Positions of the live rows among these offsets."""
+        if self._order is None or self._by_offset is None:
+            self._order = np.argsort(self.rows.offsets)
+            self._by_offset = self.rows.offsets[self._order]
+        at = np.minimum(np.searchsorted(self._by_offset, offsets), len(self._by_offset) - 1)
+        at = self._order[at[self._by_offset[at] == offsets]]
+        return np.unique(at[self.alive[at]])
+
+    def kill(self, positions: Int64s) -> Rows:
+        self.alive[positions] = False
+        return self.rows.pick(positions)
+
+
+class InFlight:
+    """Every message in a consumer's hands; see the module's docstring."""
+
+    __slots__ = ("_deliveries", "_next_id", "_rows", "offsets")
+
+    def __init__(self) -> None:
+        self.offsets = OffsetSet()
+        self._deliveries: dict[int, _Delivery] = {}
+        self._next_id = 1
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def deliveries(self) -> int:
+        """How many deliveries are remembered."""
+        return len(self._deliveries)
+
+    def holds(self, delivery_id: int, height: int) -> npt.NDArray[np.bool_]:
+        """Which of a delivery's ``height`` rows are still in that consumer's hands."""
+        delivery = self._deliveries.get(delivery_id)
+        if delivery is None:
+            return np.zeros(height, bool)
+        return delivery.alive & self.offsets.contains(delivery.rows.offsets)
+
+    def delivery_ids(self) -> Int64s:
+        """Of which deliveries something may still be in a consumer's hands."""
+        return np.fromiter(self._deliveries, np.int64, len(self._deliveries))
+
+    def hand_over(self, consumer_id: int, rows: Rows, deadline_ms: Int64s, now_ms: int) -> int:
+        """Record a frame; returns the delivery's id.
+
+        Args:
+          rows: what is handed over; ``attempts`` already counts this delivery.
+          deadline_ms: when each row is taken back if nothing is heard, ``NEVER_MS`` for
+            never; int64[n].
+        """
+        added = self.offsets.add(rows.offsets)
+        assert added == rows.height, "a message was handed out twice at once"
+        delivery_id = self._next_id
+        self._next_id += 1
+        self._deliveries[delivery_id] = _Delivery(consumer_id, rows, deadline_ms, now_ms)
+        self._rows += rows.height
+        return delivery_id
+
+    def settle(self, offsets: Int64s) -> int:
+        """These were acknowledged; returns how many were in flight."""
+        settled = self.offsets.discard(offsets)
+        self._sweep()
+        return settled
+
+    def hand_of(self, offset: int) -> Hand | None:
+        """In whose hands a message is; O(deliveries)."""
+        if offset not in self.offsets:
+            return None
+        wanted = np.array([offset])
+        for delivery in reversed(self._deliveries.values()):
+            for row in delivery.find(wanted).tolist():
+                deadline_ms = int(delivery.deadline_ms[row])
+                return Hand(
+                    delivery.consumer_id,
+                    int(delivery.rows.counts[row]),
+                    delivery.since_ms,
+                    None if deadline_ms >= NEVER_MS else deadline_ms,
+                )
+        return None
+
+    def find(self, offsets: Int64s) -> Rows:
+        """A copy of the rows of those of these that are in flight, in no order."""
+        wanted = offsets[self.offsets.contains(offsets)]
+        parts = []
+        for delivery in reversed(self._deliveries.values()):
+            if not len(wanted):
+                break
+            parts.append(delivery.rows.pick(delivery.find(wanted)))
+            wanted = wanted[~np.isin(wanted, parts[-1].offsets)]
+        return Rows.concat(parts)
+
+    def take_back(self, offsets: Int64s, consumer_id: int | None = None) -> Rows:
+        """Remove these (of this consumer only, if one is named); returns their rows."""
+        parts = []
+        missing = len(offsets)
+        for delivery in reversed(self._deliveries.values()):
+            if not missing:
+                break
+            if consumer_id is not None and delivery.consumer_id != consumer_id:
+                continue
+            at = delivery.find(offsets)
+            if len(at):
+                parts.append(self._remove(delivery, at))
+                missing -= parts[-1].height
+        self._sweep()
+        return Rows.concat(parts)
+
+    def extend(self, offsets: Int64s, consumer_id: int, deadline_ms: int) -> int:
+        """Put off the deadline of what this consumer holds of these; returns how many."""
+        held = 0
+        for delivery in reversed(self._deliveries.values()):
+            if held == len(offsets):
+                break
+            if delivery.consumer_id == consumer_id:
+                at = delivery.find(offsets)
+                at = at[self.offsets.contains(delivery.rows.offsets[at])]
+                delivery.deadline_ms[at] = np.maximum(delivery.deadline_ms[at], deadline_ms)
+                held += len(at)
+        return held
+
+    def take_back_consumer(self, consumer_id: int) -> Rows:
+        """Everything this consumer holds, because it is gone."""
+        parts = []
+        for delivery_id, delivery in list(self._deliveries.items()):
+            if delivery.consumer_id == consumer_id:
+                parts.append(self._remove(delivery, np.flatnonzero(delivery.alive)))
+                self._drop(delivery_id)
+        return Rows.concat(parts)
+
+    def expire(self, delivery_id: int, now_ms: int) -> tuple[Rows, int | None]:
+        """Take back what of one delivery is past its deadline.
+
+        Returns:
+          The rows, and the next deadline of the same delivery, None if none is left.
+        """
+        delivery = self._deliveries.get(delivery_id)
+        if delivery is None:
+            return Rows.none(), None
+        past = np.flatnonzero(delivery.alive & (delivery.deadline_ms <= now_ms))
+        rows = self._remove(delivery, past)
+        live = np.flatnonzero(delivery.alive)
+        live = live[self.offsets.contains(delivery.rows.offsets[live])]
+        if not len(live):
+            self._drop(delivery_id)
+            return rows, None
+        return rows, int(delivery.deadline_ms[live].min())
+
+    def by_consumer(self) -> dict[int, int]:
+        """How many messages each consumer holds, by its id; O(what is in flight)."""
+        held: dict[int, int] = {}
+        for delivery in self._deliveries.values():
+            live = delivery.alive & self.offsets.contains(delivery.rows.offsets)
+            count = held.get(delivery.consumer_id, 0) + int(np.count_nonzero(live))
+            held[delivery.consumer_id] = count
+        return held
+
+    def rows(self) -> Rows:
+        """A copy of everything in flight, in no order, for a snapshot."""
+        parts = []
+        for delivery in self._deliveries.values():
+            live = np.flatnonzero(delivery.alive)
+            live = live[self.offsets.contains(delivery.rows.offsets[live])]
+            parts.append(delivery.rows.pick(live))
+        return Rows.concat(parts)
+
+    def _remove(self, delivery: _Delivery, positions: Int64s) -> Rows:
+        """Kill rows; returns those of them that were not acknowledged meanwhile."""
+        rows = delivery.kill(positions)
+        open_rows = rows.pick(self.offsets.contains(rows.offsets))
+        self.offsets.discard(open_rows.offsets)
+        return open_rows
+
+    def _drop(self, delivery_id: int) -> None:
+        self._rows -= self._deliveries.pop(delivery_id).rows.height
+
+    def _sweep(self) -> None:
+        """Drop deliveries that are over, once dead rows outnumber the live ones."""
+        if self._rows - len(self.offsets) <= max(_SWEEP_ROWS, len(self.offsets)):
+            return
+        for delivery_id, delivery in list(self._deliveries.items()):
+            delivery.alive &= self.offsets.contains(delivery.rows.offsets)
+            if not delivery.alive.any():
+                self._drop(delivery_id)
+
+    def _check(self) -> None:
+        """Assert that every offset stands in exactly one live row."""
+        rows = self.rows()
+        assert rows.height == len(self.offsets), "rows and set disagree"
+        assert len(np.unique(rows.offsets)) == rows.height, "a message is in two hands"
+        assert self._rows == sum(d.rows.height for d in self._deliveries.values())

@@ -1,0 +1,137 @@
+"""Which consumer gets which keys: ranges of slots that consumers ask for.
+
+A consumer asks for an exact range, or leaves it to the subscription (``AUTO``): what exact
+ranges leave is dealt out in equal parts, in the order in which those consumers joined. A
+consumer that asks for nothing gets what is in nobody's range; where there is none, such
+messages wait. A message without a key goes to any consumer.
+
+Pure: made anew whenever a consumer comes or goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.subscription.consumer import Consumer
+from escapement.broker.subscription.dispatcher import level_out, share_out
+from escapement.broker.subscription.ready import Rows
+from escapement.errors import Conflict
+from escapement.message import Int64s
+from escapement.traits import AUTO, SLOTS, KeyRange, have_keys, key_slots
+
+_REST: Final = -1  # in nobody's range
+_ANY: Final = -2  # without a key
+
+
+def check_range(consumers: Sequence[Consumer], wanted: KeyRange) -> None:
+    """Raise ``Conflict`` if a range overlaps with that of one of these."""
+    if not isinstance(wanted, tuple):
+        return
+    for consumer in consumers:
+        taken = consumer.key_range
+        if isinstance(taken, tuple) and wanted[0] <= taken[1] and taken[0] <= wanted[1]:
+            who = consumer.name or "another consumer"
+            raise Conflict(
+                f"the key range {wanted[0]}-{wanted[1]} overlaps with {taken[0]}-{taken[1]}, "
+                f"which {who} has; ask for one that is free, or for {AUTO!r}"
+            )
+
+
+class KeyRanges:
+    """See the module's docstring."""
+
+    __slots__ = ("_owners", "_rest", "_turn")
+
+    def __init__(self, consumers: Sequence[Consumer]) -> None:
+        self._owners = np.full(SLOTS, _REST, np.intp)
+        for position, consumer in enumerate(consumers):
+            if isinstance(consumer.key_range, tuple):
+                first, last = consumer.key_range
+                self._owners[first : last + 1] = position
+        autos = [at for at, consumer in enumerate(consumers) if consumer.key_range == AUTO]
+        if autos:
+            free = np.flatnonzero(self._owners == _REST)
+            for position, part in zip(autos, np.array_split(free, len(autos)), strict=True):
+                self._owners[part] = position
+        self._rest = [at for at, consumer in enumerate(consumers) if consumer.key_range is None]
+        self._turn = 0
+
+    def wanted(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which rows somebody would get; bool[n]."""
+        if self._rest or rows.traits is None:
+            return np.ones(rows.height, bool)
+        owned: npt.NDArray[np.bool_] = self._owners[key_slots(rows.traits)] != _REST
+        return owned | ~have_keys(rows.traits)
+
+    def without_room(self, room: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """The slots of which nobody who gets them may be sent more; bool[SLOTS].
+
+        Args:
+          room: how many each consumer may get.
+        """
+        rest_has_none = not any(room[at] > 0 for at in self._rest)
+        return np.array([*(left <= 0 for left in room), rest_has_none])[self._owners]
+
+    def deal(
+        self,
+        rows: Rows,
+        open_rows: Int64s,
+        consumers: Sequence[Consumer],
+        room: Sequence[int],
+        most: int,
+        busy: Sequence[int] | None = None,
+    ) -> list[tuple[int, Int64s]]:
+        """Which consumer gets which rows.
+
+        Args:
+          open_rows: the positions of those that may go, ascending.
+          room: how many each consumer may get.
+          most: how many may go altogether; the first in order do.
+          busy: how many messages each consumer holds, if the least busy is to get what may go
+            to several; otherwise they take turns.
+
+        Returns:
+          For each consumer that gets some its position and the positions of its rows.
+        """
+        if not len(open_rows) or most <= 0:
+            return []
+        owners = np.full(len(open_rows), _ANY, np.intp)
+        if rows.traits is not None:
+            traits = rows.traits[open_rows]
+            owners[:] = np.where(have_keys(traits), self._owners[key_slots(traits)], _ANY)
+        left = list(room)
+        dealt: list[list[Int64s]] = [[] for _ in consumers]
+        for position in np.flatnonzero(np.bincount(owners[owners >= 0])).tolist():
+            mine = open_rows[owners == position][: left[position]]
+            dealt[position].append(mine)
+            left[position] -= len(mine)
+        for whose, all_may in ((_REST, False), (_ANY, True)):
+            shared = open_rows[owners == whose]
+            room_here = [
+                left[at] if all_may or consumer.key_range is None else 0
+                for at, consumer in enumerate(consumers)
+            ]
+            count, turn = len(shared), self._turn % len(consumers)
+            if busy is None:
+                runs, self._turn = share_out(count, room_here, turn, count)
+            else:
+                holds = [held + sum(map(len, dealt[at])) for at, held in enumerate(busy)]
+                runs, self._turn = level_out(count, room_here, holds, turn, count)
+            first = 0
+            for position, count in runs:
+                dealt[position].append(shared[first : first + count])
+                left[position] -= count
+                first += count
+        found = [
+            (position, np.sort(np.concatenate(parts)))
+            for position, parts in enumerate(dealt)
+            if sum(map(len, parts))
+        ]
+        if sum(len(at) for _, at in found) > most:
+            last = np.sort(np.concatenate([at for _, at in found]))[most - 1]
+            found = [(position, at[at <= last]) for position, at in found]
+        return [(position, at) for position, at in found if len(at)]

@@ -1,0 +1,330 @@
+"""An exclusive or failover subscription: reads the log, in its order, delays ignored.
+
+It has one active consumer; of a failover subscription the others stand by in the
+order in which they joined. Fresh messages come from reading the log from
+``position`` on, skipping what is acknowledged or held. What is given back lowers the
+position again, so that it is read once more and the order is restored: the log is the
+only queue there is. P7.
+
+The broker does the reading: ``begin_read`` says from where, ``end_read`` takes the
+rows. A read that was overtaken by a lowered position is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.log.amendments import Amendments
+from escapement.broker.log.logreader import LogPart
+from escapement.broker.subscription.ages import SPAN_MESSAGES, Ages
+from escapement.broker.subscription.consumer import Consumer
+from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.subscription import HandOver, Subscription
+from escapement.message import Int64s, MessageBatch
+from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.group import Acks, Attempts
+from escapement.storage.offsets import OffsetSet
+
+# Offsets without an acknowledgement that are looked at in one step.
+_MISSING_AT_ONCE: Final = 1 << 16
+
+
+class OrderedSubscription(Subscription):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        record: SubscriptionRecord,
+        limits: BrokerLimits,
+        submit: Callable[[Acks | Attempts], None],
+        rng: np.random.Generator,
+        now_ms: int,
+        amendments: Amendments,
+        doubtful_until_ms: int,
+        on_dead: Callable[[Subscription], None],
+    ) -> None:
+        """As the base class, and:
+
+        Args:
+          doubtful_until_ms: what was accepted by then is marked redelivered, because a
+            broker that did not stop cleanly may have delivered it.
+        """
+        super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
+        self.position = record.start_offset
+        self.ages = Ages()  # of what is behind; looked at if there is a time to live
+        self._doubtful_until_ms = doubtful_until_ms
+        self._doubtful_below = 0  # the offset after the last that was accepted by then
+        self._buffer: deque[tuple[Rows, MessageBatch]] = deque()
+        self._attempts: dict[int, int] = {}  # of messages that were given back
+        self._reading = False
+        self._overtaken = False
+
+    # -- consumers ----------------------------------------------------------------
+
+    @property
+    def active(self) -> Consumer | None:
+        """Whose turn it is."""
+        return self.consumers[0] if self.consumers else None
+
+    def join(self, consumer: Consumer) -> None:
+        super().join(consumer)
+        consumer.outlet.active(consumer.wire_id, self.active is consumer)
+
+    def leave(self, consumer: Consumer, now_ms: int) -> None:
+        was_active = self.active is consumer
+        super().leave(consumer, now_ms)
+        if was_active and self.active is not None:
+            self.active.outlet.active(self.active.wire_id, True)
+
+    # -- reading ---------------------------------------------------------------------
+
+    def wants_read(self, end_offset: int) -> bool:
+        """Someone has credit, nothing is at hand, and the log goes on."""
+        return (
+            not self._reading
+            and not self._buffer
+            and self.active is not None
+            and self.active.capacity > 0
+            and self.position < end_offset
+            and len(self.held) < self.limits.unacked_messages
+        )
+
+    def begin_read(self) -> int:
+        """A read begins; returns from which offset. ``end_read`` must follow."""
+        assert not self._reading, "two reads at once"
+        self.position = self.acked.first_missing(self.position)
+        self._reading = True
+        self._overtaken = False
+        return self.position
+
+    def end_read(self, parts: Sequence[LogPart], end_offset: int) -> None:
+        """Take rows of the log, in order.
+
+        Args:
+          end_offset: everything below it and from where the read began is in ``parts``.
+        """
+        self._reading = False
+        if self._overtaken:
+            return
+        for part in parts:
+            base_offset, due_ms, batch, accepted_at_ms = part
+            if accepted_at_ms <= self._doubtful_until_ms:
+                self._doubtful_below = max(self._doubtful_below, part.end_offset)
+            offsets = np.arange(base_offset, base_offset + len(batch))
+            due_ms = self._amendments.moves.current(offsets, due_ms)
+            wanted = offsets >= self.position
+            for taken in (self.acked, self.held):
+                wanted &= ~taken.contains(offsets)
+            standing = self._amendments.uncancelled(offsets)
+            if standing is not None:
+                wanted &= standing | self._was_given_back(offsets)
+            at = np.flatnonzero(wanted)
+            if not len(at):
+                continue
+            offsets = offsets[at]
+            attempts = np.zeros(len(at), np.int64)
+            if self._attempts:
+                attempts[:] = [self._attempts.pop(offset, 0) for offset in offsets.tolist()]
+            self.held.add(offsets)
+            if len(at) < len(batch):
+                batch = batch.take(at)
+            self._buffer.append((Rows(due_ms[at], offsets, attempts), batch))
+        self.position = max(self.position, end_offset)
+
+    def is_to_read(self, low: int, high: int) -> bool:
+        """Whether any of ``[low, high)`` is to be read, or read again."""
+        low = max(low, self.record.start_offset)
+        if self._has_undurable(low, high):
+            return True
+        while (low := self.acked.first_missing(low)) < high:
+            missing = self.acked.missing(low, high, _MISSING_AT_ONCE)
+            cancelled = self._amendments.durably_cancelled(missing)
+            if cancelled is None or not (cancelled & ~self.holds(missing)).all():
+                return True
+            low = int(missing[-1]) + 1
+        return False
+
+    # -- letting go --------------------------------------------------------------------
+
+    def expire_read(self, low: int, high: int, parts: Sequence[LogPart], until_ms: int) -> None:
+        """Let go of what has expired in ``[low, high)``, of which these are the first rows.
+
+        Args:
+          until_ms: what was due by then has expired. Of the log's tail only what was
+            accepted by then is looked at.
+        """
+        in_tail = low >= self.ages.known_to
+        waiting, _ = self.retries.waiting()
+        for part in parts:
+            if in_tail and part.accepted_at_ms > until_ms:
+                self.ages.tail_since(part.accepted_at_ms)
+                return
+            offsets = np.arange(max(low, part.base_offset), min(high, part.end_offset))
+            due_ms = part.due_ms[offsets - part.base_offset]
+            rows = self._at_rest(Rows.fresh(due_ms, offsets))
+            # Those come back when their wait is over, and what is being moved where it goes.
+            rows = rows.pick(~np.isin(rows.offsets, waiting.offsets))
+            over = rows.due_ms <= until_ms
+            over &= ~self._amendments.withheld.contains(rows.offsets)
+            rest = rows.pick(~over)
+            for first in range(int(offsets[0]), int(offsets[-1]) + 1, SPAN_MESSAGES):
+                end = min(first + SPAN_MESSAGES, int(offsets[-1]) + 1)
+                since_ms = rest.due_ms[(rest.offsets >= first) & (rest.offsets < end)]
+                self.ages.looked(first, end, int(since_ms.min()) if len(since_ms) else None)
+            if over.any():
+                self._take_out(rows.offsets[over])
+                self.expire(rows.pick(over))
+
+    def due_again(self, offsets: Int64s, due_ms: Int64s) -> None:
+        """These wait again, or are due at another time than before."""
+        if self.expiry.ttl_ms:
+            self.ages.again(offsets, due_ms)
+            self.expiry.keeps(int(due_ms.min()))
+
+    def first_unsettled(self, start: int) -> int:
+        """The first offset from ``start`` on that is not acknowledged."""
+        return self.acked.first_missing(max(start, self.record.start_offset))
+
+    def drop_first(self, parts: Sequence[LogPart], most: int) -> None:
+        """Let the first ``most`` go of these rows of the log, but for what is in hands."""
+        for part in parts:
+            offsets = np.arange(part.base_offset, part.end_offset)
+            rows = self._at_rest(Rows.fresh(part.due_ms, offsets)).pick(slice(0, most))
+            if rows.height:
+                self._take_out(rows.offsets)
+                self._drop(rows)
+                most -= rows.height
+
+    def _at_rest(self, rows: Rows) -> Rows:
+        """Those of some messages of the log that are to be done and in nobody's hands.
+
+        With their times and attempts.
+        """
+        offsets = rows.offsets
+        open_ = offsets >= self.record.start_offset
+        for taken in (self.acked, self.in_flight.offsets):
+            open_ &= ~taken.contains(offsets)
+        for dead in self.dead:
+            open_ &= ~np.isin(offsets, dead.rows.offsets)
+        standing = self._amendments.uncancelled(offsets)
+        if standing is not None:
+            open_ &= standing | self.held.contains(offsets) | self._was_given_back(offsets)
+        rows = rows.pick(open_)
+        tried = Rows.concat([self.retries.waiting()[0], self._ready_again()])
+        at = np.flatnonzero(np.isin(rows.offsets, tried.offsets))
+        if len(at):
+            order = np.argsort(tried.offsets)
+            found = np.searchsorted(tried.offsets, rows.offsets[at], sorter=order)
+            rows.attempts[at] = tried.attempts[order[found]]
+        return rows._replace(due_ms=self._amendments.moves.current(rows.offsets, rows.due_ms))
+
+    def _take_out(self, offsets: Int64s) -> None:
+        """These are neither to be read any more, nor tried again."""
+        self._forget_ready(offsets)
+        self.retries.cancel(offsets)
+        for offset in offsets.tolist() if self._attempts else ():
+            self._attempts.pop(offset, None)
+
+    def break_read(self) -> None:
+        """The read failed; it is tried again."""
+        self._reading = False
+
+    def _rewind_to(self, offset: int) -> None:
+        """Read again from here; what was at hand is read again too."""
+        while self._buffer:
+            rows, _ = self._buffer.popleft()
+            self.held.discard(rows.offsets)
+            self._remember(rows)
+            offset = min(offset, int(rows.offsets[0]))
+        self.position = min(self.position, offset)
+        self._overtaken = True
+
+    def _was_given_back(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these were tried, and wait in the log to be read again; bool[n]."""
+        return np.isin(offsets, np.fromiter(self._attempts, np.int64, len(self._attempts)))
+
+    def _remember(self, rows: Rows) -> None:
+        tried = rows.pick(rows.attempts > 0)
+        self._attempts.update(zip(tried.offsets.tolist(), tried.attempts.tolist(), strict=True))
+
+    # -- handing out -------------------------------------------------------------------
+
+    def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
+        """Take the next messages in log order for the active consumer."""
+        consumer = self.active
+        taken: list[HandOver] = []
+        # In flight and in retry: what is held and not at hand.
+        unacked = len(self.held) - sum(rows.height for rows, _ in self._buffer)
+        room = self.limits.unacked_messages - unacked
+        if consumer is None or not self._buffer or room <= 0:
+            return taken
+        room = self.throttle.grant(room, len(self.in_flight), now_ms)
+        while self._buffer and min(consumer.capacity, room) > 0:
+            rows, batch = self._buffer.popleft()
+            over = rows.due_ms <= self.expiry.until_ms(now_ms)
+            if over.any():
+                self.expire(rows.pick(over))
+                if not over.all():
+                    self._buffer.appendleft((rows.pick(~over), batch.take(np.flatnonzero(~over))))
+                continue
+            count = min(consumer.capacity, frame_messages, room)
+            if count < rows.height:
+                rest = np.arange(count, rows.height)
+                self._buffer.appendleft((rows.pick(slice(count, None)), batch.take(rest)))
+                rows, batch = rows.pick(slice(0, count)), batch.take(np.arange(count))
+            taken.append(self._hand_over(consumer, rows, now_ms, batch))
+            room -= rows.height
+        return taken
+
+    def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        before = (rows.attempts > 1) | (rows.offsets < self._doubtful_below)
+        return before if before.any() else None
+
+    def advance(self, now_ms: int) -> bool:
+        may_expire = self.expiry.advance(now_ms)
+        return super().advance(now_ms) or may_expire
+
+    def next_wake_ms(self) -> int | None:
+        wakes = (super().next_wake_ms(), self.expiry.next_wake_ms())
+        return min((wake for wake in wakes if wake is not None), default=None)
+
+    def _again(self, rows: Rows, *, waited: bool) -> None:
+        self.held.discard(rows.offsets)
+        self.due_again(rows.offsets, rows.due_ms)
+        self._remember(rows)
+        self._rewind_to(int(rows.offsets.min()))
+
+    def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        return super().was_handed(offsets) | self._was_given_back(offsets)
+
+    def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        return super().holds(offsets) | self._was_given_back(offsets)
+
+    def kept(self) -> OffsetSet:
+        if not self._attempts:
+            return self.held
+        kept = self.held.copy()
+        kept.add(np.fromiter(self._attempts, np.int64, len(self._attempts)))
+        return kept
+
+    def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        found = np.zeros(len(offsets), bool)
+        for rows, _ in self._buffer:
+            found |= np.isin(offsets, rows.offsets[rows.attempts == 0])
+        return found
+
+    def _forget_ready(self, offsets: Int64s) -> None:
+        if self._buffer:
+            self._rewind_to(int(self._buffer[0][0].offsets[0]))
+
+    def _ready_again(self) -> Rows:
+        waiting = [rows for rows, _ in self._buffer]
+        offsets = np.array(list(self._attempts), np.int64)
+        attempts = np.array(list(self._attempts.values()), np.int64)
+        return Rows.concat([*waiting, Rows(np.zeros_like(offsets), offsets, attempts)])

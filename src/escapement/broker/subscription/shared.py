@@ -1,0 +1,370 @@
+"""A shared subscription: hands what is due to whoever has credit.
+
+What the bands of priorities have ready (:mod:`~escapement.broker.subscription.due`) is handed
+out in one order, by rank. A message's *rank* is when it is due, moved by the policy's
+``priority_ageing_ms`` for each step of its priority away from the default. It never changes,
+so whoever waits is passed only by what becomes due a bounded time later, and none starves. V5.
+
+Where the policy asks for an order by key or of the topic, of each key one message is out at a
+time (:mod:`~escapement.broker.subscription.keyorder`); where consumers ask for ranges of keys,
+they get those (:mod:`~escapement.broker.subscription.keyranges`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.log.amendments import Amendments
+from escapement.broker.subscription.deadletter import Reason
+from escapement.broker.subscription.dispatcher import level_out, share_out
+from escapement.broker.subscription.due import DueSubscription
+from escapement.broker.subscription.keyorder import KeyOrder
+from escapement.broker.subscription.keyqueues import Bools
+from escapement.broker.subscription.keyranges import KeyRanges
+from escapement.broker.subscription.ready import Ready, Rows
+from escapement.broker.subscription.subscription import HandOver, Subscription
+from escapement.message import Int64s
+from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.group import Acks, Attempts
+from escapement.storage.index import Key
+from escapement.storage.policy import ANY_ORDER, HOLD, TOPIC_ORDER, SubscriptionPolicy
+
+# Where keys matter, so many rows are looked at in one go, at least.
+_WINDOW_ROWS: Final = 8192
+
+
+class SharedSubscription(DueSubscription):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        record: SubscriptionRecord,
+        limits: BrokerLimits,
+        submit: Callable[[Acks | Attempts], None],
+        rng: np.random.Generator,
+        now_ms: int,
+        amendments: Amendments,
+        mark: Key,
+        doubtful_until_ms: int,
+        on_dead: Callable[[Subscription], None],
+    ) -> None:
+        """As the base class, and:
+
+        Args:
+          doubtful_until_ms: what was due by then is marked redelivered, because a broker
+            that did not stop cleanly may have delivered it.
+        """
+        super().__init__(record, limits, submit, rng, now_ms, amendments, mark, on_dead)
+        self._doubtful_until_ms = doubtful_until_ms
+        self._early_ms: int | None = None  # what is ready waits: the clock was set back
+        self._turn = 0
+        self._dealer = KeyRanges([])
+        self._set_order(record.policy)
+
+    # -- handing out ---------------------------------------------------------------
+
+    def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
+        """Take runs for the consumers that have credit, and put them in flight."""
+        # In flight and in retry: what is held and not ready.
+        there = self.ready_count
+        unacked = len(self.held) - there
+        if not tried and self._order is None:
+            there = sum(band.ready.untried for band in self.bands)
+        ready = min(there, self.limits.unacked_messages - unacked)
+        if ready <= 0 or not self.consumers:
+            return []
+        ready = self.throttle.grant(ready, len(self.in_flight), now_ms)
+        if self._order is not None:
+            return self._assign_in_order(self._order, ready, now_ms, frame_messages)
+        if self._ranges is not None:
+            return self._assign_by_range(ready, now_ms, frame_messages, tried)
+        capacities = [consumer.capacity for consumer in self.consumers]
+        turn = self._turn % len(capacities)
+        busy = self._busy()
+        if busy is not None:
+            runs, self._turn = level_out(ready, capacities, busy, turn, frame_messages)
+        else:
+            runs, self._turn = share_out(ready, capacities, turn, frame_messages)
+        taken: list[HandOver] = []
+        for position, count in runs:
+            parts = self._take_apart(count, with_tried=tried)
+            due = 0
+            for part, is_old in zip(parts, (False, True), strict=True):
+                rows = self._due_of(part, now_ms)
+                due += rows.height
+                if rows.height:
+                    hand = self._hand_over(self.consumers[position], rows, now_ms)
+                    taken.append(hand._replace(tried=is_old))
+            if due < count:
+                break
+        return taken
+
+    def _busy(self) -> list[int] | None:
+        """How many messages each consumer holds, where the least busy is to get the next."""
+        if self.record.policy.dispatch != "least_busy":
+            return None
+        held = self.in_flight.by_consumer()
+        return [held.get(consumer.id, 0) for consumer in self.consumers]
+
+    def _alive(self, rows: Rows, now_ms: int) -> Rows:
+        """Those that have not expired; the others, just taken out of ready, are let go."""
+        over = rows.due_ms <= self.expiry.until_ms(now_ms)
+        if not over.any():
+            return rows
+        self.expire(rows.pick(over))
+        return rows.pick(~over)
+
+    def _due_of(self, rows: Rows, now_ms: int) -> Rows:
+        """Those that are due; the others are put back, or have expired and are let go."""
+        rows = self._alive(rows, now_ms)
+        due = self._are_due(rows, now_ms)
+        if due.all():
+            return rows
+        self._put_back(rows.pick(~due))
+        return rows.pick(due)
+
+    def _are_due(self, rows: Rows, now_ms: int) -> npt.NDArray[np.bool_]:
+        """Which are due; bool[n]."""
+        due = rows.due_ms <= now_ms
+        if not due.all():
+            # The clock went back: far, and we shall be rewound, or else these wait.
+            early_ms = int(rows.due_ms[~due].min())
+            self._early_ms = early_ms if self._early_ms is None else min(self._early_ms, early_ms)
+        return due
+
+    def _take_apart(self, most: int, *, with_tried: bool) -> tuple[Rows, Rows]:
+        """Remove and return up to ``most`` rows of all bands, the lowest rank first.
+
+        In two parts, of which the second has waited out a back-off.
+        """
+        stores = [band.ready for band in self.bands]
+        return Ready.take_apart(stores, most, with_tried=with_tried)
+
+    def _put_back(self, rows: Rows) -> None:
+        """Return rows that were just taken, in their order."""
+        for band, part in self._split(rows):
+            band.ready.put_back(part)
+
+    def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        first_ms = rows.due_ms
+        if not self._amendments.moves.empty:
+            first_ms = self._amendments.moves.first(rows.offsets, first_ms)
+        before = (rows.attempts > 1) | (first_ms <= self._doubtful_until_ms)
+        return before if before.any() else None
+
+    def _again(self, rows: Rows, *, waited: bool) -> None:
+        self.expiry.keeps(int(rows.due_ms.min()))
+        if self._order is not None:
+            self._order.hold.release(rows.offsets)
+            self._order.queues.push(rows)
+            return
+        asked = np.ones(rows.height, bool) if self._ranges is None else self._ranges.wanted(rows)
+        for band, part in self._split(rows.pick(asked)):
+            push = band.ready.push_tried if waited else band.ready.push
+            push(part.in_order(band.ready.ageing_ms))
+        self._lay_aside(rows.pick(~asked))
+
+    def _lay_aside(self, rows: Rows) -> None:
+        """These were sent before, and are in nobody's range: there they take no room."""
+        for band, part in self._split(rows):
+            band.ready.push_tried(part.in_order(band.ready.ageing_ms))
+
+    def set_policy(self, policy: SubscriptionPolicy) -> None:
+        old = self.record.policy
+        super().set_policy(policy)
+        if (policy.order, policy.on_retry) != (old.order, old.on_retry):
+            self._set_order(policy)
+        if policy.priority_ageing_ms != old.priority_ageing_ms:
+            for band in self.bands:
+                band.ready.set_ageing(policy.priority_ageing_ms)
+            if self._order is not None:
+                self._order.queues.set_ageing(policy.priority_ageing_ms)
+
+    # -- keys ----------------------------------------------------------------------
+
+    def _set_order(self, policy: SubscriptionPolicy) -> None:
+        old, ready = self._order, Rows.concat([store.drain() for store in self._stores])
+        self._order = None
+        if policy.order != ANY_ORDER:
+            self._dealer = KeyRanges(self.consumers)
+            whole = policy.order == TOPIC_ORDER
+            self._order = KeyOrder(whole, self.record.policy.priority_ageing_ms)
+            self._order.hold.take(self.in_flight.rows())
+            if policy.on_retry == HOLD:
+                self._order.hold.take(self.retries.waiting()[0])
+        for band in self.bands:
+            band.queues = None if self._order is None else self._order.queues
+        if ready.height:
+            self._again(ready, waited=False)  # what has waited comes in its order now
+        if old is not None:
+            self._read_from(old.skip_none())
+
+    def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
+        if self._order is not None:
+            self._order.hold.release(rows.offsets)  # those that wait take their keys again
+        super()._return(rows, next_ms, now_ms, reason)
+
+    def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
+        if self._order is not None and self.record.policy.on_retry == HOLD:
+            self._order.hold.take(rows.pick(next_ms > now_ms))
+        super()._retry(rows, next_ms, now_ms, waited=waited)
+
+    def _consumers_changed(self) -> None:
+        asked = any(consumer.key_range is not None for consumer in self.consumers)
+        if not asked and self._ranges is None and self._order is None:
+            return
+        self._dealer = KeyRanges(self.consumers)
+        self._ranges = self._dealer if asked else None
+        self.look_again()
+        if self._ranges is None:
+            return
+        if self._order is not None and self._order.hold.whole:
+            self._unready()  # what had been nobody's comes before what is ready
+            return
+        for store in self._stores:
+            rows = store.rows().in_order()
+            fresh = rows.pick(rows.attempts == 0)
+            kept = self._pass_over(fresh, self._ranges)
+            gone = fresh.offsets[~np.isin(fresh.offsets, kept.offsets)]
+            if len(gone):
+                store.withdraw(gone)
+                self.held.discard(gone)
+            if self._order is None:
+                sent = rows.pick(rows.attempts > 0)
+                sent = sent.pick(~self._ranges.wanted(sent))
+                if sent.height:
+                    store.withdraw(sent.offsets)
+                    self._lay_aside(sent)
+
+    def _unready(self) -> None:
+        """Have all that is ready and was never sent read again."""
+        for store in self._stores:
+            rows = store.rows()
+            fresh = rows.pick(rows.attempts == 0)
+            if fresh.height:
+                first = fresh.in_order()
+                store.withdraw(fresh.offsets)
+                self.held.discard(fresh.offsets)
+                self.fall_behind(Key(int(first.due_ms[0]), int(first.offsets[0])))
+
+    def _rooms(self, frame_messages: int) -> list[int]:
+        """How many messages each consumer may be handed at once."""
+        return [min(consumer.capacity, frame_messages) for consumer in self.consumers]
+
+    def _closed(self, order: KeyOrder, rooms: list[int]) -> Bools:
+        """The slots of which nothing may go now."""
+        if self._ranges is None or order.hold.whole:
+            return order.hold.busy
+        return order.hold.busy | self._ranges.without_room(rooms)
+
+    def _skip_keys(self, now_ms: int) -> None:
+        order = self._order
+        wants_room = order is not None and order.wants_room(now_ms, self.limits.ready_messages)
+        if order is None or not (wants_room or order.skips):
+            return
+        order.settle(self.held)
+        closed = self._closed(order, self._rooms(1))
+        if wants_room:
+            rows = order.make_room(closed, self.limits.ready_messages // 2)
+            self.held.discard(rows.offsets)
+        self._read_from(order.take_in_again(closed, now_ms))
+
+    def _assign_in_order(
+        self, order: KeyOrder, ready: int, now_ms: int, frame_messages: int
+    ) -> list[HandOver]:
+        """As ``assign``, where of each key, or of all, one message is out at a time."""
+        order.settle(self.held)
+        room = self._rooms(frame_messages)
+        wanted = min(ready, sum(room), 1 if order.hold.whole else ready)
+        if wanted <= 0:
+            return []
+        closed, ranged = self._closed(order, room), self._ranges is not None
+        count = order.queues.count_open(closed)
+        is_stuck = count < wanted and any(band.is_stuck for band in self.bands)
+        order.found_stuck(is_stuck, now_ms)
+        if not order.is_worthwhile(count, wanted, len(self.in_flight), now_ms):
+            return []
+        while True:
+            rows = order.queues.open(closed, wanted, all_heads=ranged)
+            over = rows.due_ms <= self.expiry.until_ms(now_ms)
+            if not over.any():
+                break
+            order.queues.take(rows.pick(over))
+            self.expire(rows.pick(over))
+        may_go = np.flatnonzero(self._are_due(rows, now_ms))
+        dealt = self._dealer.deal(rows, may_go, self.consumers, room, wanted, self._busy())
+        if not dealt:
+            return []
+        gone = np.sort(np.concatenate([at for _, at in dealt]))
+        order.hand_over(rows.pick(gone))
+        return [
+            self._hand_over(self.consumers[position], rows.pick(at), now_ms)
+            for position, at in dealt
+        ]
+
+    def _assign_by_range(
+        self, ready: int, now_ms: int, frame_messages: int, tried: bool
+    ) -> list[HandOver]:
+        """As ``assign``, where it matters to whom a message goes."""
+        room = self._rooms(frame_messages)
+        wanted = min(ready, sum(room))
+        runs: dict[tuple[int, bool], list[Rows]] = {}
+        aside: tuple[list[Rows], list[Rows]] = [], []
+        # What lies deeper is looked at only where nothing was found before it.
+        while wanted > 0 and not runs:
+            parts = self._take_apart(max(2 * wanted, _WINDOW_ROWS), with_tried=tried)
+            if not any(part.height for part in parts):
+                break
+            for part, is_old in zip(parts, (False, True), strict=True):
+                rows = self._alive(part, now_ms)
+                open_rows = np.flatnonzero(self._are_due(rows, now_ms))
+                left = np.ones(rows.height, bool)
+                for position, at in self._dealer.deal(
+                    rows, open_rows, self.consumers, room, wanted, self._busy()
+                ):
+                    runs.setdefault((position, is_old), []).append(rows.pick(at))
+                    room[position] -= len(at)
+                    wanted -= len(at)
+                    left[at] = False
+                aside[is_old].append(rows.pick(left))
+        for band, part in self._split(Rows.concat(aside[0])):
+            band.ready.put_first(part)
+        for band, part in self._split(Rows.concat(aside[1])):
+            band.ready.push_tried(part)
+        hands = []
+        for (position, is_old), found in runs.items():
+            hand = self._hand_over(self.consumers[position], Rows.concat(found), now_ms)
+            hands.append(hand._replace(tried=is_old))
+        return hands
+
+    # -- time ----------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> bool:
+        if self._early_ms is not None and self._early_ms <= now_ms:
+            self._early_ms = None
+        may_go = self.expiry.advance(now_ms)
+        may_go |= self._order is not None and self._order.advance(now_ms)
+        return super().advance(now_ms) or may_go
+
+    def next_wake_ms(self) -> int | None:
+        gathered_ms = None if self._order is None else self._order.next_wake_ms()
+        wakes = (super().next_wake_ms(), self._early_ms, self.expiry.next_wake_ms(), gathered_ms)
+        return min((wake for wake in wakes if wake is not None), default=None)
+
+    def rewind(self, now_ms: int) -> None:
+        """Forget what is ready and not yet due again; what is handed over stays so."""
+        super().rewind(now_ms)
+        for store in self._stores:
+            rows = store.drain()
+            early = rows.due_ms > now_ms
+            again = early & (rows.attempts > 0)
+            store.push(rows.pick(~early))
+            self.held.discard(rows.offsets[early & ~again])
+            if again.any():
+                rows = rows.pick(again)
+                self._retry(rows, rows.due_ms, now_ms)

@@ -1,0 +1,551 @@
+"""What every kind of subscription does: hold, acknowledge, give back, retry.
+
+A subscription's messages are in one of these places, and ``held`` is the union of
+the first three::
+
+    not held ──► ready ──► in flight ──► acknowledged
+                   ▲           │  ack
+                   │           │ nack, timeout, disconnect
+                   └── retry ◄─┘
+
+``acked`` is the cursor: a set of offsets. It is changed the moment an
+acknowledgement arrives, so that nothing acknowledged is sent again (V2), and
+``undurable`` remembers what of it is not committed yet, because until then the
+index must keep the message and the consumer gets no receipt.
+
+Every change here is one synchronous step. Time arrives as an argument; what must
+become durable leaves through ``submit``. Subclasses say where fresh messages come
+from: :mod:`~escapement.broker.subscription.shared` from the delivery order,
+:mod:`~escapement.broker.subscription.ordered` from the log.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.log.amendments import Amendments
+from escapement.broker.subscription.backoff import CEILING_MS
+from escapement.broker.subscription.consumer import Consumer
+from escapement.broker.subscription.deadletter import Dead, Reason
+from escapement.broker.subscription.expiry import Expiry
+from escapement.broker.subscription.inflight import NEVER_MS, InFlight
+from escapement.broker.subscription.ready import RELEASED, Rows
+from escapement.broker.subscription.retries import Retries, counted
+from escapement.broker.subscription.throttle import Throttle
+from escapement.message import Int64s, MessageBatch
+from escapement.storage.attempts import AttemptTable
+from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.group import Acks, Attempts
+from escapement.storage.letter import Letter
+from escapement.storage.offsets import OffsetSet
+from escapement.storage.policy import SubscriptionPolicy
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to a subscription since this broker serves it."""
+
+    delivered: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    given_back: int = 0
+    released: int = 0
+    timed_out: int = 0
+    dead_lettered: int = 0
+    expired: int = 0
+    dropped: int = 0
+
+
+class HandOver(NamedTuple):
+    """One run for one consumer, already in flight; the payload where it is at hand."""
+
+    consumer: Consumer
+    rows: Rows
+    delivery_id: int
+    batch: MessageBatch | None
+    tried: bool = False  # these have waited out a back-off
+
+
+class Subscription(ABC):
+    """State of one subscription; see the module's docstring."""
+
+    def __init__(
+        self,
+        record: SubscriptionRecord,
+        limits: BrokerLimits,
+        submit: Callable[[Acks | Attempts], None],
+        rng: np.random.Generator,
+        now_ms: int,
+        amendments: Amendments,
+        on_dead: Callable[[Subscription], None],
+    ) -> None:
+        """A subscription of which nothing is known yet.
+
+        Args:
+          submit: hands in what must become durable.
+          rng: of the jitter.
+          on_dead: called when there is something in ``dead``.
+        """
+        self.record = record
+        self.limits = limits
+        self.acked = OffsetSet()
+        self.undurable = OffsetSet()
+        self.held = OffsetSet()
+        self.in_flight = InFlight()
+        self.consumers: list[Consumer] = []
+        self.counts = Counts()
+        self.throttle = Throttle(record.policy)
+        self.expiry = Expiry()
+        self.dead: deque[Dead] = deque()  # held until they are buried
+        self.retries = Retries(now_ms)
+        self.keep_most: int | None = None  # of what waits; the oldest beyond it are to go
+        self._submit = submit
+        self._on_dead = on_dead
+        self._rng = rng
+        self._amendments = amendments  # of the topic's messages
+
+    # -- what subclasses decide ------------------------------------------------
+
+    @abstractmethod
+    def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
+        """Take what may go now and put it in flight.
+
+        At most one run for each consumer, and one of what has waited out a back-off.
+
+        Args:
+          frame_messages: the longest run.
+          tried: whether to take of what has waited out a back-off.
+        """
+
+    @abstractmethod
+    def _again(self, rows: Rows, *, waited: bool) -> None:
+        """These are wanted again now; they are held.
+
+        Args:
+          waited: whether they have waited out a back-off, or were given back just now.
+        """
+
+    @abstractmethod
+    def _forget_ready(self, offsets: Int64s) -> None:
+        """These were acknowledged while they were neither in flight nor unknown."""
+
+    @abstractmethod
+    def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        """Which rows must be marked redelivered; None for none."""
+
+    @property
+    def scatters(self) -> bool:
+        """Whether what goes out together may lie far apart."""
+        return False
+
+    # -- consumers -------------------------------------------------------------
+
+    def join(self, consumer: Consumer) -> None:
+        """A consumer arrived."""
+        consumer.obey(self.record.policy)
+        self.consumers.append(consumer)
+        self._consumers_changed()
+
+    def set_policy(self, policy: SubscriptionPolicy) -> None:
+        """Go by another policy from now on; what is in flight keeps its deadline."""
+        self.record = replace(self.record, policy=policy)
+        self.throttle.set_policy(policy)
+        for consumer in self.consumers:
+            consumer.obey(policy)
+
+    def take_over(self, consumers: list[Consumer]) -> None:
+        """These were those of the subscription in whose place this one comes."""
+        self.consumers.extend(consumers)
+        self._consumers_changed()
+
+    def _consumers_changed(self) -> None:  # noqa: B027 (most need not know)
+        """Somebody came or went."""
+
+    def leave(self, consumer: Consumer, now_ms: int) -> None:
+        """A consumer is gone; what it holds is wanted again at once."""
+        self._leave(consumer, now_ms, "disconnect")
+
+    def _leave(self, consumer: Consumer, now_ms: int, reason: Reason | None) -> None:
+        if consumer.closed:
+            return
+        consumer.closed = True
+        self.consumers.remove(consumer)
+        self._consumers_changed()
+        rows = self.in_flight.take_back_consumer(consumer.id)
+        self._return(rows, np.full(rows.height, now_ms), now_ms, reason)
+
+    def give_up(self) -> list[Consumer]:
+        """Another takes this one's place: its consumers; nothing is in their hands any more."""
+        consumers, self.consumers = self.consumers, []
+        self.in_flight = InFlight()
+        return consumers
+
+    # -- acknowledgements --------------------------------------------------------
+
+    def acknowledge(
+        self,
+        offsets: Int64s,
+        done: Callable[[int], None] | None,
+        letters: Callable[[Int64s], Sequence[Letter]] | None = None,
+    ) -> int:
+        """Take acknowledgements; returns how many took effect.
+
+        Args:
+          offsets: what is done; int64[n], any order, repeats allowed. Any consumer
+            of the subscription may acknowledge any message.
+          done: called with that number when all of it is durable, also for what was
+            acknowledged before by someone whose commit is still under way.
+          letters: called with those on which it takes effect; what it returns becomes
+            durable with them.
+        """
+        fresh = self.acked.new_of(offsets)
+        if len(fresh):
+            self.acked.add(fresh)
+            self.undurable.add(fresh)
+            settled = self.in_flight.settle(fresh)
+            if self.held.discard(fresh) > settled:
+                self._forget_ready(fresh)
+            self.counts.acknowledged += len(fresh)
+        told = None if done is None else partial(done, len(fresh))
+        if len(fresh) or (told is not None and self.undurable.intersects(offsets)):
+            written = letters(fresh) if letters is not None and len(fresh) else ()
+            self._submit(Acks(self.record.topic_id, self.record.id, fresh, told, written))
+        elif told is not None:
+            told()
+        return len(fresh)
+
+    def acks_committed(self, offsets: Int64s) -> None:
+        """These acknowledgements are durable."""
+        self.undurable.discard(offsets)
+
+    def durably_acked(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these are acknowledged for good; bool[n]."""
+        acked = self.acked.contains(offsets)
+        if len(self.undurable):
+            acked &= ~self.undurable.contains(offsets)
+        return acked
+
+    def _has_undurable(self, low: int, high: int) -> bool:
+        """Whether an acknowledgement in ``[low, high)`` waits to be durable."""
+        return bool(len(self.undurable)) and bool(len(self.undurable.to_array(low, high)))
+
+    # -- cancelling ----------------------------------------------------------------
+
+    def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these it has acknowledged, or was handed and has not let go; bool[n]."""
+        handed = self.acked.contains(offsets)
+        held = np.flatnonzero(self.held.contains(offsets))
+        if len(held):
+            handed[held] |= ~self._never_sent(offsets[held])
+        return handed
+
+    @abstractmethod
+    def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these are ready and were never sent; bool[n]."""
+
+    def withdraw(self, offsets: Int64s) -> None:
+        """Do not hand these out, which it was not handed yet: whoever offers leaves them out."""
+        if self.held.discard(offsets):
+            self._forget_ready(offsets)
+
+    def keep(self, offsets: Int64s, now_ms: int) -> None:
+        """Have it on record that these were handed out, before they are changed for others.
+
+        Of what is in retry that is so already.
+        """
+        rows = self.in_flight.find(offsets)
+        if rows.height:
+            self._record(counted(rows), np.full(rows.height, now_ms))
+
+    def kept(self) -> OffsetSet:
+        """What it keeps though it is cancelled for others, and more; not to be changed."""
+        return self.held
+
+    def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these are ready, in flight or in retry here; bool[n].
+
+        Or would be again after a crash, because an acknowledgement is not durable yet.
+        """
+        holds = self.held.contains(offsets) | self.retries.has_recovered(offsets)
+        if len(self.undurable):
+            holds |= self.undurable.contains(offsets)
+        return holds
+
+    # -- giving back -------------------------------------------------------------
+
+    def negative_acknowledge(
+        self, consumer: Consumer, offsets: Int64s, delay_ms: int | None, now_ms: int
+    ) -> int:
+        """The consumer could not; tried again after ``delay_ms``, or after its back-off.
+
+        Returns how many it held; others are ignored.
+        """
+        rows = self.in_flight.take_back(offsets, consumer.id)
+        if delay_ms is None:
+            chance = self._rng.random(rows.height)
+            next_ms = consumer.back_off.until_ms(now_ms, rows.counts, chance)
+        else:
+            next_ms = np.full(rows.height, now_ms + min(delay_ms, CEILING_MS), np.int64)
+        self.counts.given_back += rows.height
+        self._return(rows, next_ms, now_ms, "nack")
+        return rows.height
+
+    def release(self, consumer: Consumer, offsets: Int64s, delay_ms: int, now_ms: int) -> int:
+        """The consumer did not try these: as if they had not been delivered, but for a mark.
+
+        They are wanted again after ``delay_ms``. Returns how many it held.
+        """
+        rows = self.in_flight.take_back(offsets, consumer.id)
+        rows = rows._replace(attempts=(rows.attempts - 1) | RELEASED)
+        self.counts.released += rows.height
+        next_ms = np.full(rows.height, now_ms + min(delay_ms, CEILING_MS))
+        self._return(rows, next_ms, now_ms, None)
+        return rows.height
+
+    def extend(self, consumer: Consumer, offsets: Int64s, wait_ms: int, now_ms: int) -> int:
+        """The consumer needs ``wait_ms`` from now for these; returns how many it holds."""
+        return self.in_flight.extend(offsets, consumer.id, now_ms + min(wait_ms, CEILING_MS))
+
+    def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
+        """These come back from a consumer; failed for ``reason``, or not at all."""
+        if not rows.height:
+            return
+        rows = counted(rows)
+        if self.expiry.ttl_ms:  # it waits no longer than it lives
+            next_ms = np.minimum(next_ms, np.maximum(rows.due_ms + self.expiry.ttl_ms, now_ms))
+        self._record(rows, next_ms)
+        most = self.record.policy.max_deliveries
+        if most and reason is not None:
+            over = rows.counts >= most
+            if over.any():
+                self.dead.append(Dead.of(rows.pick(over), reason))
+                self._on_dead(self)
+                rows, next_ms = rows.pick(~over), next_ms[~over]
+        self._retry(rows, next_ms, now_ms)
+
+    def _record(self, rows: Rows, next_ms: Int64s) -> None:
+        """Have attempts made durable."""
+        self.retries.state(rows, next_ms)
+        self._submit(
+            Attempts(
+                self.record.topic_id,
+                self.record.id,
+                rows.offsets,
+                rows.to_store(),
+                next_ms,
+                rows.due_ms,
+            )
+        )
+
+    def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
+        at_once = next_ms <= now_ms
+        if at_once.any():
+            self._again(rows.pick(at_once), waited=waited)
+            rows, next_ms = rows.pick(~at_once), next_ms[~at_once]
+        if rows.height:
+            elapsed = self.retries.wait(rows, next_ms)
+            if elapsed.height:
+                self._again(elapsed, waited=True)
+
+    # -- the dead ----------------------------------------------------------------
+
+    def next_dead(self, most: int) -> Dead:
+        """Up to ``most`` of those to be buried next, by offset; ``bury`` takes them out.
+
+        What was acknowledged meanwhile is not among them.
+        """
+        parts: list[Dead] = []
+        while self.dead and sum(part.rows.height for part in parts) < most:
+            parts.append(self.dead.popleft())
+        dead = Dead.concat(parts)
+        order = np.argsort(dead.rows.offsets)
+        order = order[~self.acked.contains(dead.rows.offsets[order])]
+        if len(order) > most:
+            self.dead.appendleft(dead.pick(order[most:]))
+        next_dead = dead.pick(order[:most])
+        if len(order):
+            self.dead.appendleft(next_dead)
+        return next_dead
+
+    def bury(self, offsets: Int64s, letters: Sequence[Letter], done: Callable[[], None]) -> None:
+        """What ``next_dead`` gave is over: acknowledged, together with its letters.
+
+        Args:
+          offsets: those of them that are not acknowledged; int64[n].
+          done: called when that is durable.
+        """
+        self.dead.popleft()
+        self.held.discard(offsets)
+        self.counts.dead_lettered += len(offsets)
+        self.acknowledge(offsets, lambda count: done(), lambda fresh: letters)
+
+    def expire(self, rows: Rows) -> None:
+        """The time of these is over; they are in nobody's hands and not ready any more.
+
+        They are acknowledged, or die, if the policy says so.
+        """
+        self.counts.expired += rows.height
+        self._let_go(rows, "expired", self.record.policy.expired_to_dead_letter)
+
+    def _drop(self, rows: Rows) -> None:
+        """A backlog quota lets these go; otherwise as ``expire``."""
+        self.counts.dropped += rows.height
+        self._let_go(rows, "dropped", self.record.policy.dropped_to_dead_letter)
+
+    def _let_go(self, rows: Rows, reason: Reason, to_dead_letter: bool) -> None:
+        if to_dead_letter:
+            self.held.add(rows.offsets)
+            self.dead.append(Dead.of(rows, reason))
+            self._on_dead(self)
+        else:
+            self.held.discard(rows.offsets)
+            self.acknowledge(rows.offsets, None)
+
+    @property
+    def dying(self) -> int:
+        """How many messages wait to be buried."""
+        return sum(part.rows.height for part in self.dead)
+
+    @property
+    def may_let_go(self) -> bool:
+        """Whether there is room for more of the dead, which wait in memory."""
+        return self.dying < self.limits.ready_messages
+
+    @property
+    def settled(self) -> int:
+        """A number that grows by one for each message that is over; others may make it grow."""
+        return len(self.acked) + len(self._amendments.cancelled) + self.dying
+
+    def revive(self, rows: Rows, next_ms: int, now_ms: int) -> None:
+        """These of the dead are tried again after all; they are held."""
+        self._retry(rows, np.full(rows.height, next_ms), now_ms)
+
+    # -- time ----------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> bool:
+        """Let timeouts and retries happen; returns whether anything became ready."""
+        moved = self.throttle.advance(now_ms)
+        fired = self.retries.advance(now_ms)
+        if fired is None:
+            return moved
+        for delivery_id in fired.deliveries:
+            rows, deadline_ms = self.in_flight.expire(delivery_id, now_ms)
+            if deadline_ms is not None:
+                self._watch(deadline_ms, delivery_id)
+            if rows.height:
+                self.counts.timed_out += rows.height
+                self._return(rows, np.full(rows.height, now_ms), now_ms, "timeout")
+                moved = True
+        if fired.rows.height:
+            rows = fired.rows.pick(self.held.contains(fired.rows.offsets))
+            if rows.height:
+                self._again(rows, waited=True)
+                moved = True
+        return moved
+
+    def next_wake_ms(self) -> int | None:
+        """When ``advance`` has something to do."""
+        timer_ms, more_ms = self.retries.next_wake_ms(), self.throttle.next_wake_ms()
+        if timer_ms is None or more_ms is None:
+            return more_ms if timer_ms is None else timer_ms
+        return min(timer_ms, more_ms)
+
+    def rewind(self, now_ms: int) -> None:
+        """The wall clock went back: timers are laid out again; deadlines stay as they are."""
+        self.retries.rewind(now_ms)
+
+    # -- handing over --------------------------------------------------------------
+
+    def _hand_over(
+        self, consumer: Consumer, rows: Rows, now_ms: int, batch: MessageBatch | None = None
+    ) -> HandOver:
+        """Record that these are in the consumer's hands, counting the attempt."""
+        rows = rows._replace(attempts=rows.attempts + 1)
+        consumer.permits -= rows.height
+        policy = consumer.back_off
+        if policy.ack_wait_ms:
+            deadline_ms = policy.until_ms(now_ms, rows.counts, self._chance(rows))
+        else:
+            deadline_ms = np.full(rows.height, NEVER_MS)
+        delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms, now_ms)
+        if policy.ack_wait_ms:
+            self._watch(int(deadline_ms.min()), delivery_id)
+        self.throttle.handed_over(rows.height, now_ms)
+        self.counts.delivered += rows.height
+        self.counts.redelivered += int((rows.attempts > 1).sum())
+        return HandOver(consumer, rows, delivery_id, batch)
+
+    def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
+        """Which rows are still in this very hand: not acknowledged, not taken back."""
+        return self.in_flight.holds(hand.delivery_id, hand.rows.height)
+
+    def _chance(self, rows: Rows) -> float | npt.NDArray[np.float64]:
+        """The share of jitter for each row; first deliveries have none, and one deadline."""
+        if not (rows.attempts > 1).any():
+            return 0.0
+        return self._rng.random(rows.height)
+
+    def _watch(self, deadline_ms: int, delivery_id: int) -> None:
+        if self.retries.is_untidy(len(self.held) + self.in_flight.deliveries):
+            self.retries.tidy(self.in_flight.delivery_ids())
+        self.retries.watch(delivery_id, deadline_ms)
+
+    # -- durable attempts ------------------------------------------------------------
+
+    def recover_acks(self, offsets: Int64s) -> None:
+        """At recovery, before ``begin``: these were acknowledged, durably."""
+        self.acked.add(offsets)
+
+    def begin(self, now_ms: int) -> None:
+        """Everything that was stored is known: lay out what waits for another attempt."""
+        rows, next_ms = self.retries.take_recovered(self.acked)
+        if rows.height:
+            self.held.add(rows.offsets)
+            self._retry(rows, next_ms, now_ms, waited=True)
+
+    def all_attempts(self, now_ms: int) -> AttemptTable:
+        """Every message that was tried before and is not done, and when next.
+
+        Among them may be some that were acknowledged while they waited.
+        """
+        self.retries.take_stated()
+        waiting, next_ms = self.retries.waiting()
+        flying = self.in_flight.rows()
+        # Of what was changed for others the journal says that it was handed out (``keep``).
+        recorded = self._amendments.changed(flying.offsets)
+        flying = counted(flying._replace(attempts=flying.attempts - ~recorded))
+        dead = [part.rows for part in self.dead]
+        others = Rows.concat([flying, self._ready_again(), *dead])
+        others = others.pick(others.attempts > 0)
+        rows = Rows.concat([waiting, others])
+        next_ms = np.concatenate((next_ms, np.full(others.height, now_ms)))
+        return AttemptTable(rows.offsets, rows.to_store(), next_ms, rows.due_ms)
+
+    def tries_of(self, offset: int) -> tuple[int, int | None]:
+        """How often a held message was delivered, and when it is tried again if it waits."""
+        rows, times_ms = self.retries.waiting()
+        at = np.flatnonzero(rows.offsets == offset)
+        if len(at):
+            return int(rows.counts[at[0]]), int(times_ms[at[-1]])
+        rows = self._ready_again()
+        found = rows.counts[rows.offsets == offset]
+        return (int(found[0]) if len(found) else 0), None
+
+    @abstractmethod
+    def _ready_again(self) -> Rows:
+        """What is ready and was tried before, among other rows."""
+
+    def stop(self, now_ms: int) -> None:
+        """Give back everything in flight, so that a clean start knows the attempts."""
+        for consumer in list(self.consumers):
+            # That the broker stops is no failure of a message.
+            self._leave(consumer, now_ms, None)

@@ -1,0 +1,227 @@
+"""The coming part of a topic's delivery order: in a wheel up to the horizon, then in the index.
+
+Where a message is, seen from here::
+
+    place ─┬─ due now ─────────────────────────────► handed back, to be offered
+           ├─ below the horizon ─► wheel ─ advance ─►      "
+           └─ beyond it ─ window ─► wheel ─ advance ─►     "
+
+*Horizon*: a key of the delivery order. Below it the wheel knows every message that is
+not yet due; beyond it only the index does. It ends at a partition's end, or earlier
+where the wheels of all topics would hold more than their budget. A window is planned in one
+synchronous step (horizon and pinned sources together), and read by the broker, in a
+thread where it touches the disk. If the clock gets past the horizon first, every
+subscription's read mark is lowered to it, so nothing is lost and nothing waits.
+
+*Frontier*: the time up to which everything has been handed back. It never lies before
+something that was, so whoever reads the index by himself up to there misses nothing.
+
+No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from escapement.broker.topic.budget import WindowBudget
+from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
+from escapement.timewheel import Entries, TimingWheel
+
+# The next window is read this long before its partition begins, or half a partition if
+# that is shorter: reading a window of 2 million keys takes less than a second.
+WINDOW_LEAD_MS: Final = 5_000
+
+
+class Coming:
+    """See the module's docstring."""
+
+    __slots__ = (
+        "_budget",
+        "_counted",
+        "_horizon",
+        "_index",
+        "_index_next_ms",
+        "_loading",
+        "_topic_id",
+        "_wheel",
+        "frontier_ms",
+        "granularity_ms",
+    )
+
+    def __init__(
+        self,
+        topic_id: int,
+        index: DelayedIndex,
+        budget: WindowBudget,
+        tick_ms: int,
+        granularity_ms: int,
+        now_ms: int,
+    ) -> None:
+        self.granularity_ms = granularity_ms  # the span of a partition
+        self.frontier_ms = now_ms
+        self._topic_id = topic_id
+        self._index = index
+        self._budget = budget
+        self._counted = 0  # keys of our wheel that the budget knows of
+        self._wheel = TimingWheel(tick_ms, now_ms)
+        self._horizon = KEY_MIN
+        self._index_next_ms: int | None = None  # no entry at or past the horizon is due earlier
+        self._loading: TimingWheel | None = None  # the wheel that a window is being read for
+        self.begin_at(now_ms)
+
+    def __len__(self) -> int:
+        return len(self._wheel)
+
+    def begin_at(self, now_ms: int) -> None:
+        """What is due by now is in the index, and others come to it; begin behind it."""
+        self._reach(now_ms)
+        self._set_horizon(Key(now_ms + 1, 0))
+
+    def close(self) -> None:
+        """Nobody wants what comes any more."""
+        self._budget.used -= self._counted
+        self._counted = 0
+
+    # -- messages arrive, and fall due -----------------------------------------------
+
+    def place(self, arrived: Entries, now_ms: int) -> Iterator[Entries]:
+        """Put what is below the horizon into the wheel; gives what is due, in order."""
+        self._reach(now_ms)
+        due = arrived.when_ms <= now_ms
+        if due.any():
+            yield _in_order(arrived.take(due) if not due.all() else arrived)
+            if due.all():
+                return
+            arrived = arrived.take(~due)
+        horizon, due_ms, offsets = self._horizon, arrived.when_ms, arrived.ids
+        below = (due_ms < horizon.due_ms) | (
+            (due_ms == horizon.due_ms) & (offsets < horizon.offset)
+        )
+        if not below.all():
+            next_ms = int(due_ms[~below].min())
+            if self._index_next_ms is None or next_ms < self._index_next_ms:
+                self._index_next_ms = next_ms
+        if below.any():
+            yield from self._turn_in(arrived.take(below))
+            if self._budget.asks_to_shrink(len(self)):
+                self._shrink_window()
+
+    def _turn_in(self, waiting: Entries) -> Iterator[Entries]:
+        elapsed = self._wheel.insert(waiting.when_ms, waiting.ids, waiting.tags)
+        self._count()
+        if elapsed is not None:
+            yield elapsed  # the wall clock went back a little, and the wheel has seen later
+
+    def pass_horizon(self, now_ms: int) -> Key | None:
+        """The horizon, if the clock got past it before a window was read; it moves to now."""
+        if self._index_next_ms is None or self._index_next_ms > now_ms:
+            return None
+        passed = self._horizon
+        self._set_horizon(max(passed, Key(now_ms + 1, 0)))
+        return passed
+
+    def advance(self, now_ms: int) -> Entries:
+        """Turn the wheel; returns what has fallen due, in order."""
+        self._reach(now_ms)
+        due = self._wheel.advance(max(now_ms, self._wheel.now_ms))
+        self._count()
+        return due
+
+    def rewind(self, now_ms: int) -> bool:
+        """The wall clock went back; whether by so much that all is begun anew."""
+        if self.frontier_ms - now_ms <= self._wheel.tick_ms:
+            return False
+        self.frontier_ms = now_ms
+        self._wheel = TimingWheel(self._wheel.tick_ms, now_ms)
+        self._loading = None
+        self._count()
+        self.begin_at(now_ms)
+        return True
+
+    def set_tick(self, tick_ms: int, now_ms: int) -> Iterator[Entries]:
+        """Another tick from now on; no message's time moves. Gives what is due."""
+        if tick_ms == self._wheel.tick_ms:
+            return
+        waiting = self._wheel.drain()
+        loading = self._loading is self._wheel
+        self._wheel = TimingWheel(tick_ms, now_ms)
+        self._loading = self._wheel if loading else None
+        yield from self._turn_in(waiting)
+
+    def next_wake_ms(self) -> int | None:
+        """When the wheel or a window has something to do; None for never."""
+        wakes = [self._wheel.next_wake_ms(), self._index_next_ms]
+        if self._loading is None and self._window_fits():
+            wakes.append(self._window_at_ms())
+        return min((wake for wake in wakes if wake is not None), default=None)
+
+    def _reach(self, now_ms: int) -> None:
+        self.frontier_ms = max(self.frontier_ms, now_ms)
+
+    # -- windows ---------------------------------------------------------------------
+
+    def wants_window(self, now_ms: int) -> bool:
+        """Whether the next window should be planned and read now."""
+        at_ms = self._window_at_ms()
+        return (
+            at_ms is not None and at_ms <= now_ms and self._loading is None and self._window_fits()
+        )
+
+    def _window_at_ms(self) -> int | None:
+        if self._index_next_ms is None:
+            return None
+        begins_ms = self._index_next_ms // self.granularity_ms * self.granularity_ms
+        return begins_ms - min(WINDOW_LEAD_MS, self.granularity_ms // 2)
+
+    def _window_fits(self) -> bool:
+        return self._budget.allows_window(len(self))
+
+    def begin_window(self) -> Plan:
+        """Move the horizon and pin what lies below it; ``end_window`` must follow."""
+        assert self._index_next_ms is not None
+        assert self._loading is None, "two windows at once"
+        until = Key((self._index_next_ms // self.granularity_ms + 1) * self.granularity_ms, 0)
+        plan = self._index.plan(
+            self._topic_id, self._horizon, max(until, self._horizon), self._budget.window()
+        )
+        assert plan.files <= self._index.limits.most_segments, "too many files in a partition"
+        self._loading = self._wheel
+        self._set_horizon(plan.stop)
+        return plan
+
+    def end_window(self, found: Entries) -> Iterator[Entries]:
+        """Put a window's keys into the wheel they were read for, if it is still turning."""
+        wheel, self._loading = self._loading, None
+        if wheel is self._wheel and len(found):
+            yield from self._turn_in(found)
+
+    def _count(self) -> None:
+        """Tell the budget how many keys our wheel has now."""
+        self._budget.used += len(self) - self._counted
+        self._counted = len(self)
+
+    def _set_horizon(self, horizon: Key) -> None:
+        self._horizon = horizon
+        self._index_next_ms = self._index.next_due(self._topic_id, horizon)
+
+    def _shrink_window(self) -> None:
+        """Too much was published below the horizon: move it back to what is bounded."""
+        if self._loading is not None:
+            return
+        waiting = self._wheel.entries()
+        rank = np.lexsort((waiting.ids, waiting.when_ms))[len(waiting) // 2]
+        cut = Key(int(waiting.when_ms[rank]), int(waiting.ids[rank]))
+        self._wheel.drop_from(cut.due_ms, cut.offset)
+        self._count()
+        self._set_horizon(cut)
+
+
+def _in_order(arrived: Entries) -> Entries:
+    """Sorted by due time, then offset; offsets arrive ascending."""
+    due_ms = arrived.when_ms
+    if (due_ms[1:] >= due_ms[:-1]).all():
+        return arrived
+    return arrived.take(np.argsort(due_ms, kind="stable"))

@@ -1,0 +1,150 @@
+"""One batch on its way: it remembers what to tell its session when the outcome is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from escapement.broker.topic.dedup import NEW, WAITING, DedupKeys
+from escapement.broker.topic.producer import Producer
+from escapement.dedup import Digests
+from escapement.errors import EscapementError
+from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times, UInt8s
+
+# Before every moment: what is looked up was stored just now, or a moment ago.
+_EVER_MS: Final = -(1 << 62)
+
+
+class Stored(NamedTuple):
+    """Where the messages of a batch stand that is durable.
+
+    ``duplicate``: some of them were stored before. ``base_offset`` is the first one's
+    offset, and the others follow; -1 if that is not known, or not so. Then the columns, if
+    there are any, have for each message its offset (-1: not known), and whether it was
+    stored before (1) or not.
+    """
+
+    base_offset: int
+    duplicate: bool = False
+    offsets: Int64s | None = None
+    repeated: UInt8s | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Publication:
+    """One batch, from its arrival to its receipt.
+
+    Args:
+      sequence: the number of its first message; ``after`` that of the one before it.
+      body: the encoding of ``batch``, which the log stores as it is.
+      done: called when it is durable.
+      failed: called with the reason, if it will not be.
+      digests: the messages' dedup keys, V16[n].
+
+    Of a message whose sequence is known only the count is kept (``known``); one whose dedup
+    key is known leaves ``batch`` too, and ``found`` has its row.
+    """
+
+    sequence: int
+    after: int
+    batch: MessageBatch
+    times: Times
+    body: Buffer
+    done: Callable[[Stored], None]
+    failed: Callable[[EscapementError], None]
+    digests: Digests | None = None
+    producer: Producer | None = None
+    known: int = 0  # how many of the first messages were stored before
+    keys: DedupKeys | None = None  # what holds our new keys
+    found: Int64s | None = None  # see DedupKeys.sort_out; None: all are new
+
+    @property
+    def last_sequence(self) -> int:
+        """The number of its last message."""
+        count = len(self.batch) if self.found is None else len(self.found)
+        return self.sequence + self.known + count - 1
+
+    def trim(self, known: int) -> None:
+        """Leave out the first messages, which are stored."""
+        if known:
+            if self.digests is not None:
+                self.digests = self.digests[known:]
+            self._keep(np.arange(known, len(self.batch)))
+            self.known = known
+
+    def sort_out(self, keys: DedupKeys, since_ms: int) -> None:
+        """Leave out the messages whose dedup keys are known.
+
+        Raises:
+          Busy, LimitExceeded: if the others cannot be remembered; nothing happened.
+        """
+        assert self.digests is not None
+        found = keys.sort_out(self.digests, since_ms)
+        self.keys = keys
+        new = found == NEW
+        if not new.all():
+            self.found = found
+            self._keep(np.flatnonzero(new))
+
+    @property
+    def new_digests(self) -> Digests | None:
+        """Those of the messages that are to be stored."""
+        if self.digests is None or self.found is None:
+            return self.digests
+        new: Digests = self.digests[self.found == NEW]
+        return new
+
+    def queued(self) -> None:
+        """It was handed to the commit pipeline."""
+        digests = self.new_digests
+        if self.keys is not None and digests is not None:
+            self.keys.hold(digests)
+
+    def _keep(self, rows: Int64s) -> None:
+        self.batch = self.batch.take(rows)
+        self.body = self.batch.encode() if len(rows) else b""
+        if not len(rows):
+            self.times = NO_TIMES
+        elif self.times is not NO_TIMES:
+            delay_ms, at_ms = self.times.delay_ms, self.times.at_ms
+            self.times = Times(
+                None if delay_ms is None else delay_ms[rows],
+                None if at_ms is None else at_ms[rows],
+            )
+
+    def committed(self, base_offset: int) -> None:
+        """It is durable, beginning at ``base_offset``; so is all that was handed in before."""
+        assert self.producer is not None
+        self.producer.committed(self.last_sequence, base_offset + len(self.batch) - 1)
+        if self.found is None:
+            self.done(Stored(-1 if self.known else base_offset, bool(self.known)))
+            return
+        assert self.keys is not None
+        assert self.digests is not None
+        offsets = self.found
+        repeated = offsets != NEW
+        offsets[~repeated] = np.arange(base_offset, base_offset + len(self.batch))
+        waiting = np.flatnonzero(offsets == WAITING)
+        if len(waiting):
+            offsets[waiting] = self.keys.find(self.digests[waiting], _EVER_MS)
+        before = self.known
+        self.done(
+            Stored(
+                -1,
+                True,
+                np.concatenate([np.full(before, -1), offsets]),
+                np.concatenate([np.ones(before, np.uint8), repeated.astype(np.uint8)]),
+            )
+        )
+
+    def refused(self, error: EscapementError) -> None:
+        """It is not, and will not be."""
+        assert self.producer is not None
+        digests = self.new_digests
+        if self.keys is not None and digests is not None:
+            self.keys.let_go(digests)
+        self.producer.refused(self.sequence + self.known)
+        self.failed(error)

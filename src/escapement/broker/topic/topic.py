@@ -1,0 +1,526 @@
+"""A topic: its messages, its subscriptions, and what is to come; the synchronous heart.
+
+What is accepted goes into the index, and what of it is due is offered to the shared
+subscriptions; what is to come lies in ``coming``, which gives it back when it is due. A
+topic without a shared subscription has none of that: it costs nothing.
+
+No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.log.amendments import Amendments
+from escapement.broker.subscription.deadletter import KEEPER
+from escapement.broker.subscription.ordered import OrderedSubscription
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.amount import Amount, quota_of, total_quota_of
+from escapement.broker.topic.budget import WindowBudget
+from escapement.broker.topic.coming import Coming
+from escapement.broker.topic.dedup import DedupKeys
+from escapement.broker.topic.groups import Groups
+from escapement.broker.topic.producer import Producer
+from escapement.broker.topic.publishrate import PublishRate
+from escapement.broker.topic.sizes import Sizes
+from escapement.message import Int64s, MessageBatch, UInt32s
+from escapement.names import TopicName
+from escapement.storage.catalog import Namespace
+from escapement.storage.group import Moved, Restated
+from escapement.storage.index import DelayedIndex, Plan
+from escapement.storage.policy import TopicPolicy
+from escapement.timewheel import Entries
+from escapement.traits import traits_of
+
+_NEVER_MS: Final = 1 << 62
+
+
+class Topic:
+    """Runtime state of one topic; see the module's docstring."""
+
+    __slots__ = (
+        "_budget",
+        "_coming",
+        "_index",
+        "_last_restatement",
+        "accepted_since_ms",
+        "amendments",
+        "backlog",
+        "dedup",
+        "deleting",
+        "groups",
+        "grown",
+        "id",
+        "name",
+        "namespace",
+        "next_offset",
+        "ordered",
+        "policy",
+        "producers",
+        "publish_rate",
+        "published",
+        "quota",
+        "rests_until_ms",
+        "shared",
+        "sizes",
+        "subscribing",
+        "total_quota",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        name: TopicName,
+        namespace: Namespace,
+        policy: TopicPolicy,
+        next_offset: int,
+        index: DelayedIndex,
+        budget: WindowBudget,
+        dedup: DedupKeys,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.namespace = namespace
+        self.policy = policy
+        self.next_offset = next_offset
+        self.shared: dict[str, SharedSubscription] = {}
+        self.ordered: dict[str, OrderedSubscription] = {}
+        self.producers: dict[str, Producer] = {}
+        self.amendments = Amendments()
+        self.groups = Groups()
+        self._last_restatement: int | None = None
+        self.sizes = Sizes()
+        self.publish_rate = PublishRate()
+        self.dedup = dedup
+        self.backlog: tuple[int, Amount] | None = None  # when it was last counted, and what waits
+        self.rests_until_ms = 0  # before that it is not looked at again for its quota
+        self._set_quota()
+        self.published = 0  # messages since this broker serves the topic
+        self.deleting = False  # nothing more is taken
+        self.subscribing = 0  # subscriptions being made durable: nothing may be forgotten
+        self.accepted_since_ms = _NEVER_MS  # the earliest due time accepted meanwhile
+        self._index = index
+        self._budget = budget
+        self._coming: Coming | None = None  # while there is a shared subscription
+
+    # -- subscriptions ------------------------------------------------------------
+
+    def subscriptions(self) -> Iterable[Subscription]:
+        """All of them."""
+        yield from self.shared.values()
+        yield from self.ordered.values()
+
+    def consumed(self) -> Iterable[Subscription]:
+        """Those whose backlog may expire and is bounded: all but the keeper of dead letters.
+
+        What failed elsewhere stays until somebody has looked at it.
+        """
+        return (one for one in self.subscriptions() if one.record.name != KEEPER)
+
+    def subscription(self, name: str) -> Subscription | None:
+        """The one of this name."""
+        return self.shared.get(name) or self.ordered.get(name)
+
+    def add_shared(self, subscription: SharedSubscription, now_ms: int) -> None:
+        """Serve a shared subscription; its mark says what of the past it still wants."""
+        if self._coming is None:
+            tick_ms, granularity_ms = self.namespace.tick_ms, self.namespace.granularity_ms
+            self._coming = Coming(
+                self.id, self._index, self._budget, tick_ms, granularity_ms, now_ms
+            )
+        self.shared[subscription.record.name] = subscription
+        self._introduce(subscription)
+        self._govern(subscription)
+
+    def _introduce(self, subscription: SharedSubscription) -> None:
+        """Tell it of what is in the index that it would otherwise come upon late."""
+        if self._index.has_priorities(self.id):
+            subscription.expect_priorities()
+
+    def begin_subscribing(self) -> None:
+        """A subscription is being made durable; ``subscribing`` is lowered when it is."""
+        if not self.subscribing:
+            self.accepted_since_ms = _NEVER_MS
+        self.subscribing += 1
+
+    def add_ordered(self, subscription: OrderedSubscription) -> None:
+        """Serve an exclusive or failover subscription."""
+        self.ordered[subscription.record.name] = subscription
+        self._govern(subscription)
+
+    def _govern(self, subscription: Subscription) -> None:
+        subscription.throttle.topic_paused_until_ms = self.policy.paused_until_ms
+        if subscription.record.name != KEEPER:
+            subscription.expiry.set_ttl(self.policy.ttl_ms or self.namespace.policy.ttl_ms)
+
+    def remove(self, name: str) -> None:
+        """Stop serving a subscription."""
+        gone = self.subscription(name)
+        if gone is not None:
+            self.groups.leave(gone.record.id)
+        self.ordered.pop(name, None)
+        self.shared.pop(name, None)
+        if self._coming is not None and not self.shared:
+            self._coming.close()
+            self._coming = None
+
+    # -- messages arrive ------------------------------------------------------------
+
+    def accept(self, base_offset: int, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
+        """Take committed messages: one call for each group."""
+        assert base_offset == self.next_offset, "the log has a gap, or went back"
+        count = len(due_ms)
+        traits = self._append(base_offset, due_ms, batch)
+        self.published += count
+        self.grown = True
+        if self.subscribing:
+            self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
+        for one in self.ordered.values():
+            if one.expiry.ttl_ms:
+                one.expiry.keeps(int(due_ms.min()))
+        if self.shared:
+            self.place(due_ms, np.arange(base_offset, base_offset + count), now_ms, traits)
+
+    def place(
+        self, due_ms: Int64s, offsets: Int64s, now_ms: int, traits: UInt32s | None = None
+    ) -> None:
+        """Offer what is due; the rest is to come."""
+        assert self._coming is not None
+        for due in self._coming.place(_entries(due_ms, offsets, traits), now_ms):
+            self._offer(due)
+
+    def _offer(self, due: Entries) -> None:
+        if not len(due):
+            return
+        self.grown = True
+        traits = None if due.tags is None else due.tags.astype(np.uint32)
+        for subscription in self.shared.values():
+            subscription.offer(due.when_ms, due.ids, traits)
+
+    def _append(self, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> UInt32s | None:
+        """Take messages that are new; returns their traits, if any has one."""
+        traits = self._index.add(self.id, base_offset, due_ms, batch)
+        self.sizes.saw(batch)
+        self.next_offset = max(self.next_offset, base_offset + len(due_ms))
+        return traits
+
+    def recover(
+        self, base_offset: int, due_ms: Int64s, batch: MessageBatch, offsets: Int64s | None = None
+    ) -> None:
+        """Take messages of the log that the index lacks; subscriptions come to them later.
+
+        Args:
+          offsets: of a restatement; ascending. Without, they count up from ``base_offset``.
+        """
+        if offsets is None and self.amendments.moves.empty:
+            self._append(base_offset, due_ms, batch)
+            return
+        if offsets is None:
+            offsets = np.arange(base_offset, base_offset + len(due_ms))
+            self.next_offset = max(self.next_offset, base_offset + len(due_ms))
+        self.sizes.saw(batch)
+        stale = self.amendments.moves.stale(due_ms, offsets)
+        if stale is not None:
+            for subscription in self.shared.values():
+                stale &= ~subscription.holds(offsets)
+            at = np.flatnonzero(~stale)
+            due_ms, offsets, batch = due_ms[at], offsets[at], batch.take(at)
+        self._index.add_again(self.id, offsets, due_ms, batch)
+
+    # -- messages move ----------------------------------------------------------------
+
+    def withhold(self, offsets: Int64s, now_ms: int) -> None:
+        """These are being moved: no subscription is handed them that was not already."""
+        for subscription in self.shared.values():
+            self.withdraw_from(subscription, offsets, now_ms)
+        self.amendments.withhold(offsets)
+
+    def withdraw_from(self, subscription: Subscription, offsets: Int64s, now_ms: int) -> None:
+        """These change for a subscription, but for what it was handed, which it keeps."""
+        handed = subscription.was_handed(offsets)
+        if handed.any():
+            # After a crash it must still get them as they were.
+            subscription.keep(offsets[handed], now_ms)
+        subscription.withdraw(offsets[~handed])
+
+    def move(self, moved: Moved, batch: MessageBatch, now_ms: int) -> None:
+        """What was withheld is stated again, durably; ``batch`` is what it says."""
+        order = np.argsort(moved.offsets)
+        batch = batch.take(order)
+        offsets, due_ms, stale_ms, bases = (column[order] for column in moved)
+        traits = self._index.add_again(self.id, offsets, due_ms, batch)
+        self.amendments.move(offsets, due_ms, stale_ms, bases)
+        for one in self.ordered.values():
+            one.due_again(offsets, due_ms)
+        self._again(due_ms, offsets, traits, now_ms)
+
+    def release(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
+        """These were withheld and stay as they were, due at ``due_ms``; offsets ascend."""
+        self.amendments.release(offsets)
+        self._again(due_ms, offsets, traits_of(batch), now_ms)
+
+    def _again(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
+        if self.subscribing:
+            self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
+        if self.shared:
+            self.place(due_ms, offsets, now_ms, traits)
+
+    def relocated(self, restated: Restated) -> None:
+        """The log states these once more, as they were; their first statement may go."""
+        item, due_ms = restated.item, restated.due_ms
+        self.amendments.moves.put(item.offsets, due_ms, due_ms, item.base_offset)
+
+    def forget_moves(self, below: int, now_ms: int) -> bool:
+        """The log begins at ``below``: of what lies before, only what is live has a time.
+
+        And what has a key that is not yet due, which without its entry would seem to count.
+        Returns whether anything was forgotten.
+        """
+        due_ms, last_ms, offsets = self.amendments.moves.below(below)
+        if not len(offsets):
+            return False
+        over = last_ms <= now_ms
+        cancelled = self.amendments.durably_cancelled(offsets)
+        if cancelled is not None:
+            over |= cancelled
+        gone = offsets[over & ~self.live(due_ms, offsets, now_ms)]
+        self.amendments.moves.discard(gone)
+        return bool(len(gone))
+
+    @property
+    def restatements_known(self) -> bool:
+        """Whether ``next_restatement`` can be asked for."""
+        return self._last_restatement is not None
+
+    def know_restatements(self, lowest: int) -> None:
+        """The newest restatement in the log has this key; 0: there is none."""
+        if self._last_restatement is None:
+            self._last_restatement = lowest
+
+    def next_restatement(self) -> int:
+        """A key for a restatement that no other has."""
+        assert self._last_restatement is not None
+        self._last_restatement -= 1
+        return self._last_restatement
+
+    def recovered(self, now_ms: int) -> None:
+        """All of the past is in the index now: look for what comes next from here on."""
+        if self._coming is not None:
+            self._coming.begin_at(now_ms)
+        for subscription in self.shared.values():
+            self._introduce(subscription)
+
+    # -- time passes ------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> None:
+        """Move the frontier to ``now_ms``; offers, timeouts and retries follow."""
+        if self._coming is not None:
+            passed = self._coming.pass_horizon(now_ms)
+            if passed is not None:
+                for subscription in self.shared.values():
+                    subscription.fall_behind(passed)
+            self._offer(self._coming.advance(now_ms))
+        for any_kind in self.subscriptions():
+            any_kind.advance(now_ms)
+
+    def frontier_ms(self, now_ms: int) -> int:
+        """Up to when messages have been offered, or are now; ahead of a clock that went back.
+
+        Behind it a key is in no wheel: whoever reads on from a mark must come this far.
+        """
+        return now_ms if self._coming is None else max(now_ms, self._coming.frontier_ms)
+
+    def next_wake_ms(self, now_ms: int) -> int | None:
+        """When ``advance`` or a window has something to do; None for never."""
+        wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
+        if self.grown and (self.quota.drops or self.total_quota.drops):
+            wakes.append(self.rests_until_ms)
+        if self._coming is not None:
+            wakes.append(self._coming.next_wake_ms())
+        known = [wake for wake in wakes if wake is not None]
+        return max(min(known), now_ms) if known else None
+
+    def rewind(self, now_ms: int) -> None:
+        """The wall clock went back; behind the frontier by more than a tick, all is rebuilt."""
+        if self._coming is not None and not self._coming.rewind(now_ms):
+            return
+        for subscription in self.subscriptions():
+            subscription.rewind(now_ms)
+
+    def set_policy(self, policy: TopicPolicy) -> None:
+        """Go by another policy from now on."""
+        self.policy = policy
+        self._set_quota()
+        for subscription in self.subscriptions():
+            self._govern(subscription)
+
+    def _set_quota(self) -> None:
+        self.quota = quota_of(self.policy, self.namespace.policy)
+        self.total_quota = total_quota_of(self.namespace.policy)
+        self.grown = True  # or something has come, or come due, since it was looked at
+
+    def set_namespace(self, namespace: Namespace, now_ms: int) -> None:
+        """Take the namespace's new settings; no message's time moves. P4."""
+        self.namespace = namespace
+        self._set_quota()
+        for subscription in self.subscriptions():
+            self._govern(subscription)
+        if self._coming is not None:
+            self._coming.granularity_ms = namespace.granularity_ms
+            for due in self._coming.set_tick(namespace.tick_ms, now_ms):
+                self._offer(due)
+
+    # -- windows ----------------------------------------------------------------------
+
+    def wants_window(self, now_ms: int) -> bool:
+        """Whether the next window should be planned and read now."""
+        return self._coming is not None and self._coming.wants_window(now_ms)
+
+    def begin_window(self) -> tuple[Coming, Plan]:
+        """What is to be read, and for whom; ``end_window`` must follow."""
+        assert self._coming is not None
+        return self._coming, self._coming.begin_window()
+
+    def end_window(
+        self, reader: Coming, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None
+    ) -> None:
+        """The keys of a window have been read."""
+        if reader is self._coming:
+            for due in reader.end_window(_entries(due_ms, offsets, traits)):
+                self._offer(due)
+
+    # -- what the index must keep ---------------------------------------------------------
+
+    def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
+        """Which messages a checkpoint must write; bool[n].
+
+        What is not yet due, because a subscription may still come, or be sought, that wants
+        it, whoever has acknowledged it before its time; what a shared subscription is to
+        get and has not durably acknowledged; and everything while a subscription is being
+        made that may want what arrives meanwhile. What is durably cancelled, and the stale
+        key of what was moved, is live only for a subscription that holds the message.
+        """
+        if self.subscribing:
+            return np.ones(len(offsets), bool)
+        gone = self.amendments.gone(due_ms, offsets)
+        live = due_ms > now_ms
+        if gone is not None:
+            live &= ~gone
+        for subscription in self.shared.values():
+            wanted = subscription.covers(due_ms, offsets)
+            if gone is not None:
+                wanted &= ~gone | subscription.holds(offsets)
+            wanted &= ~subscription.durably_acked(offsets)
+            live |= wanted
+        return live
+
+    def pending(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
+        """Which messages are still to be done, for somebody who looks; bool[n].
+
+        What is not yet due and not cancelled, under the key that counts; and what is due and
+        a shared subscription is to get, or holds, and has not acknowledged.
+        """
+        hidden = self.amendments.hidden(due_ms, offsets)
+        pending = due_ms > now_ms
+        if hidden is not None:
+            pending &= ~hidden
+        rest = np.flatnonzero(~pending)
+        if not len(rest):
+            return pending
+        due_ms, offsets = due_ms[rest], offsets[rest]
+        for subscription in self.shared.values():
+            wanted = subscription.covers(due_ms, offsets)
+            if hidden is not None:
+                wanted &= ~hidden[rest] | subscription.holds(offsets)
+            wanted &= ~subscription.acked.contains(offsets)
+            pending[rest] |= wanted
+        return pending
+
+    def may_keep(self, low: int, high: int, max_due_ms: int, now_ms: int) -> bool:
+        """Whether any of ``[low, high)``, due by ``max_due_ms``, may be live; cheap.
+
+        May say so of what is not. O(log n) a subscription.
+        """
+        if self.subscribing or max_due_ms > now_ms:
+            return True
+        return any(one.may_want(low, high, max_due_ms) for one in self.shared.values())
+
+    def pins(self, low: int, high: int) -> bool:
+        """Whether someone is still to read ``[low, high)`` from the log itself."""
+        if self.subscribing:
+            return True
+        records = (one.record for one in self.shared.values())
+        if any(max(low, one.fill_from) < min(high, one.fill_until) for one in records):
+            return True
+        return any(one.is_to_read(low, high) for one in self.ordered.values())
+
+    def dead(self, low: int, high: int) -> Int64s:
+        """The offsets of ``[low, high)`` that everybody has durably acknowledged; sorted.
+
+        What is not named may be wanted; without a shared subscription nothing is named,
+        because one may still come.
+        """
+        if not self.shared or self.subscribing:
+            return np.zeros(0, np.int64)
+        first = next(iter(self.shared.values()))
+        dead = first.acked.to_array(low, high)
+        for subscription in self.shared.values():
+            if not len(dead):
+                break
+            done = subscription.durably_acked(dead)
+            cancelled = self.amendments.durably_cancelled(dead)
+            if cancelled is not None:
+                done |= cancelled & ~subscription.holds(dead)
+            dead = dead[done]
+        return dead
+
+    def outdated(self, low: int, high: int) -> tuple[Int64s, Int64s]:
+        """Of ``[low, high)`` what was changed, and when the key of each is due that counts.
+
+        The other keys nobody comes to want. -1: none counts, it was cancelled. What some
+        subscription holds, under whichever key, is not named. Offsets ascend; int64[n] each.
+        """
+        none = np.zeros(0, np.int64)
+        if self.subscribing:
+            return none, none
+        cancelled = self.amendments.cancelled.to_array(low, high)
+        moved = self.amendments.moves.between(low, high)
+        offsets = np.union1d(cancelled, moved)
+        if not len(offsets):
+            return none, none
+        staying_ms = self.amendments.moves.current(offsets, np.full(len(offsets), -1))
+        named = staying_ms >= 0
+        gone = self.amendments.durably_cancelled(offsets)
+        if gone is not None:
+            named |= gone
+            staying_ms = np.where(gone, -1, staying_ms)
+        for subscription in self.shared.values():
+            named &= ~subscription.holds(offsets)
+        return offsets[named], staying_ms[named]
+
+    def unacknowledged(self, subscription: Subscription) -> int:
+        """How many messages one of its subscriptions is still to be done with."""
+        cancelled = self.amendments.cancelled
+        if not len(cancelled):
+            return self.next_offset - len(subscription.acked)
+        done = cancelled.copy()
+        done.difference_update(subscription.kept())
+        done.union_update(subscription.acked)
+        return self.next_offset - len(done)
+
+    # -- figures ----------------------------------------------------------------------------
+
+    @property
+    def wheel_count(self) -> int:
+        """How many messages the wheel holds."""
+        return 0 if self._coming is None else len(self._coming)
+
+
+def _entries(due_ms: Int64s, offsets: Int64s, traits: UInt32s | None) -> Entries:
+    """Keys as the wheel has them; their traits are its tags."""
+    return Entries(due_ms, offsets, None if traits is None else traits.astype(np.int64))

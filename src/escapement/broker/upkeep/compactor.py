@@ -1,0 +1,127 @@
+"""Keeps the index's segments few and free of what is done.
+
+After checkpoints it asks the index which segments are worth merging, tells the merge
+which offsets are dead, and waits for it beside everything else. Dead is what every shared
+subscription of a topic has durably acknowledged, once it is due: of what is not, a
+subscription may still be made, or sought, that wants it. What is durably cancelled, and the
+old keys of what was moved, nobody comes to want, so they go at once, but for who holds them.
+What is not named is kept, so a topic that is not alive loses nothing.
+
+A merge is given up when the broker stops: the inputs are as good as before.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from escapement.broker.crash import one_error
+from escapement.broker.registry.registry import Registry
+from escapement.clock import Clock
+from escapement.errors import IndexDamaged, StorageError
+from escapement.message import Int64s
+from escapement.storage.blocking import Run
+from escapement.storage.index import DelayedIndex
+from escapement.storage.index.compaction import Compaction
+
+_log = logging.getLogger(__name__)
+
+# How often to look for something to merge: about as often as there is a new segment. One
+# merge a round, so that a wrong guess of what is live costs one rewrite and not a spin.
+ROUND_S: Final = 5.0
+# Offsets looked at in one step on the event loop: about a millisecond.
+_STEP_OFFSETS: Final = 1 << 18
+
+
+class Compactor:
+    """See the module's docstring."""
+
+    def __init__(self, index: DelayedIndex, registry: Registry, clock: Clock, run: Run) -> None:
+        self._index = index
+        self._registry = registry
+        self._clock = clock
+        self._run = run
+        self._alone = trio.Lock()
+
+    async def run(self) -> None:
+        """Merge whenever it is worth it, for ever.
+
+        Raises:
+          IndexDamaged: an input turned out damaged.
+        """
+        while True:
+            await trio.sleep(ROUND_S)
+            try:
+                await self.merge_some()
+            except IndexDamaged:
+                raise
+            except StorageError as error:
+                _log.warning("segments are not merged now: %s", error)
+
+    async def make_room(self) -> None:
+        """Wait until the index has room for another segment; merge some if need be.
+
+        Raises:
+          StorageError: the disk refuses; or an input turned out damaged.
+        """
+        while self._index.segment_count >= self._index.limits.most_segments:
+            await self.merge_some()
+
+    async def merge_some(self) -> None:
+        """Merge what is worth it now, after whatever is being merged. Raises ``StorageError``."""
+        async with self._alone:
+            names = self._index.choose_compaction(self._live_count)
+            if names:
+                await self.merge(names)
+
+    def _live_count(self, topic_id: int, first_offset: int, last_offset: int) -> int:
+        """About how many messages of a range are still wanted: never more than it holds."""
+        most = last_offset - first_offset + 1
+        topic = self._registry.active.get(topic_id)
+        if topic is None:
+            return most
+        uncancelled = topic.next_offset - len(topic.amendments.cancelled)
+        open_counts = [topic.unacknowledged(one) for one in topic.shared.values()]
+        return min(most, max(open_counts, default=uncancelled))
+
+    async def merge(self, names: list[str]) -> None:
+        """Merge the segments named into one, without what is dead. Raises ``StorageError``."""
+        compaction = self._index.begin_compaction(names, self._clock.now_ms())
+        try:
+            for topic_id, first, last in compaction.ranges():
+                for low in range(first, last + 1, _STEP_OFFSETS):
+                    topic = self._registry.active.get(topic_id)
+                    if topic is not None:
+                        high = min(low + _STEP_OFFSETS, last + 1)
+                        dead, outdated = topic.dead(low, high), topic.outdated(low, high)
+                        await self._run(_leave_out, compaction, topic_id, dead, *outdated)
+            with one_error():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_give_up_when_cancelled, compaction)
+                    await self._run(compaction.run)
+                    nursery.cancel_scope.cancel()
+            await self._run(compaction.finish)
+        except BaseException:
+            self._index.abandon_compaction(compaction)
+            raise
+        self._index.install_compaction(compaction)
+        _log.info("merged %d segments", len(names))
+
+
+def _leave_out(
+    compaction: Compaction, topic_id: int, dead: Int64s, outdated: Int64s, staying_ms: Int64s
+) -> None:
+    """Name what goes of a topic. Blocking."""
+    compaction.exclude(topic_id, dead)
+    compaction.outdate(topic_id, outdated, staying_ms)
+
+
+async def _give_up_when_cancelled(compaction: Compaction) -> None:
+    """End the child process of a merge whose broker stops: its thread waits for it."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        if not compaction.merged:
+            compaction.discard()

@@ -1,0 +1,118 @@
+"""Fills the past in: log rows that a subscription wants and the index has forgotten.
+
+A checkpoint keeps only what somebody still wants. A subscription that begins at earliest,
+at an offset or at a time of the past (made or sought there) wants more; its record says
+which range of the log is still to be read (``fill_from``, ``fill_until``). The rows are
+added to the index again, in bounded steps, and the subscription's read mark is lowered to
+them. Adding what is there already does no harm, so a fill that was interrupted simply goes
+on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.log.logreader import LogReader
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import StorageUnavailable
+from escapement.storage.index import DelayedIndex, Key
+
+_STEP_BYTES: Final = 1024 * 1024
+_RETRY_S: Final = 1.0
+
+
+class Filler:
+    """See the module's docstring.
+
+    Args:
+      room: waits until the index has room.
+      on_step: called after each step that brought something.
+    """
+
+    def __init__(
+        self,
+        index: DelayedIndex,
+        clock: Clock,
+        log: LogReader,
+        room: Callable[[], Awaitable[None]],
+        on_step: Callable[[Topic], None],
+    ) -> None:
+        self._index = index
+        self._clock = clock
+        self._log = log
+        self._room = room
+        self._on_step = on_step
+        self._waiting: deque[tuple[Topic, SharedSubscription]] = deque()
+        self._work = trio.Event()
+
+    def add(self, topic: Topic, subscription: SharedSubscription) -> None:
+        """This subscription's record has a range to be filled in."""
+        self._waiting.append((topic, subscription))
+        self._work.set()
+
+    async def run(self) -> None:
+        """Fill for ever, one step of each subscription in turn."""
+        while True:
+            if not self._waiting:
+                self._work = trio.Event()
+                await self._work.wait()
+            topic, subscription = self._waiting.popleft()
+            await self._room()
+            try:
+                if await self._step(topic, subscription):
+                    self._waiting.append((topic, subscription))
+            except StorageUnavailable:
+                self._waiting.append((topic, subscription))
+                await trio.sleep(_RETRY_S)
+
+    async def _step(self, topic: Topic, subscription: SharedSubscription) -> bool:
+        """Fill in some rows; returns whether there may be more."""
+        record = subscription.record
+        if topic.shared.get(record.name) is not subscription:
+            return False  # it was deleted, or sought
+        if record.fill_from >= record.fill_until:
+            return False
+        # Where the beginning is a time, rows that lie before it as a whole are not read, unless
+        # messages were moved: a row says when they were due at first.
+        by_time = record.start_offset >= record.fill_until and topic.amendments.moves.empty
+        parts, reached = await self._log.read_due(
+            topic.id,
+            record.fill_from,
+            record.fill_until,
+            record.start_due_ms if by_time else 0,
+            _STEP_BYTES,
+        )
+        if topic.shared.get(record.name) is not subscription:
+            return False
+        now_ms = self._clock.now_ms()
+        for part in parts:
+            base_offset, due_ms, batch, _ = part
+            offsets = np.arange(base_offset, part.end_offset)
+            due_ms = topic.amendments.moves.current(offsets, due_ms)
+            # What is not yet due was never forgotten.
+            wanted = (due_ms <= now_ms) & (offsets >= record.fill_from)
+            wanted &= subscription.covers(due_ms, offsets)
+            wanted &= ~subscription.acked.contains(offsets)
+            standing = topic.amendments.uncancelled(offsets)
+            if standing is not None:
+                # What it had been handed before that was cancelled it keeps.
+                wanted &= standing | subscription.holds(offsets)
+            at = np.flatnonzero(wanted)
+            if len(at):
+                self._index.add_again(topic.id, offsets[at], due_ms[at], batch.take(at))
+                first = at[np.lexsort((offsets[at], due_ms[at]))[0]]
+                subscription.fall_behind(Key(int(due_ms[first]), int(offsets[first])))
+        # Its policy may have changed while the log was read.
+        subscription.record = replace(
+            subscription.record, fill_from=min(reached, record.fill_until)
+        )
+        self._on_step(topic)
+        return True

@@ -1,0 +1,318 @@
+"""Forgets in time: drops the oldest generations of the log that nobody needs any more.
+
+One task. In each round it looks at the oldest generation, and at the next once that is
+gone. A generation may go when
+
+1. every namespace with messages in it lets go of them: they are older than its
+   ``retention_ms``, or it has ``retention_bytes`` in newer generations;
+2. nobody is still to read it: an ordered subscription what it has not acknowledged, a fill
+   of a shared one its past;
+3. none of its messages is live (``Topic.live``), after those that are were stated again in
+   the current generation (broker/upkeep/relocation.py);
+4. no group commit is under way into it and the journal names none of its rows, so that
+   after a crash nobody asks for them. A checkpoint sees to that.
+
+What was found is true until the generation is retired, because a message that is dead, or
+relocated, stays so for the subscriptions that there are; where a topic has another subscription by
+then (one was made or sought), it is looked at again. Retiring is one synchronous step, after
+which whoever reads the log finds it beginning later. Then it is marked for good, the reads
+under way are waited for, and its tables are dropped (storage/forgetting.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import trio
+
+from escapement.broker.log.logreader import LogReader
+from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.checkpointer import Checkpointer
+from escapement.broker.upkeep.relocation import Relocation
+from escapement.clock import Clock
+from escapement.errors import NotFound, StorageUnavailable
+from escapement.storage import forgetting
+from escapement.storage.blocking import Run
+from escapement.storage.commit import CommitPipeline
+from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.forgetting import Holding
+from escapement.storage.generation import Generation
+from escapement.storage.index import DelayedIndex
+from escapement.storage.lease import Lease
+from escapement.storage.log import Log
+from escapement.storage.logtable import RowKey
+
+_logger = logging.getLogger(__name__)
+
+ROUND_S: Final = 60.0
+# Log rows read at once, and between two such steps: some 50 MB/s at the most.
+_STEP_BYTES: Final = 1 << 20
+_BREATH_S: Final = 0.02
+# Between two steps of deleting rows, so that commits always come first.
+_DELETE_BREATH_S: Final = 0.05
+# Live messages are relocated when the log is so many times as large as the index: so the log
+# is never much more than that, and what is mostly live is not written again and again.
+_SPARSE: Final = 4
+# A generation that is sparse ends early, but not below this age: each is a few tables.
+_NEXT_MS: Final = 60_000
+# Before every key of the log.
+_LOWEST: Final = -(1 << 63)
+
+
+class Forgetter:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lease: Lease,
+        log: Log,
+        index: DelayedIndex,
+        registry: Registry,
+        pipeline: CommitPipeline,
+        checkpointer: Checkpointer,
+        reader: LogReader,
+        clock: Clock,
+        run: Run,
+        sparse_bytes: int,
+    ) -> None:
+        """As the parts of a broker, and:
+
+        Args:
+          sparse_bytes: a smaller generation does not end before its time.
+        """
+        self._engine = engine
+        self._lease = lease
+        self._log = log
+        self._index = index
+        self._registry = registry
+        self._pipeline = pipeline
+        self._checkpointer = checkpointer
+        self._reader = reader
+        self._clock = clock
+        self._run = run
+        self._sparse_bytes = sparse_bytes
+        self._held: dict[int, list[Holding]] = {}  # by generation that nothing is added to
+        # Of the oldest generation: topics with nothing live in it, and their subscriptions.
+        self._empty: dict[int, frozenset[int]] = {}
+
+    async def run(self) -> None:
+        """Forget for ever."""
+        while True:
+            await trio.sleep(ROUND_S)
+            try:
+                await self.round()
+            except (StorageUnavailable, TransactionAborted) as error:
+                _logger.warning("forgetting waits for the database: %s", error)
+            except NotFound:
+                pass  # a topic was deleted meanwhile
+
+    async def round(self) -> None:
+        """Finish what is going, then drop whatever may go, oldest first."""
+        for generation in self._log.going:
+            await self._go(generation)
+        while len(self._log.generations) > 1 and await self._forget(self._log.generations[0]):
+            pass
+        await self._forget_moves()
+
+    async def _forget(self, oldest: Generation) -> bool:
+        """Drop a generation if it may go; whether it is gone."""
+        if self._pipeline.writes_to(oldest):
+            return False
+        held = await self._holdings(oldest)
+        if not await self._let_go(held):
+            return False
+        if self._pinned(held) or not await self._emptied(oldest, held):
+            return False
+        if await self._named_by_journal(oldest):
+            await self._checkpointer.checkpoint()
+            if await self._named_by_journal(oldest):
+                return False
+        if self._pinned(held) or not self._still_empty(held):
+            return False
+        self._log.retire(oldest)
+        self._held.pop(oldest.id, None)
+        self._empty.clear()
+        await self._go(oldest)
+        return True
+
+    async def _forget_moves(self) -> None:
+        """What was moved and is done needs no entry once the row that first stated it is gone."""
+        for topic in list(self._registry.active.values()):
+            if not topic.amendments.moves.empty:
+                end = topic.next_offset
+                first = await self._reader.first_offset(topic.id)
+                begin = end if first is None else first
+                if topic.forget_moves(begin, self._clock.now_ms()):
+                    self._checkpointer.touch(topic.id)
+
+    # -- what is there ---------------------------------------------------------
+
+    async def _holdings(self, generation: Generation) -> list[Holding]:
+        """What living topics have in a generation."""
+        held = self._held.get(generation.id)
+        if held is None:
+            held = await self._run(self._read_holdings, generation)
+            if generation.id != self._log.current.id:
+                self._held[generation.id] = held
+        return [one for one in held if self._registry.exists(one.topic_id)]
+
+    def _read_holdings(self, generation: Generation) -> list[Holding]:
+        with self._connected() as connection:
+            return forgetting.holdings(connection, generation)
+
+    async def _named_by_journal(self, generation: Generation) -> bool:
+        def read() -> bool:
+            with self._connected() as connection:
+                return forgetting.named_by_journal(connection, self._lease.bundle_id, generation)
+
+        return await self._run(read)
+
+    # -- may it go -------------------------------------------------------------
+
+    async def _let_go(self, held: list[Holding]) -> bool:
+        """Whether every namespace lets go of what the oldest generation holds."""
+        now_ms = self._clock.now_ms()
+        limited: dict[int, int] = {}  # bounds in bytes, by namespace
+        for one in held:
+            namespace = self._registry.namespace_of(one.topic_id)
+            if one.accepted_at_ms + namespace.policy.retention_ms <= now_ms:
+                continue
+            if not namespace.policy.retention_bytes:
+                return False
+            limited[namespace.id] = namespace.policy.retention_bytes
+        if not limited:
+            return True
+        newer: Counter[int] = Counter()
+        for generation in self._log.generations[1:]:
+            for one in await self._holdings(generation):
+                newer[self._registry.namespace_of(one.topic_id).id] += one.size_bytes
+        return all(newer[id] >= most for id, most in limited.items())
+
+    def _pinned(self, held: list[Holding]) -> bool:
+        return any(
+            self._registry.activate(one.topic_id).pins(one.first_offset, one.end_offset)
+            for one in held
+            if self._registry.exists(one.topic_id)
+        )
+
+    def _still_empty(self, held: list[Holding]) -> bool:
+        return all(
+            self._empty.get(one.topic_id)
+            == _subscription_ids(self._registry.activate(one.topic_id))
+            for one in held
+            if self._registry.exists(one.topic_id)
+        )
+
+    # -- what is live ------------------------------------------------------------
+
+    async def _emptied(self, oldest: Generation, held: list[Holding]) -> bool:
+        """See that nothing in it is live; whether that is so."""
+        connection = await self._run(self._engine.connect)
+        try:
+            for one in held:
+                if not self._registry.exists(one.topic_id):
+                    continue
+                topic = self._registry.activate(one.topic_id)
+                ids = _subscription_ids(topic)
+                if self._empty.get(topic.id) == ids:
+                    continue
+                if not await self._emptied_of(connection, oldest, one, topic):
+                    return False
+                self._empty[topic.id] = ids
+        finally:
+            connection.close()
+        return True
+
+    async def _emptied_of(
+        self, connection: Connection, oldest: Generation, held: Holding, topic: Topic
+    ) -> bool:
+        """See that none of a topic's messages in it is live; whether that is so."""
+        whole = held.first_offset, held.end_offset, held.max_due_ms
+        if not held.restated and not topic.may_keep(*whole, self._clock.now_ms()):
+            return True
+        if not topic.restatements_known:
+            topic.know_restatements(await self._reader.lowest_base(topic.id))
+        relocation = Relocation(topic, self._pipeline, self._clock)
+        low = _LOWEST if held.restated else held.first_offset
+        while dated := await self._run(
+            self._log.page, connection, oldest, topic.id, low, held.end_offset
+        ):
+            low = dated[-1][0].base_offset + 1
+            steps = self._log.fetch(connection, self._worth_reading(topic, dated), _STEP_BYTES)
+            while (rows := await self._run(next, steps, None)) is not None:
+                live = [relocation.gather(row) for row in rows]
+                if any(live) and not self._is_sparse():
+                    return False
+                if relocation.is_due and not await relocation.state():
+                    return False
+                await trio.sleep(_BREATH_S)
+        return await relocation.state()
+
+    def _is_sparse(self) -> bool:
+        """Whether the log is large for what is live: the index holds little else."""
+        size_bytes = sum(one.size_bytes for one in self._log.generations)
+        return size_bytes >= _SPARSE * self._index_bytes
+
+    @property
+    def _index_bytes(self) -> int:
+        return self._index.memory_bytes + self._index.disk_bytes
+
+    def wants_next(self, now_ms: int) -> bool:
+        """Whether the current generation has grown old with most of it done."""
+        current = self._log.current
+        longest_ms = max((one.policy.retention_ms for one in self._registry.namespaces), default=0)
+        return (
+            current.size_bytes >= self._sparse_bytes
+            and now_ms - current.created_at_ms >= max(longest_ms, _NEXT_MS)
+            and current.size_bytes >= _SPARSE * self._index_bytes
+        )
+
+    def _worth_reading(self, topic: Topic, dated: list[tuple[RowKey, int]]) -> list[RowKey]:
+        now_ms = self._clock.now_ms()
+        return [
+            key
+            for key, max_due_ms in dated
+            if key.base_offset < 0
+            or topic.may_keep(
+                key.base_offset, key.base_offset + key.message_count, max_due_ms, now_ms
+            )
+        ]
+
+    # -- it goes ---------------------------------------------------------------------
+
+    async def _go(self, generation: Generation) -> None:
+        """Mark a retired generation, drop its tables, strike it out; may be done again."""
+        await self._pipeline.transact(lambda connection: forgetting.mark(connection, generation))
+        await self._reader.settled()
+        more = True
+        while more:
+            more = await self._pipeline.transact(
+                lambda connection: forgetting.empty_step(self._engine, connection, generation)
+            )
+            await trio.sleep(_DELETE_BREATH_S)
+        await self._run(self._drop, generation)
+        await self._pipeline.transact(lambda connection: forgetting.strike(connection, generation))
+        self._log.forget(generation)
+        _logger.info("generation %d of the log is forgotten", generation.id)
+
+    def _drop(self, generation: Generation) -> None:
+        with self._connected() as connection:
+            forgetting.drop(connection, generation)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        connection = self._engine.connect()
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+def _subscription_ids(topic: Topic) -> frozenset[int]:
+    return frozenset(one.record.id for one in topic.subscriptions())

@@ -1,0 +1,151 @@
+"""Slow work in small steps: generations of the log, what deletes left, idle producers.
+
+Nothing here is urgent, and each step is a short transaction of its own. A database that
+is away is no error: the step is tried again at the next round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import trio
+
+from escapement.broker.registry.changes import Transact
+from escapement.broker.registry.registry import Registry
+from escapement.clock import Clock
+from escapement.errors import StorageUnavailable
+from escapement.storage import producers, removal
+from escapement.storage.blocking import Run
+from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.generation import Generation, should_roll
+from escapement.storage.lease import Lease
+from escapement.storage.log import Log
+
+_logger = logging.getLogger(__name__)
+
+ROUND_S: Final = 10.0
+# Between two steps of freeing rows, so that commits always come first.
+_BREATH_S: Final = 0.05
+# A producer that published nothing for so long is forgotten, and its sequences with it.
+PRODUCER_IDLE_MS: Final = 7 * 86_400_000
+_PRODUCER_ROUND_MS: Final = 3_600_000
+
+
+class Housekeeper:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lease: Lease,
+        log: Log,
+        registry: Registry,
+        transact: Transact,
+        clock: Clock,
+        run: Run,
+        parallelism: int,
+        wants_next: Callable[[int], bool],
+    ) -> None:
+        """As the parts of a broker, and:
+
+        Args:
+          wants_next: whether the log had better go on in a new generation now.
+        """
+        self._engine = engine
+        self._lease = lease
+        self._log = log
+        self._registry = registry
+        self._transact = transact
+        self._clock = clock
+        self._run = run
+        self._parallelism = parallelism
+        self._wants_next = wants_next
+        self._rolling = trio.Lock()
+        self._producers_at_ms = clock.now_ms() + _PRODUCER_ROUND_MS
+
+    async def run(self) -> None:
+        """Keep house for ever."""
+        while True:
+            await trio.sleep(ROUND_S)
+            try:
+                await self.round()
+            except (StorageUnavailable, TransactionAborted) as error:
+                _logger.warning("housekeeping waits for the database: %s", error)
+
+    async def round(self) -> None:
+        """Do what there is to do now."""
+        await self._roll()
+        await self._free()
+        await self._expire_producers()
+
+    async def set_parallelism(self, count: int) -> None:
+        """Have the log go on in a new generation of so many tables, if it has another number.
+
+        Raises:
+          StorageUnavailable: if the database cannot be asked; nothing has changed.
+        """
+        async with self._rolling:
+            if count != self._log.current.parallelism:
+                try:
+                    await self._begin_generation(count)
+                except TransactionAborted as error:
+                    raise StorageUnavailable(f"no new generation: {error}") from error
+            self._parallelism = count
+
+    async def _roll(self) -> None:
+        async with self._rolling:
+            now_ms = self._clock.now_ms()
+            if should_roll(self._log.current, now_ms) or self._wants_next(now_ms):
+                await self._begin_generation(self._parallelism)
+
+    async def _begin_generation(self, parallelism: int) -> None:
+        now_ms = self._clock.now_ms()
+        self._log.begin(*await self._run(self._prepare_generation, parallelism, now_ms))
+        current = self._log.current
+        _logger.info("the log goes on in generation %d, of %d tables", current.id, parallelism)
+
+    def _prepare_generation(
+        self, parallelism: int, now_ms: int
+    ) -> tuple[Generation, list[Generation]]:
+        connection = self._engine.connect()
+        try:
+            return self._log.prepare(self._engine, connection, self._lease, parallelism, now_ms)
+        finally:
+            connection.close()
+
+    async def _free(self) -> None:
+        more = True
+        while more:
+            # Those of this very step: a generation that is retired is dropped behind it.
+            more = await self._transact(partial(_free_step, self._log.generations))
+            await trio.sleep(_BREATH_S)
+
+    async def _expire_producers(self) -> None:
+        now_ms = self._clock.now_ms()
+        if now_ms < self._producers_at_ms:
+            return
+        self._producers_at_ms = now_ms + _PRODUCER_ROUND_MS
+        before_ms = now_ms - PRODUCER_IDLE_MS
+        after_id = 0
+        while True:
+            idle, after_id = await self._transact(
+                lambda connection, after=after_id: producers.read_idle(  # type: ignore[misc]
+                    connection, before_ms, after
+                )
+            )
+            unheld = self._registry.producers.forget(set(idle), self._registry.active.values())
+            if unheld:
+                await self._transact(
+                    lambda connection, ids=unheld: producers.forget(  # type: ignore[misc]
+                        connection, ids, before_ms
+                    )
+                )
+            if not after_id:
+                return
+
+
+def _free_step(generations: Sequence[Generation], connection: Connection) -> bool:
+    return removal.free_step(connection, generations)

@@ -1,0 +1,149 @@
+"""Lets the oldest of a backlog go: where its quota says so, and of a log when it expires.
+
+Of one subscription at a time, while nobody else reads for it: what waits is counted
+exactly, by its keys, and what is more than is to be kept goes, the oldest due first; of an
+exclusive or failover subscription, the first of the log. What is in consumers' hands stays.
+
+Whatever is acknowledged while it is counted makes room as well, so no more goes than has
+to. Keys and log are read in bounded steps, payloads only of a log. What goes is
+acknowledged, or becomes a dead letter, in the group commits of all that is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from escapement.broker.log.logreader import LogReader
+from escapement.broker.subscription.ordered import OrderedSubscription
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.message import Int64s, UInt32s
+from escapement.storage.blocking import Run
+from escapement.storage.index import DelayedIndex, Key, Plan
+
+# Keys that are read at once.
+_STEP_KEYS: Final = 65_536
+# How much of the log is read at once.
+_READ_BYTES: Final = 1 << 20
+# Reads of a log to see what has expired, before others have their turn, and a second's rest.
+_READS: Final = 16
+
+
+class Shedding:
+    """See the module's docstring."""
+
+    def __init__(self, index: DelayedIndex, clock: Clock, run: Run, log: LogReader) -> None:
+        self._index = index
+        self._clock = clock
+        self._run = run
+        self._log = log
+
+    async def shed(self, topic: Topic, subscription: Subscription) -> None:
+        """Let go of what is more than ``subscription.keep_most``.
+
+        Raises:
+          StorageUnavailable: the log cannot be read now; some may be left.
+        """
+        keep_most, subscription.keep_most = subscription.keep_most, None
+        assert keep_most is not None
+        if isinstance(subscription, SharedSubscription):
+            await self._shed_shared(topic, subscription, keep_most)
+        else:
+            assert isinstance(subscription, OrderedSubscription)
+            await self._shed_ordered(topic, subscription, keep_most)
+
+    async def count(self, topic: Topic, subscription: Subscription) -> int:
+        """How much of a subscription is due and waits, exactly.
+
+        What comes or is done while it is counted may count or not.
+        """
+        if not isinstance(subscription, SharedSubscription):
+            waiting = topic.unacknowledged(subscription) - subscription.dying
+            return max(waiting - subscription.record.start_offset, 0)
+        frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
+        waiting = len(subscription.held) - subscription.dying
+        at = subscription.waits_from
+        while at is not None and at < frontier:
+            plan = self._index.plan(topic.id, at, frontier, _STEP_KEYS)
+            due_ms, offsets, _ = await self._keys(plan)
+            waiting += subscription.count_open(due_ms, offsets)
+            at = plan.stop
+        return waiting
+
+    async def expire(self, topic: Topic, subscription: OrderedSubscription) -> None:
+        """Let go of what has expired of a log that nobody reads, in bounded steps.
+
+        Raises:
+          StorageUnavailable: the log cannot be read now; it is tried again.
+        """
+        ages = subscription.ages
+        now_ms = self._clock.now_ms()
+        until_ms = subscription.expiry.until_ms(now_ms)
+        try:
+            for _ in range(_READS):
+                oldest = ages.oldest(topic.next_offset)
+                if oldest is None or oldest[2] > until_ms or not subscription.may_let_go:
+                    break
+                first, high, _ = oldest
+                low = min(subscription.first_unsettled(first), high)
+                if low > first:
+                    ages.looked(first, low, None)
+                if low < high:
+                    parts = await self._log.read(topic.id, low, high, _READ_BYTES)
+                    subscription.expire_read(low, high, parts, until_ms)
+        finally:
+            oldest = ages.oldest(topic.next_offset)
+            if oldest is not None:
+                subscription.expiry.keeps(oldest[2])
+            subscription.expiry.end_sweep(now_ms)
+
+    async def _shed_shared(
+        self, topic: Topic, subscription: SharedSubscription, keep_most: int
+    ) -> None:
+        subscription.look_again()
+        frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
+        settled = subscription.settled
+        settled += await self.count(topic, subscription) - keep_most  # what it is to come to
+        while (more := settled - subscription.settled) > 0 and subscription.may_let_go:
+            at = subscription.unread_from
+            subscription.drop_held(more, at)
+            if (more := settled - subscription.settled) <= 0 or at is None or at >= frontier:
+                return
+            bands = [band for band in subscription.bands if band.mark == at]
+            marks = [band.mark for band in subscription.bands if band.mark is not None]
+            until = min((mark for mark in marks if mark > at), default=frontier)
+            plan = self._index.plan(topic.id, at, min(until, frontier), _STEP_KEYS)
+            for band in bands:
+                band.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
+            try:
+                due_ms, offsets, traits = await self._keys(plan)
+            except BaseException:
+                for band in bands:
+                    band.break_scan()
+                raise
+            more = max(settled - subscription.settled, 0)
+            subscription.drop_read(bands, due_ms, offsets, traits, more, plan.stop)
+
+    async def _shed_ordered(
+        self, topic: Topic, subscription: OrderedSubscription, keep_most: int
+    ) -> None:
+        end = topic.next_offset
+        settled = subscription.settled
+        settled += await self.count(topic, subscription) - keep_most
+        at = subscription.first_unsettled(0)
+        while (more := settled - subscription.settled) > 0 and subscription.may_let_go and at < end:
+            parts = await self._log.read(topic.id, at, end, _READ_BYTES)
+            if not parts:
+                return
+            more = settled - subscription.settled
+            subscription.drop_first(parts, more)
+            for part in parts:
+                topic.sizes.saw(part.batch)
+            at = subscription.first_unsettled(parts[-1].end_offset)
+
+    async def _keys(self, plan: Plan) -> tuple[Int64s, Int64s, UInt32s | None]:
+        if plan.in_memory:
+            return plan.read_traits()
+        return await self._run(plan.read_traits)
