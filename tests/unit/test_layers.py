@@ -15,7 +15,7 @@ FLOORS: list[set[str]] = [
     {"message", "dedup", "names", "durations", "position", "recurrence"},
     {"timewheel", "traits", "groupnames"},
     {"protocol", "storage"},
-    {"client", "broker"},
+    {"client", "broker", "pipeline"},
     {"sync"},
     {"testing"},
     {"bench"},

@@ -140,7 +140,10 @@ class Engine(Protocol):
         ...
 
     def connect(self) -> Connection:
-        """A new connection, ready for use; creates the database where it is missing."""
+        """A new connection, ready for use; creates the database where it is missing.
+
+        A server's only if the engine was made to.
+        """
         ...
 
     def check_fitness(self) -> None:

@@ -87,16 +87,18 @@ class MysqlEngine:
     dialect: Final = DIALECT
     max_lanes: Final = MAX_LANES
 
-    def __init__(self, address: MysqlAddress) -> None:
+    def __init__(self, address: MysqlAddress, creates: bool = True) -> None:
+        """``creates``: a database that is missing is created, if the user may."""
         self._address = address
+        self._creates = creates
         self.location = str(address)
 
     def connect(self) -> MysqlConnection:
-        """A new connection; creates the database if it is missing and the user may."""
         try:
             wire = self._dial(self._address.database)
         except pymysql.err.MySQLError as error:
-            if mysql_errors.number_of(error) != mysql_errors.UNKNOWN_DATABASE:
+            missing = mysql_errors.number_of(error) == mysql_errors.UNKNOWN_DATABASE
+            if not (missing and self._creates):
                 raise self._refused(error) from error
             self._create_database()
             try:

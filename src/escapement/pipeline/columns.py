@@ -1,0 +1,27 @@
+"""The columns of a topic's messages as Spark sees them.
+
+No Spark in here: the types are words of its SQL.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# What a read gives, unless the user's schema asks for some of it only.
+READ_COLUMNS: Final[dict[str, str]] = {
+    "topic": "STRING",
+    "offset": "BIGINT",
+    "deliver_at": "TIMESTAMP",
+    "published_at": "TIMESTAMP",
+    "key": "BINARY",
+    "properties": "MAP<STRING, STRING>",
+    "priority": "SMALLINT",
+    "attempt": "INT",
+    "state": "STRING",
+    "payload": "BINARY",
+}
+
+
+def read_schema() -> str:
+    """All of them, as the text of a schema."""
+    return ", ".join(f"`{name}` {kind}" for name, kind in READ_COLUMNS.items())

