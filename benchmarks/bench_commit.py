@@ -29,7 +29,7 @@ from escapement.storage.blocking import in_threads
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
-from escapement.storage.group import Append
+from escapement.storage.items import Append
 from escapement.storage.log import Log
 
 PAYLOAD_BYTES = 100

@@ -23,7 +23,8 @@ from escapement.storage.engine.base import (
     TransactionAborted,
 )
 from escapement.storage.generation import Generation
-from escapement.storage.group import Append, Group
+from escapement.storage.group import Group
+from escapement.storage.items import Append
 from escapement.storage.lane import State
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.log import Log

@@ -34,7 +34,7 @@ from escapement.cli.main import escapement as commands
 from escapement.cli.main import run
 from escapement.storage import inbox
 from escapement.storage.engine.open import open_engine
-from escapement.storage.policy import FOREVER_MS
+from escapement.storage.rule import FOREVER_MS
 from letters import letter
 
 TIMEOUT_S = 60

@@ -31,7 +31,9 @@ from escapement.message import Times
 from escapement.storage import catalog, checkpoint, journal
 from escapement.storage.blocking import in_threads
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.group import MAX_ROW_BYTES, Acks, Attempts, Group
+from escapement.storage.group import Group
+from escapement.storage.grouprows import MAX_ROW_BYTES
+from escapement.storage.items import Acks, Attempts
 from escapement.storage.lane import GROUP_BYTES, GROUP_STATEMENTS, State
 
 

@@ -27,7 +27,7 @@ from escapement.storage.blocking import in_threads
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.mysql import MysqlEngine
-from escapement.storage.group import Acks, Attempts
+from escapement.storage.items import Acks, Attempts
 from escapement.storage.lane import State
 from held import COMMIT, Held
 from proxy import lossy_proxy

@@ -23,8 +23,8 @@ from escapement.errors import LeaseLost, OutcomeUnknown, StorageError, StorageUn
 from escapement.message import MessageBatch
 from escapement.storage import inbox, journal, lease, removal, schema
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.group import Acks
 from escapement.storage.inbox import Mailbox
+from escapement.storage.items import Acks
 from escapement.storage.lane import State
 from escapement.storage.lease import Identity
 from escapement.storage.letter import Letter, decode_letter

@@ -16,7 +16,7 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.client.schedule import moment
 from escapement.errors import InvalidRequest, NotFound
-from escapement.storage.policy import FOREVER_MS
+from escapement.storage.rule import FOREVER_MS
 from escapement.testing import World, arrived
 
 CALM = BrokerConfig(seed=0)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from escapement.errors import InvalidRequest
 from escapement.storage.policy import (
-    FOREVER_MS,
     MAX_TEXT_CHARS,
     NamespacePolicy,
     Policy,
     SubscriptionPolicy,
     TopicPolicy,
 )
+from escapement.storage.rule import FOREVER_MS
 
 KINDS = (NamespacePolicy, TopicPolicy, SubscriptionPolicy)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from escapement.broker.subscription.throttle import Throttle
-from escapement.storage.policy import FOREVER_MS, SubscriptionPolicy
+from escapement.storage.policy import SubscriptionPolicy
+from escapement.storage.rule import FOREVER_MS
 
 
 def test_nothing_is_granted_until_the_pause_is_over() -> None:

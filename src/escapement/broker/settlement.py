@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from escapement.broker.letters.postman import Carriage
+from escapement.broker.letters.carriage import Carriage
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Restatement
 from escapement.broker.registry.registry import Registry
@@ -20,8 +20,9 @@ from escapement.broker.upkeep.checkpointer import Checkpointer, Progress
 from escapement.clock import Clock
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.checkpoint import ProducerRow
-from escapement.storage.group import Acks, Group, Moved, Restated, TopicGroup
+from escapement.storage.group import Group, Moved, Restated, TopicGroup
 from escapement.storage.index import DelayedIndex
+from escapement.storage.items import Acks
 
 
 class Settlement:

@@ -12,7 +12,8 @@ from typing import Any, Final
 import click
 
 from escapement.errors import InvalidRequest
-from escapement.storage.policy import Policy, Rule, rule_of
+from escapement.storage.policy import Policy, rule_of
+from escapement.storage.rule import Rule
 
 Function = Callable[..., Any]
 

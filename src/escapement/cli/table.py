@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from escapement.durations import format as duration_text
-from escapement.storage.policy import FOREVER_MS
+from escapement.storage.rule import FOREVER_MS
 
 # Wider than any table of names: what is not a terminal has no edge.
 _NO_EDGE: Final = 10_000

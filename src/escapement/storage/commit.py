@@ -31,7 +31,8 @@ from escapement.errors import Busy, EscapementError, StorageReadOnly
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.generation import Generation
-from escapement.storage.group import Acks, Append, Attempts, Group, Restate, Statement
+from escapement.storage.group import Group
+from escapement.storage.items import Acks, Append, Attempts, Restate, Statement
 from escapement.storage.journal import START, JournalPosition
 from escapement.storage.lane import Lane, State
 from escapement.storage.lease import Lease, Recorded

@@ -43,15 +43,8 @@ from escapement.errors import (
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.generation import Generation
-from escapement.storage.group import (
-    Acks,
-    Append,
-    Group,
-    Item,
-    Restate,
-    Statement,
-    form_group,
-)
+from escapement.storage.group import Group, form_group
+from escapement.storage.items import Acks, Append, Item, Restate, Statement
 from escapement.storage.log import Log
 from escapement.storage.writer import Writer
 

@@ -14,7 +14,9 @@ import logging
 from escapement.errors import LeaseLost, StorageError, StorageUnavailable
 from escapement.storage import inbox, journal
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
-from escapement.storage.group import Group, Statement, encode_group
+from escapement.storage.group import Group
+from escapement.storage.grouprows import encode_group
+from escapement.storage.items import Statement
 from escapement.storage.journalentry import encode_entry
 from escapement.storage.lease import Lease, Recorded, check
 from escapement.storage.log import Log

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
-import numpy as np
 import trio
 
+from escapement.broker.letters.carriage import Step, Submitted
 from escapement.broker.letters.patience import Patience
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.publishing.publishing import Publishing
@@ -44,13 +43,12 @@ from escapement.errors import (
     StorageError,
     StorageUnavailable,
 )
-from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
+from escapement.message import MessageBatch, Times
 from escapement.names import TopicName
 from escapement.storage import inbox
 from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
-from escapement.storage.group import Append
 from escapement.storage.inbox import Mailbox, Stored, Waiting
 from escapement.storage.letter import Letter, decode_letter
 
@@ -64,35 +62,11 @@ _ROUND_MAILBOXES: Final = 256
 _MAX_BLOCKED: Final = 100
 
 
-@dataclass(slots=True, eq=False)
-class Carriage:
-    """Letters of one mailbox on their way into a log; what a ``Publication`` is of others."""
-
-    batch: MessageBatch
-    done: Callable[[], None]
-    producer: None = None  # nobody counts sequences here
-
-    def committed(self, base_offset: int) -> None:
-        """They are durable, beginning at ``base_offset``."""
-        del base_offset
-        self.done()
-
-
 class _Opened(NamedTuple):
     """One letter and what is in it, or why that cannot be known."""
 
     id: int
     content: tuple[MessageBatch, Times] | LetterDamaged
-
-
-@dataclass(slots=True, eq=False)
-class _Step:
-    """Letters of one mailbox, decoded."""
-
-    topic: Topic
-    ids: list[int] = field(default_factory=list)
-    batches: list[MessageBatch] = field(default_factory=list)
-    times: list[Times] = field(default_factory=list)
 
 
 class Postman:
@@ -246,7 +220,7 @@ class Postman:
                 lambda connection, id=id, why=str(error): inbox.hold(connection, id, why)  # type: ignore[misc]
             )
         await self._publishing.room()
-        submitted = _Submitted()
+        submitted = Submitted()
         for step in steps:
             # It may have been deleted, or be about to be, since its letters were read.
             there = self._registry.active.get(step.topic.id) is step.topic
@@ -270,9 +244,9 @@ class Postman:
         letters: list[_Opened],
         held: list[tuple[int, EscapementError]],
         blocked: dict[str, str],
-    ) -> _Step:
+    ) -> Step:
         """What of these letters the topic takes; the others are held, or wait."""
-        step = _Step(topic)
+        step = Step(topic)
         for letter in letters:
             if isinstance(letter.content, LetterDamaged):
                 held.append((letter.id, letter.content))
@@ -323,81 +297,6 @@ def _opened(letter: Stored) -> _Opened:
         return _Opened(letter.id, decode_letter(letter.data))
     except LetterDamaged as error:
         return _Opened(letter.id, error)
-
-
-class _Submitted:
-    """Appends that are under way, and what became of them."""
-
-    def __init__(self) -> None:
-        self.moved = 0  # letters
-        self.moved_to: list[Topic] = []
-        self.refused: list[tuple[Topic, EscapementError]] = []
-        self._open = 0
-        self._error: EscapementError | None = None
-        self._done = trio.Event()
-
-    def append(self, step: _Step) -> Append:
-        """The append of one step; it is counted as under way."""
-        batch = MessageBatch.concat(step.batches)
-
-        def done() -> None:
-            self.moved += len(step.ids)
-            self.moved_to.append(step.topic)
-            self._ended()
-
-        def fail(error: EscapementError) -> None:
-            if isinstance(error, StorageError | Busy | ShuttingDown):
-                self._error = error
-            elif not isinstance(error, NotFound):  # the topic was deleted, its letters with it
-                self.refused.append((step.topic, error))
-            self._ended()
-
-        if not self._open:
-            self._done = trio.Event()
-        self._open += 1
-        return Append(
-            step.topic.id,
-            batch.encode(),
-            len(batch),
-            _concat(step),
-            context=Carriage(batch, done),
-            fail=fail,
-            letter_ids=step.ids,
-        )
-
-    async def settled(self) -> None:
-        """Wait until all have ended. Raises what a failed one failed with."""
-        await trio.lowlevel.checkpoint()
-        while self._open:
-            await self._done.wait()
-        if self._error is not None:
-            raise self._error
-
-    def _ended(self) -> None:
-        self._open -= 1
-        if not self._open:
-            self._done.set()
-
-
-def _concat(step: _Step) -> Times:
-    """The times of all letters of a step, one below the other."""
-    if all(times is NO_TIMES for times in step.times):
-        return NO_TIMES
-
-    def column(parts: list[Int64s | None]) -> Int64s | None:
-        if all(part is None for part in parts):
-            return None
-        return np.concatenate(
-            [
-                np.full(len(batch), -1, np.int64) if part is None else part
-                for part, batch in zip(parts, step.batches, strict=True)
-            ]
-        )
-
-    return Times(
-        column([times.delay_ms for times in step.times]),
-        column([times.at_ms for times in step.times]),
-    )
 
 
 def _block(blocked: dict[str, str], target: str, why: str) -> None:

@@ -25,7 +25,7 @@ from escapement.message import Int64s
 from escapement.names import TopicName
 from escapement.protocol.fate import Fate
 from escapement.storage.commit import CommitPipeline
-from escapement.storage.group import Acks
+from escapement.storage.items import Acks
 from escapement.storage.lane import State
 
 

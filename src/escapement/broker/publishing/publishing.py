@@ -34,7 +34,7 @@ from escapement.groupnames import members_of
 from escapement.message import Int64s, Times
 from escapement.names import TopicName, check_name
 from escapement.storage.commit import CommitPipeline
-from escapement.storage.group import Append
+from escapement.storage.items import Append
 
 
 class Publishing:

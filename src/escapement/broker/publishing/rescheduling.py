@@ -28,7 +28,7 @@ from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
 from escapement.names import TopicName
 from escapement.protocol.fate import Fate
 from escapement.storage.commit import CommitPipeline
-from escapement.storage.group import Restate
+from escapement.storage.items import Restate
 
 # What is read, decided and stated again at once.
 _STEP_BYTES: Final = 1024 * 1024

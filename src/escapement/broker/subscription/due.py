@@ -30,8 +30,8 @@ from escapement.broker.subscription.ready import Ready, Rows
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s, UInt32s
 from escapement.storage.catalog import SubscriptionRecord
-from escapement.storage.group import Acks, Attempts
 from escapement.storage.index import Key
+from escapement.storage.items import Acks, Attempts
 
 
 class DueSubscription(Subscription):

@@ -30,8 +30,8 @@ from escapement.broker.subscription.ready import Ready, Rows
 from escapement.broker.subscription.subscription import HandOver, Subscription
 from escapement.message import Int64s
 from escapement.storage.catalog import SubscriptionRecord
-from escapement.storage.group import Acks, Attempts
 from escapement.storage.index import Key
+from escapement.storage.items import Acks, Attempts
 from escapement.storage.policy import ANY_ORDER, HOLD, TOPIC_ORDER, SubscriptionPolicy
 
 # Where keys matter, so many rows are looked at in one go, at least.

@@ -44,7 +44,7 @@ from escapement.broker.subscription.throttle import Throttle
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.attempts import AttemptTable
 from escapement.storage.catalog import SubscriptionRecord
-from escapement.storage.group import Acks, Attempts
+from escapement.storage.items import Acks, Attempts
 from escapement.storage.letter import Letter
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.policy import SubscriptionPolicy

@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import Final
 
 from escapement.broker.tokenbucket import TokenBucket
-from escapement.storage.policy import FOREVER_MS, SubscriptionPolicy
+from escapement.storage.policy import SubscriptionPolicy
+from escapement.storage.rule import FOREVER_MS
 
 _GRAIN_MS: Final = 10
 

@@ -21,7 +21,7 @@ from escapement.clock import Clock
 from escapement.errors import EscapementError
 from escapement.message import Int64s
 from escapement.storage.commit import CommitPipeline
-from escapement.storage.group import Restate
+from escapement.storage.items import Restate
 from escapement.storage.logtable import LogRow
 
 # What is stated again in one row.

@@ -1,0 +1,119 @@
+"""Letters on their way from the inbox into a log, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import trio
+
+from escapement.broker.topic.topic import Topic
+from escapement.errors import (
+    Busy,
+    EscapementError,
+    NotFound,
+    ShuttingDown,
+    StorageError,
+)
+from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
+from escapement.storage.items import Append
+
+
+@dataclass(slots=True, eq=False)
+class Carriage:
+    """Letters of one mailbox on their way into a log; what a ``Publication`` is of others."""
+
+    batch: MessageBatch
+    done: Callable[[], None]
+    producer: None = None  # nobody counts sequences here
+
+    def committed(self, base_offset: int) -> None:
+        """They are durable, beginning at ``base_offset``."""
+        del base_offset
+        self.done()
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """Letters of one mailbox, decoded."""
+
+    topic: Topic
+    ids: list[int] = field(default_factory=list)
+    batches: list[MessageBatch] = field(default_factory=list)
+    times: list[Times] = field(default_factory=list)
+
+
+class Submitted:
+    """Appends that are under way, and what became of them."""
+
+    def __init__(self) -> None:
+        self.moved = 0  # letters
+        self.moved_to: list[Topic] = []
+        self.refused: list[tuple[Topic, EscapementError]] = []
+        self._open = 0
+        self._error: EscapementError | None = None
+        self._done = trio.Event()
+
+    def append(self, step: Step) -> Append:
+        """The append of one step; it is counted as under way."""
+        batch = MessageBatch.concat(step.batches)
+
+        def done() -> None:
+            self.moved += len(step.ids)
+            self.moved_to.append(step.topic)
+            self._ended()
+
+        def fail(error: EscapementError) -> None:
+            if isinstance(error, StorageError | Busy | ShuttingDown):
+                self._error = error
+            elif not isinstance(error, NotFound):  # the topic was deleted, its letters with it
+                self.refused.append((step.topic, error))
+            self._ended()
+
+        if not self._open:
+            self._done = trio.Event()
+        self._open += 1
+        return Append(
+            step.topic.id,
+            batch.encode(),
+            len(batch),
+            _concat(step),
+            context=Carriage(batch, done),
+            fail=fail,
+            letter_ids=step.ids,
+        )
+
+    async def settled(self) -> None:
+        """Wait until all have ended. Raises what a failed one failed with."""
+        await trio.lowlevel.checkpoint()
+        while self._open:
+            await self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _ended(self) -> None:
+        self._open -= 1
+        if not self._open:
+            self._done.set()
+
+
+def _concat(step: Step) -> Times:
+    """The times of all letters of a step, one below the other."""
+    if all(times is NO_TIMES for times in step.times):
+        return NO_TIMES
+
+    def column(parts: list[Int64s | None]) -> Int64s | None:
+        if all(part is None for part in parts):
+            return None
+        return np.concatenate(
+            [
+                np.full(len(batch), -1, np.int64) if part is None else part
+                for part, batch in zip(parts, step.batches, strict=True)
+            ]
+        )
+
+    return Times(
+        column([times.delay_ms for times in step.times]),
+        column([times.at_ms for times in step.times]),
+    )

@@ -1,0 +1,184 @@
+"""What the values of one field of a policy may be, by kinds of fields.
+
+Each kind is a function that gives the default of a dataclass's field and, as its metadata,
+its rule. A value is taken as it is or as the text that a command line has of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from escapement.durations import format as duration_text
+from escapement.durations import parse as parse_duration
+from escapement.errors import InvalidRequest
+from escapement.names import TopicName
+
+DAY_MS: Final = 86_400_000
+# A year: nothing that waits longer for a consumer is still being worked on.
+_MOST_WAIT_MS: Final = 366 * DAY_MS
+# More than any machine moves.
+_MOST_RATE: Final = 1_000_000_000
+_SIZE: Final = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB)")
+_SHIFT: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
+# A pause without an end; the last moment that a policy can name.
+FOREVER_MS: Final = (1 << 62) - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the values of one field may be.
+
+    Args:
+      help: what the field decides, as a sentence.
+      metavar: what stands for a value in a command's help.
+      read: the value, from a plain value or from text; raises ``InvalidRequest``.
+    """
+
+    help: str
+    metavar: str
+    read: Callable[[Any], Any]
+
+
+def _ruled(default: Value, help: str, metavar: str, read: Callable[[Any], Any]) -> Value:
+    value: Value = field(default=default, metadata={"rule": Rule(help, metavar, read)})
+    return value
+
+
+def duration(default_ms: int, help: str) -> int:
+    """Milliseconds, or text such as ``30s``; the field's name ends in ``_ms``."""
+
+    def read(value: Any) -> int:
+        found = parse_duration(value) if isinstance(value, str) else _whole(value)
+        if found > _MOST_WAIT_MS:
+            raise InvalidRequest(f"{duration_text(found)} is longer than 366 days")
+        return found
+
+    return _ruled(default_ms, help, "DURATION", read)
+
+
+def share(default: float, help: str) -> float:
+    """A part of a whole: 0 to 1."""
+
+    def read(value: Any) -> float:
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            raise InvalidRequest(f"{value!r} is not a number from 0 to 1") from None
+        if not 0 <= found <= 1:
+            raise InvalidRequest(f"{value!r} is not from 0 to 1")
+        return found
+
+    return _ruled(default, help, "SHARE", read)
+
+
+def word(default: str, words: tuple[str, ...], help: str) -> str:
+    """One of a few words, the default among them."""
+
+    def read(value: Any) -> str:
+        if value not in words:
+            raise InvalidRequest(f"{value!r} is not one of {', '.join(words)}")
+        found: str = value
+        return found
+
+    return _ruled(default, help, "|".join(words), read)
+
+
+def number(default: int, most: int, help: str) -> int:
+    """A whole number from 0 to ``most``."""
+
+    def read(value: Any) -> int:
+        found = _whole(value)
+        if found > most:
+            raise InvalidRequest(f"{found} is more than {most}")
+        return found
+
+    return _ruled(default, help, "NUMBER", read)
+
+
+def rate(help: str) -> float:
+    """Messages a second, in thousandths; 0 is no limit."""
+
+    def read(value: Any) -> float:
+        try:
+            found = round(float(value), 3)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidRequest(f"{value!r} is not a number of messages a second") from None
+        if not 0 <= found <= _MOST_RATE or (found == 0 and float(value) != 0):
+            raise InvalidRequest(
+                f"{value!r} is no rate: write 0 for no limit, or from 0.001 to {_MOST_RATE}"
+            )
+        return found
+
+    return _ruled(0.0, help, "RATE", read)
+
+
+def size(help: str) -> int:
+    """Bytes, or text such as ``64MiB``; 0 is none."""
+
+    def read(value: Any) -> int:
+        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        return _whole(value) if match is None else int(match[1]) << _SHIFT[match[2]]
+
+    return _ruled(0, help, "SIZE", read)
+
+
+def flag(help: str) -> bool:
+    """Yes or no; no is the default."""
+
+    def read(value: Any) -> bool:
+        if value in ("yes", "no"):
+            return bool(value == "yes")
+        if type(value) is not bool:
+            raise InvalidRequest(f"{value!r} is neither yes nor no")
+        return value
+
+    return _ruled(False, help, "yes|no", read)
+
+
+def topic(default: str, help: str) -> str:
+    """A topic's name, kept in full; "" for none."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{value!r} is not the name of a topic")
+        return TopicName.parse(value).full if value else ""
+
+    return _ruled(default, help, "TOPIC", read)
+
+
+def moment(help: str) -> int:
+    """Unix milliseconds, or text: an aware ISO 8601 time, or ``forever``; 0 is never."""
+
+    def read(value: Any) -> int:
+        if value == "forever":
+            return FOREVER_MS
+        if isinstance(value, str) and not value.isdigit():
+            try:
+                at = datetime.fromisoformat(value)
+            except ValueError:
+                at = None
+            if at is None or at.utcoffset() is None:
+                raise InvalidRequest(
+                    f"{value!r} is neither forever nor a time with a zone, such as "
+                    "2026-12-24T18:00+01:00"
+                )
+            return max(0, -((_EPOCH - at) // _MILLISECOND))
+        return _whole(value)
+
+    return _ruled(0, help, "TIME", read)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        return int(value)
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise InvalidRequest(f"{value!r} is not a whole number from 0 on")
+    return value
