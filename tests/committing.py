@@ -111,6 +111,10 @@ class FaultyConnection:
         self._ask("begin")
         self._connection.begin()
 
+    def snapshot(self) -> None:
+        self._ask("snapshot")
+        self._connection.snapshot()
+
     def commit(self) -> None:
         self._ask("commit")
         self._connection.commit()

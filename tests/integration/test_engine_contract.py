@@ -255,6 +255,25 @@ def test_outside_a_transaction_each_statement_commits(one: Connection, two: Conn
     assert things(one) == [(1, 2)]
 
 
+def test_a_snapshot_sees_one_state_until_its_end(
+    engine: Engine, one: Connection, two: Connection
+) -> None:
+    one.execute(INSERT, (1, 1))
+    two.snapshot()
+    if engine.location != "memory":  # where a writer waits for who reads
+        one.execute(INSERT, (2, 2))
+        one.execute("UPDATE things SET v = ? WHERE k = ?", (3, 1))
+    assert things(two) == [(1, 1)]
+    assert two.execute("SELECT v FROM things WHERE k = ?", (1,)).rows == [(1,)]
+    two.rollback()
+    one.execute(INSERT, (4, 4))
+    assert things(two) == things(one)
+    two.begin()
+    two.execute(INSERT, (5, 5))
+    two.commit()
+    assert (5, 5) in things(one)
+
+
 def test_close_gives_the_transaction_up(one: Connection, two: Connection) -> None:
     one.begin()
     one.execute(INSERT, (1, 1))

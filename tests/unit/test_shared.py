@@ -10,9 +10,10 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.subscription.consumer import Consumer
-from escapement.broker.subscription.ready import MOST_ATTEMPTS, RELEASED, Rows
+from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.message import Int64s
+from escapement.storage.attempts import MOST_ATTEMPTS, RELEASED
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.index import KEY_MIN, Key
 

@@ -279,7 +279,7 @@ class Works:
             keys=ground.state.keys,
             members=ground.state.members,
             closings=ground.state.closings,
-            end_offsets=ground.next_offsets(),
+            end_offsets=ground.tail.next_offsets(),
             doubtful_until_ms=lease.delivered_until_ms(clock.now_ms()),
             on_change=self.reschedule,
             on_dead=lambda *dead: self.undertaker.take(*dead),

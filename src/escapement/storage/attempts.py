@@ -31,6 +31,11 @@ from escapement.message import Buffer, Int64s
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BxxxII")
 _COLUMNS: Final = 4
+# Of 16 bits the lower 15 count. The highest says that the message was handed back untried, so
+# that it counts as redelivered on its first attempt. The count ends where waits stopped growing
+# long before; one more still fits.
+RELEASED: Final = 0x8000
+MOST_ATTEMPTS: Final = 0x7FFE
 # Rows of one part: 2 MiB, which fits any packet and holds up no transaction.
 PART_ROWS: Final = 65_536
 # All is stated anew once there are so many parts, or so many rows and twice what lives.
@@ -39,12 +44,28 @@ _SPARE_ROWS: Final = 65_536
 
 
 class AttemptTable(NamedTuple):
-    """Four int64 columns of one height."""
+    """Four int64 columns of one height.
+
+    Of ``attempts`` the lower 16 bits are those that ``RELEASED`` and ``MOST_ATTEMPTS`` speak
+    of; above them stand the message's traits.
+    """
 
     offsets: Int64s
     attempts: Int64s
     next_ms: Int64s
     due_ms: Int64s
+
+    @property
+    def counts(self) -> Int64s:
+        """How often each was delivered; int64[n]."""
+        return self.attempts & (RELEASED - 1)
+
+
+def last_stated(offsets: Int64s) -> Int64s:
+    """Where in a column each offset stands for the last time, by ascending offset; int64[m]."""
+    _, last = np.unique(offsets[::-1], return_index=True)
+    at: Int64s = len(offsets) - 1 - last
+    return at
 
 
 @dataclass(slots=True)

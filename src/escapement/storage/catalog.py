@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from escapement.errors import AlreadyExists, Conflict, NotFound
+from escapement.names import TopicName
 from escapement.storage import eventgroup, removal
 from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
 from escapement.storage.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
@@ -22,6 +23,10 @@ DEFAULT_GRANULARITY_MS: Final = 300_000
 DEFAULT_TICK_MS: Final = 1_000
 # Rows of one page when everything is read: some megabytes.
 _PAGE_ROWS: Final = 10_000
+_SUBSCRIPTION: Final = (
+    "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until, log_position,"
+    " created_at_ms, policy"
+)
 
 Kind = Literal["shared", "exclusive", "failover"]
 
@@ -144,6 +149,22 @@ def create_topic(
         f"topic {name}",
     )
     return TopicRecord(id, namespace_id, name, bundle_id, 0, now_ms)
+
+
+def find_topic(connection: Connection, name: TopicName) -> TopicRecord:
+    """Raises ``NotFound``, also of one whose namespace is being deleted."""
+    rows = connection.execute(
+        "SELECT t.id, t.namespace_id, t.name, t.bundle_id, t.next_offset, t.created_at_ms, t.policy"
+        " FROM topics t JOIN namespaces n ON n.id = t.namespace_id"
+        " WHERE n.tenant = ? AND n.name = ? AND t.name = ? AND NOT EXISTS"
+        " (SELECT 1 FROM removals r WHERE r.kind = 'namespace' AND r.id = n.id)",
+        (name.tenant, name.namespace, name.name),
+    ).rows
+    if not rows:
+        raise NotFound(f"topic {name.full} does not exist")
+    *rest, policy = rows[0]
+    row = (*rest, TopicPolicy.decode(policy))
+    return TopicRecord(*row)
 
 
 def update_topic(connection: Connection, topic: TopicRecord) -> None:
@@ -273,13 +294,22 @@ def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]
 
 
 def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
-    columns = (
-        "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until,"
-        " log_position, created_at_ms, policy"
-    )
-    for *rest, policy in _pages(connection, "subscriptions", columns):
-        row = (*rest, SubscriptionPolicy.decode(policy))
-        yield SubscriptionRecord(*row)
+    for row in _pages(connection, "subscriptions", _SUBSCRIPTION):
+        yield _subscription(row)
+
+
+def subscriptions_of(connection: Connection, topic_id: int) -> list[SubscriptionRecord]:
+    """Those of one topic."""
+    rows = connection.execute(
+        f"SELECT {_SUBSCRIPTION} FROM subscriptions WHERE topic_id = ? ORDER BY id", (topic_id,)
+    ).rows
+    return [_subscription(row) for row in rows]
+
+
+def _subscription(row: Row) -> SubscriptionRecord:
+    *rest, policy = row
+    columns = (*rest, SubscriptionPolicy.decode(policy))
+    return SubscriptionRecord(*columns)
 
 
 def _pages(connection: Connection, table: str, columns: str) -> Iterator[Row]:

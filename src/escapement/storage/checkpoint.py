@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from escapement.storage import catalog, journal, removal
 from escapement.storage.attempts import AttemptTable, encode_attempts
@@ -63,6 +63,15 @@ _SET_SUBSCRIPTION: Final = (
     "UPDATE subscriptions SET fill_from = ?, fill_until = ?, log_position = ? WHERE id = ?"
 )
 _SET_GENERATION: Final = "UPDATE generations SET size_bytes = ? WHERE id = ?"
+
+# Tables of an owner's numbered rows: the columns, and how many rows are fetched at once.
+_TABLES: Final = {
+    "cursor_chunks": ("subscription_id", "chunk", _CHUNKS_AT_ONCE),
+    "moves": ("topic_id", "chunk", _CHUNKS_AT_ONCE),
+    "attempts": ("subscription_id", "part", _PARTS_AT_ONCE),
+    "dedup_keys": ("topic_id", "part", _PARTS_AT_ONCE),
+}
+Table = Literal["cursor_chunks", "moves", "attempts", "dedup_keys"]
 
 T = TypeVar("T")
 
@@ -205,15 +214,24 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         subscriptions=list(catalog.read_subscriptions(connection)),
         producers=list(read_producers(connection)),
         schedules=list(read_schedules(connection, bundle_id)),
-        chunks=_read_chunks(connection, "cursor_chunks", "subscription_id"),
-        moves=_read_chunks(connection, "moves", "topic_id"),
-        attempts=_read_parts(connection, "attempts", "subscription_id"),
-        keys=_read_parts(connection, "dedup_keys", "topic_id"),
+        chunks=_read_rows(connection, "cursor_chunks"),
+        moves=_read_rows(connection, "moves"),
+        attempts=_read_rows(connection, "attempts"),
+        keys=_read_rows(connection, "dedup_keys"),
         members=_read_members(connection),
         closings=_by_topic(read_closings(connection)),
         trims=journal.trims(connection, bundle_id),
         journal_ends=journal.ends(connection, bundle_id),
     )
+
+
+def load_rows(connection: Connection, table: Table, owner_id: int) -> list[tuple[int, bytes]]:
+    """One owner's rows ``(chunk or part, data)`` of a table, ascending."""
+    owner, number, _ = _TABLES[table]
+    rows = connection.execute(
+        f"SELECT {number}, data FROM {table} WHERE {owner} = ? ORDER BY {number}", (owner_id,)
+    ).rows
+    return [(number, data) for number, data in rows]
 
 
 Change = tuple[str, tuple[Any, ...]]
@@ -279,41 +297,22 @@ def _run_step(connection: Connection, step: list[Change]) -> None:
         connection.execute_many(sql, [params for _, params in changes])
 
 
-def _read_chunks(
-    connection: Connection, table: str, owner: str
-) -> dict[int, list[tuple[int, bytes]]]:
+def _read_rows(connection: Connection, table: Table) -> dict[int, list[tuple[int, bytes]]]:
+    """The rows ``(chunk or part, data)`` of each owner, ascending."""
+    owner, number, at_once = _TABLES[table]
     found: dict[int, list[tuple[int, bytes]]] = {}
-    id = chunk = _LEAST
+    id = last = _LEAST
     while True:
         # One range of the key, less its beginning: both engines go straight there.
         rows = connection.execute(
-            f"SELECT {owner}, chunk, data FROM {table}"
-            f" WHERE {owner} >= ? AND NOT ({owner} = ? AND chunk <= ?)"
-            f" ORDER BY {owner}, chunk LIMIT {_CHUNKS_AT_ONCE}",
-            (id, id, chunk),
-        ).rows
-        for id, chunk, data in rows:
-            found.setdefault(id, []).append((chunk, data))
-        if len(rows) < _CHUNKS_AT_ONCE:
-            return found
-
-
-def _read_parts(
-    connection: Connection, table: str, owner: str
-) -> dict[int, list[tuple[int, bytes]]]:
-    """The parts ``(part, data)`` of each owner, ascending."""
-    found: dict[int, list[tuple[int, bytes]]] = {}
-    id = last = -1
-    while True:
-        rows = connection.execute(
-            f"SELECT {owner}, part, data FROM {table}"
-            f" WHERE {owner} >= ? AND NOT ({owner} = ? AND part <= ?)"
-            f" ORDER BY {owner}, part LIMIT {_PARTS_AT_ONCE}",
+            f"SELECT {owner}, {number}, data FROM {table}"
+            f" WHERE {owner} >= ? AND NOT ({owner} = ? AND {number} <= ?)"
+            f" ORDER BY {owner}, {number} LIMIT {at_once}",
             (id, id, last),
         ).rows
         for id, last, data in rows:
             found.setdefault(id, []).append((last, data))
-        if len(rows) < _PARTS_AT_ONCE:
+        if len(rows) < at_once:
             return found
 
 

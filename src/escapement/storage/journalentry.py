@@ -49,8 +49,16 @@ _COUNT: Final = struct.Struct("<I")
 Table = npt.NDArray[np.int64]
 
 
+def cancellations_id(topic_id: int) -> int:
+    """Under which id the cancelled messages of a topic stand where acknowledgements stand."""
+    return -topic_id
+
+
 class Acked(NamedTuple):
-    """Offsets that a subscription acknowledged; sorted when read back."""
+    """Offsets that a subscription acknowledged; sorted when read back.
+
+    The id may be that of a topic's cancellations, which is negative.
+    """
 
     subscription_id: int
     offsets: Int64s

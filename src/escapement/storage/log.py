@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from escapement.errors import LogDamaged
+from escapement.errors import LogDamaged, NotFound
 from escapement.message import Buffer, Int64s
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
@@ -67,14 +67,20 @@ class Log:
         cls, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
     ) -> Log:
         """The log as the database has it; the first owner makes the first generation."""
-        found = read_generations(connection)
-        going = set(removal.marked(connection, "generation"))
-        generations = [generation for generation in found if generation.id not in going]
-        gone = [generation for generation in found if generation.id in going]
+        generations, gone = _generations(connection)
         if not generations:
+            found = gone
             new = Generation(found[-1].id + 1 if found else 1, parallelism, now_ms, 0)
             _make(engine, connection, lease, new)
             generations = [new]
+        return cls(generations, gone)
+
+    @classmethod
+    def look(cls, connection: Connection) -> Log:
+        """The log as it is now, for who only reads. Raises ``NotFound`` before it has begun."""
+        generations, gone = _generations(connection)
+        if not generations:
+            raise NotFound("the log has not begun: no broker has been started on this database")
         return cls(generations, gone)
 
     @property
@@ -432,6 +438,16 @@ class Log:
             for key in keys
             if (key.topic_id, key.base_offset) in found
         ]
+
+
+def _generations(connection: Connection) -> tuple[list[Generation], list[Generation]]:
+    """Those that are there, and those that are going; by id."""
+    going = set(removal.marked(connection, "generation"))
+    there: list[Generation] = []
+    gone: list[Generation] = []
+    for generation in read_generations(connection):
+        (gone if generation.id in going else there).append(generation)
+    return there, gone
 
 
 def _make(

@@ -27,7 +27,7 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-from escapement.errors import SchemaError, StorageUnavailable
+from escapement.errors import SchemaError, StorageError, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine
 
 # A migration on a large database may take a while; a broker that waits longer than
@@ -107,6 +107,22 @@ def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
             )
     finally:
         connection.close()
+
+
+def require(connection: Connection) -> None:
+    """Raise ``SchemaError`` unless the schema is the one that this program writes."""
+    known = migrations()
+    try:
+        applied = _check_applied(connection, known)
+    except StorageError as error:
+        if isinstance(error, SchemaError | StorageUnavailable):
+            raise
+        raise SchemaError(f"there is no log in this database: {error}") from error
+    if applied < len(known):
+        raise SchemaError(
+            f"the database has schema {applied}, this program needs {len(known)}: start a broker"
+            " of this program on it, which changes it"
+        )
 
 
 def log_identity(connection: Connection) -> bytes:

@@ -30,11 +30,6 @@ from escapement.storage.offsets import OffsetSet
 Bools = npt.NDArray[np.bool_]
 
 
-def cancellations_id(topic_id: int) -> int:
-    """Under which id the cancelled messages of a topic stand where acknowledgements stand."""
-    return -topic_id
-
-
 class Amendments:
     """See the module's docstring. A topic without any costs nothing."""
 

@@ -13,12 +13,12 @@ from typing import Final, Literal
 import numpy as np
 
 from escapement.broker.log.logreader import LogReader
-from escapement.broker.log.published import Published
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.errors import NotFound
 from escapement.message import DEFAULT_PRIORITY, Blobs
+from escapement.storage.published import Published
 
 # Of one message as a whole. Cancelled: for everyone who had not been handed it.
 State = Literal["to_be_fired", "fired", "acked", "cancelled"]

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from escapement.broker.log.logreader import LogPart, LogReader
-from escapement.broker.log.published import Published
 from escapement.broker.topic.topic import Topic
 from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.storage.published import Published
 
 # Beyond the first row of the log; with one, which may be as large as a batch, a page
 # still fits a frame.

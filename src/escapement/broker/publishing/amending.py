@@ -15,7 +15,6 @@ import numpy as np
 
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.log.amendments import cancellations_id
 from escapement.broker.publishing.outcome import Outcome, decide
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
@@ -26,6 +25,7 @@ from escapement.names import TopicName
 from escapement.protocol.fate import Fate
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.items import Acks
+from escapement.storage.journalentry import cancellations_id
 from escapement.storage.lane import State
 
 

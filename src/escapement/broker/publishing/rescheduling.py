@@ -17,7 +17,6 @@ import numpy as np
 import trio
 
 from escapement.broker.log.logreader import LogReader
-from escapement.broker.log.published import Published
 from escapement.broker.publishing.outcome import Outcome, decide
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.registry.registry import Registry
@@ -29,6 +28,7 @@ from escapement.names import TopicName
 from escapement.protocol.fate import Fate
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.items import Restate
+from escapement.storage.published import Published
 
 # What is read, decided and stated again at once.
 _STEP_BYTES: Final = 1024 * 1024

@@ -15,7 +15,7 @@ checkpoint, not of what is pending (B5).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,8 @@ from escapement.storage import journal
 from escapement.storage.checkpoint import State, load_state
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex, IndexLimits
-from escapement.storage.journal import JournalPosition, JournalRow
+from escapement.storage.journal import JournalPosition
+from escapement.storage.journaltail import JournalTail
 from escapement.storage.lease import Lease
 from escapement.storage.log import Log
 from escapement.storage.logtable import LogRow, RowKey
@@ -44,7 +45,7 @@ class Ground:
     log: Log
     state: State
     log_identity: str
-    journal: Sequence[JournalRow]
+    tail: JournalTail
     index: DelayedIndex
     index_positions: dict[int, JournalPosition]  # empty: the index has nothing
     rebuild: bool  # the index was discarded, or there never was one
@@ -58,21 +59,10 @@ class Ground:
     def _missing_keys(self) -> Iterator[RowKey]:
         # The rows of a topic that was deleted since may be gone already.
         there = {topic.id for topic in self.state.topics}
-        for row in self.journal:
+        for row in self.tail.rows:
             known = self.index_positions.get(row.lane)
             if known is None or row.position.seq > known.seq:
                 yield from (key for key in row.entry.rows if key.topic_id in there)
-
-    def next_offsets(self) -> dict[int, int]:
-        """Where each topic's log goes on, for topics with anything after the checkpoint."""
-        ends: dict[int, int] = {}
-        for row in self.journal:
-            for key in row.entry.rows:
-                if key.base_offset < 0:
-                    continue  # it states earlier messages again
-                end = key.base_offset + key.message_count
-                ends[key.topic_id] = max(ends.get(key.topic_id, 0), end)
-        return ends
 
 
 def survey(
@@ -88,7 +78,7 @@ def survey(
     try:
         log = Log.open(engine, connection, lease, parallelism, now_ms)
         state = load_state(connection, lease.bundle_id)
-        rows = list(journal.read(connection, lease.bundle_id))
+        tail = JournalTail(list(journal.read(connection, lease.bundle_id)))
         identity = state.log_identity.hex()
         index = _open_index(directory, limits)
         manifest = index.manifest
@@ -103,7 +93,7 @@ def survey(
                 manifest, positions = None, {}
         # Without a manifest the index is whole only if no checkpoint ever trimmed the journal.
         rebuild = manifest is None and any(at.seq for at in state.trims.values())
-        return Ground(connection, log, state, identity, rows, index, positions, rebuild)
+        return Ground(connection, log, state, identity, tail, index, positions, rebuild)
     except BaseException:
         connection.close()
         raise

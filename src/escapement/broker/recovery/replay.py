@@ -10,11 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
 
-import numpy as np
-
-from escapement.broker.log.amendments import cancellations_id
 from escapement.broker.recovery.recovery import Ground
 from escapement.broker.recovery.revival import Revival
 from escapement.broker.registry.registry import Registry
@@ -24,11 +20,7 @@ from escapement.broker.upkeep.checkpointer import Checkpointer, Progress
 from escapement.groupnames import Member
 from escapement.storage.blocking import Run
 from escapement.storage.checkpoint import ProducerRow
-from escapement.storage.journalentry import Acked
 from escapement.storage.producers import ProducerRecord
-
-# Log rows read at once: a few group commits.
-_STEP_BYTES: Final = 4 * 1024 * 1024
 
 
 class Replay:
@@ -75,10 +67,9 @@ class Replay:
         self._activate()
 
     def _producers(self) -> Iterator[ProducerRecord]:
-        ground = self._ground
-        marks = {mark.producer_id: mark for row in ground.journal for mark in row.entry.producers}
+        marks = self._ground.tail.producers()
         now_ms = self._revival.recovered_at_ms
-        for record in ground.state.producers:
+        for record in self._ground.state.producers:
             mark = marks.get(record.id)
             if mark is None or mark.last_sequence <= record.last_sequence:
                 yield record
@@ -97,7 +88,7 @@ class Replay:
         Also of rows that the index has: a checkpoint that wrote its manifest may have ended
         before its state, and the next one trims the journal.
         """
-        for topic_id in self._ground.next_offsets():
+        for topic_id in self._ground.tail.next_offsets():
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id)
                 self._progress.touched.add(topic_id)
@@ -105,53 +96,29 @@ class Replay:
     async def _replay_moves(self) -> None:
         """Which times count, before any message is looked at; later statements win."""
         ground = self._ground
-        keys = [
-            key
-            for row in ground.journal
-            for key in row.entry.rows
-            if key.base_offset < 0 and self._registry.exists(key.topic_id)
-        ]
-        steps = ground.log.read_rows(ground.connection, keys, _STEP_BYTES)
-        while (rows := await self._run(next, steps, None)) is not None:
-            for row in rows:
-                restating, base = row.content.restating, row.key.base_offset
-                assert restating is not None, "a restatement names its offsets"
-                moves = self._registry.activate(row.key.topic_id).amendments.moves
-                moves.put(restating.offsets, row.content.due_ms, restating.stale_ms, base)
-                self._progress.touched.add(row.key.topic_id)
+        steps = ground.tail.moved(ground.log, ground.connection, self._registry.exists)
+        while (step := await self._run(next, steps, None)) is not None:
+            for moved in step:
+                moves = self._registry.activate(moved.topic_id).amendments.moves
+                moves.put(moved.offsets, moved.due_ms, moved.stale_ms, moved.base)
+                self._progress.touched.add(moved.topic_id)
 
     def _replay_acks(self) -> None:
-        for row in self._ground.journal:
-            for acked in row.entry.acks:
-                if acked.subscription_id < 0:
-                    self._replay_cancelled(acked)
-                    continue
-                subscription = self._subscription(acked.subscription_id)
-                if subscription is not None:
-                    subscription.recover_acks(acked.offsets)
-
-    def _replay_cancelled(self, cancelled: Acked) -> None:
-        topic_id = cancellations_id(cancelled.subscription_id)  # its own inverse
-        if self._registry.exists(topic_id):
-            self._registry.activate(topic_id).amendments.cancelled.add(cancelled.offsets)
-            self._progress.touched.add(topic_id)
+        for acked in self._ground.tail.acknowledged():
+            subscription = self._subscription(acked.subscription_id)
+            if subscription is not None:
+                subscription.recover_acks(acked.offsets)
+        for topic_id, offsets in self._ground.tail.cancelled():
+            if self._registry.exists(topic_id):
+                self._registry.activate(topic_id).amendments.cancelled.add(offsets)
+                self._progress.touched.add(topic_id)
 
     def _replay_attempts(self) -> None:
-        for row in self._ground.journal:
-            attempts = row.entry.attempts
-            if attempts is None:
-                continue
-            for subscription_id in np.unique(attempts.subscription_id).tolist():
-                subscription = self._subscription(subscription_id)
-                if subscription is not None:
-                    at = attempts.subscription_id == subscription_id
-                    subscription.retries.recover(
-                        Rows.recalled(
-                            attempts.due_ms[at], attempts.offset[at], attempts.attempt[at]
-                        ),
-                        attempts.next_ms[at],
-                        stored=False,
-                    )
+        for subscription_id, table in self._ground.tail.attempted():
+            subscription = self._subscription(subscription_id)
+            if subscription is not None:
+                rows = Rows.recalled(table.due_ms, table.offsets, table.attempts)
+                subscription.retries.recover(rows, table.next_ms, stored=False)
 
     def _replay_keys(self) -> None:
         # What is stored is brought to life at once, because it has to be forgotten in time.
@@ -159,7 +126,7 @@ class Replay:
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id)
                 self._progress.keyed.add(topic_id)
-        for row in self._ground.journal:
+        for row in self._ground.tail.rows:
             for topic_id, keys in row.entry.keyed:
                 if self._registry.exists(topic_id):
                     self._registry.activate(topic_id).dedup.recover(keys)
@@ -169,7 +136,7 @@ class Replay:
         for topic_id in self._revival.closed_topics:
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id)
-        for row in self._ground.journal:
+        for row in self._ground.tail.rows:
             for topic_id, group, offsets in row.entry.grouped:
                 if not self._registry.exists(topic_id):
                     continue

@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.log.amendments import cancellations_id
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
@@ -31,6 +30,7 @@ from escapement.storage.commit import CommitPipeline
 from escapement.storage.dedupkeys import decode_keys
 from escapement.storage.eventgroup import Closing
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key
+from escapement.storage.journalentry import cancellations_id
 
 
 class Revival:

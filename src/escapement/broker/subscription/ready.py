@@ -19,13 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
+from escapement.storage.attempts import RELEASED
 from escapement.traits import concat_traits, priorities_of
 
-# ``Rows.attempts`` has 16 bits, the lower 15 of which count. The highest says that the
-# message was handed back untried, so that it counts as redelivered on its first attempt.
-# The count ends where waits stopped growing long before; one more still fits.
-RELEASED: Final = 0x8000
-MOST_ATTEMPTS: Final = 0x7FFE
+# ``Rows.attempts`` has 16 bits; storage/attempts.py says what they mean.
 _ATTEMPT_BITS: Final = 16
 _ATTEMPTS: Final = (1 << _ATTEMPT_BITS) - 1
 _INT64_BITS: Final = 63  # without the sign

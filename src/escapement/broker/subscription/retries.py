@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.subscription.ready import MOST_ATTEMPTS, Rows
+from escapement.broker.subscription.ready import Rows
 from escapement.message import Int64s
-from escapement.storage.attempts import AttemptTable
+from escapement.storage.attempts import MOST_ATTEMPTS, AttemptTable, last_stated
 from escapement.storage.offsets import OffsetSet
 from escapement.timewheel import Entries, TimingWheel
 
@@ -135,8 +135,7 @@ class Retries:
         """The last that was said of each message, but for those that are done."""
         recovered, self._recovered = self._recovered, []
         rows, next_ms = _concat(recovered)
-        _, last = np.unique(rows.offsets[::-1], return_index=True)
-        at = rows.height - 1 - last
+        at = last_stated(rows.offsets)
         at = at[~done.contains(rows.offsets[at])]
         return rows.pick(at), next_ms[at]
 

@@ -38,11 +38,11 @@ from escapement.broker.subscription.consumer import Consumer
 from escapement.broker.subscription.deadletter import Dead, Reason
 from escapement.broker.subscription.expiry import Expiry
 from escapement.broker.subscription.inflight import NEVER_MS, InFlight
-from escapement.broker.subscription.ready import RELEASED, Rows
+from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.retries import Retries, counted
 from escapement.broker.subscription.throttle import Throttle
 from escapement.message import Int64s, MessageBatch
-from escapement.storage.attempts import AttemptTable
+from escapement.storage.attempts import RELEASED, AttemptTable
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.items import Acks, Attempts
 from escapement.storage.letter import Letter

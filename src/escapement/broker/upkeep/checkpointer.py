@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from escapement.broker.log.amendments import cancellations_id
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
@@ -48,6 +47,7 @@ from escapement.storage.engine.base import Connection, Engine, TransactionAborte
 from escapement.storage.index import DelayedIndex
 from escapement.storage.index.checkpoint import Part
 from escapement.storage.journal import JournalPosition
+from escapement.storage.journalentry import cancellations_id
 from escapement.storage.lease import Lease
 from escapement.storage.log import Log
 from escapement.storage.offsets import OffsetSet

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 import trio
 
-from escapement.broker.log.published import Published
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import EscapementError
@@ -23,6 +22,7 @@ from escapement.message import Int64s
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.items import Restate
 from escapement.storage.logtable import LogRow
+from escapement.storage.published import Published
 
 # What is stated again in one row.
 _ROW_BYTES: Final = 1 << 20

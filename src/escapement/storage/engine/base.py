@@ -105,6 +105,14 @@ class Connection(Protocol):
         """Open a transaction that means to write."""
         ...
 
+    def snapshot(self) -> None:
+        """Open a transaction that only reads, all of it one state of the database.
+
+        ``rollback`` ends it. A MySQL table that it has read cannot be altered or dropped
+        meanwhile, so it is for what is read quickly.
+        """
+        ...
+
     def commit(self) -> None:
         """Make the transaction durable, or raise ``OutcomeUnknown``."""
         ...

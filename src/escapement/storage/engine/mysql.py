@@ -6,13 +6,13 @@ knows nothing of tables. Statements with parameters travel over the binary proto
 
 Invariants:
 
-- A transaction is opened by ``autocommit=0``, never by BEGIN. So when the server
+- A transaction that writes is opened by ``autocommit=0``, never by BEGIN. So when the server
   rolls one back by itself (a deadlock), what was sent behind the failing statement
   lands in a new transaction that is rolled back too, instead of committing alone.
 - Whenever ``StorageUnavailable`` or ``OutcomeUnknown`` leaves a connection, its
   socket is closed: the server rolls back what was open.
-- READ COMMITTED: every read sees what is committed, and locking reads lock rows
-  only, no gaps. A lease row read with ``LOCK IN SHARE MODE`` cannot change until
+- READ COMMITTED, but for snapshots: every read sees what is committed, and locking reads
+  lock rows only, no gaps. A lease row read with ``LOCK IN SHARE MODE`` cannot change until
   this transaction ends, and shows its newest state however old the transaction is.
 - SQL text means the same as on SQLite: double quotes quote names, a backslash is a
   backslash, ``||`` joins strings, an UPDATE counts the rows it found, time is UTC.
@@ -233,6 +233,14 @@ class MysqlConnection:
         assert not self._in_transaction or self._lost, "begin inside a transaction"
         with self._guarded():  # which is all that happens if autocommit is off already
             self._set_autocommit(False)
+        self._in_transaction = True
+
+    def snapshot(self) -> None:
+        assert not self._in_transaction or self._lost, "snapshot inside a transaction"
+        with self._guarded():
+            self._set_autocommit(False)
+        self._text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        self._text("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         self._in_transaction = True
 
     def commit(self) -> None:

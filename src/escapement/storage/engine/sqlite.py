@@ -167,6 +167,13 @@ class SqliteConnection:
         with self._guarded():
             self._raw.execute("BEGIN IMMEDIATE")
 
+    def snapshot(self) -> None:
+        assert self._lost or not self._raw.in_transaction, "snapshot inside a transaction"
+        with self._guarded():
+            self._raw.execute("BEGIN")
+            # The first read fixes what it sees.
+            self._raw.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+
     def commit(self) -> None:
         assert self._lost or self._raw.in_transaction, "commit without a transaction"
         lost_before = self._lost

@@ -1,0 +1,113 @@
+"""How a topic stands, read beside a broker, is what that broker itself knows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from trio.testing import MockClock
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.errors import NotFound, SchemaError
+from escapement.names import TopicName
+from escapement.storage.engine.base import Engine
+from escapement.storage.schema import migrate
+from escapement.storage.topicstate import TopicState, read_topic
+from escapement.testing import World, arrived
+
+TOPIC = TopicName("public", "default", "t")
+HOUR = timedelta(hours=1)
+
+
+def state_of(engine: Engine) -> TopicState:
+    connection = engine.connect()
+    try:
+        return read_topic(engine, connection, TOPIC)
+    finally:
+        connection.close()
+
+
+def agree(world: World, engine: Engine) -> None:
+    """What was read is what the broker has in memory."""
+    state = state_of(engine)
+    topic = world.server.works.registry.active[state.record.id]
+    assert state.end_offset == topic.next_offset
+    end = state.end_offset
+    cancelled, moves = topic.amendments.cancelled, topic.amendments.moves
+    assert state.cancelled.to_array(0, end).tolist() == cancelled.to_array(0, end).tolist()
+    offsets = moves.between(0, end)
+    assert state.moves.between(0, end).tolist() == offsets.tolist()
+    for column in ("bases", "contains"):
+        ours, theirs = getattr(state.moves, column), getattr(moves, column)
+        assert ours(offsets).tolist() == theirs(offsets).tolist()
+    assert (
+        state.moves.current(offsets, offsets).tolist() == moves.current(offsets, offsets).tolist()
+    )
+    for subscription in topic.subscriptions():
+        read = state.subscription(subscription.record.name)
+        acked = subscription.acked.to_array(0, end)
+        assert read.acked.to_array(0, end).tolist() == acked.tolist()
+        counts = [subscription.tries_of(offset)[0] for offset in read.tried.tolist()]
+        assert read.counts.tolist() == counts
+
+
+async def test_a_state_read_beside_a_broker_is_its_own(
+    mock_clock: MockClock, engine: Engine
+) -> None:
+    """B7, V15: before a checkpoint, after one, half-way behind one, and after a crash."""
+    config = BrokerConfig(ack_wait_ms=10**9, seed=0)
+    async with testing.start(config=config, engine=engine) as world:
+        async with world.connect() as broker:
+            await live(broker, "a", 0)
+            agree(world, engine)
+            await world.checkpoint()
+            agree(world, engine)
+            await live(broker, "b", 40)
+            agree(world, engine)
+            read = state_of(engine)
+            assert (read.subscription("a").counts > 0).any()
+            assert len(read.subscription("b").acked)
+            assert len(read.cancelled)
+            assert not read.moves.empty
+        await world.crash()
+        before = state_of(engine)
+        await world.restart()
+        async with world.connect() as broker:
+            await broker.admin("topics.get", topic="t")
+            agree(world, engine)
+        assert state_of(engine).subscription("a").counts.tolist() == (
+            before.subscription("a").counts.tolist()
+        )
+
+
+async def live(broker: escapement.Broker, name: str, first: int) -> None:
+    """Publish 40 messages, and do to them whatever can be done."""
+    await broker.admin("subscriptions.create", topic="t", subscription=name)
+    async with await broker.producer("t") as producer:
+        await producer.send_many([b"%d" % n for n in range(20)])
+        await producer.send_many([b"%d" % n for n in range(20)], delay=HOUR)
+    later = np.arange(first + 20, first + 40)
+    await broker.cancel(later[:5], topic="t")
+    await broker.reschedule(later[3:12], topic="t", delay=2 * HOUR)
+    await broker.reschedule(later[8:14], topic="t", delay=3 * HOUR)
+    async with broker.consumer("t", name, permits=1000) as inbox:
+        messages = await arrived(inbox)
+        await inbox.ack([message.offset for message in messages[:8]], durable=True)
+        await inbox.nack([message.offset for message in messages[8:12]])
+
+
+def test_where_there_is_no_such_log_or_topic_it_is_said(engine: Engine) -> None:
+    """B7."""
+    with pytest.raises(SchemaError, match="no log in this database"):
+        state_of(engine)
+    migrate(engine)
+    with pytest.raises(NotFound, match="public/default/t does not exist"):
+        state_of(engine)
+    connection = engine.connect()
+    connection.execute("DELETE FROM schema_migrations WHERE version > 3")
+    connection.close()
+    with pytest.raises(SchemaError, match="has schema 3, this program needs"):
+        state_of(engine)
