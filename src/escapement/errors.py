@@ -190,6 +190,13 @@ class LetterDamaged(StorageError):
     code = "letter_damaged"
 
 
+class StagingLost(StorageError):
+    """Is raised when what a bulk write had staged was given up; the write may be run again."""
+
+    code = "staging_lost"
+    retryable = True
+
+
 class IndexDamaged(StorageError):
     """Is raised when a segment or the manifest fails its checksum; the index is rebuilt."""
 

@@ -27,12 +27,13 @@ import trio
 import escapement
 import escapement.sync
 from brokers import BrokerProcess, broker_process
+from bulk import stage
 from escapement import Fate, sync
 from escapement.bench.host import Host
 from escapement.cli.demo import Demo
 from escapement.cli.main import escapement as commands
 from escapement.cli.main import run
-from escapement.storage import inbox
+from escapement.storage import inbox, job
 from escapement.storage.engine.open import open_engine
 from escapement.storage.rule import FOREVER_MS
 from letters import letter
@@ -156,6 +157,24 @@ def test_the_inbox_is_listed_and_discarded(say: Say, broker: BrokerProcess) -> N
     discarded = say("admin", "inbox", "discard", "letters/eu/orders", "-o", "json")
     assert json.loads(discarded) == {"discarded": 1}
     assert say("admin", "inbox", "list") == "no letters\n"
+
+
+def test_jobs_are_listed(say: Say, broker: BrokerProcess) -> None:
+    """B7."""
+    engine = open_engine(None, broker.data)
+    connection = engine.connect()
+    load = job.enter(engine, connection, "nightly", 3)
+    stage(engine, connection, load, 0, "a", b"1", b"2", target="jobs/eu/orders")
+    (row,) = json.loads(say("admin", "jobs", "list", "-o", "json"))
+    assert (row["job"], row["version"], row["state"], row["messages"]) == (
+        "nightly",
+        3,
+        "staging",
+        2,
+    )
+    assert "nightly" in say("admin", "jobs", "list")
+    connection.close()
+    engine.close()
 
 
 def test_schedules_are_created_shown_paused_and_deleted(

@@ -101,9 +101,12 @@ def test_a_step_has_one_letter_or_as_many_as_fit(engine: Engine, connection: Con
     size = letters[0].size_bytes
     for max_bytes, count in ((0, 1), (size, 1), (3 * size + 1, 3), (99 * size, 10)):
         assert len(inbox.read_step(connection, box.id, max_bytes)) == count
-    both = [box.id, other.id]
-    assert [len(s) for s in inbox.read_steps(connection, both, 5 * size, 2 * size)] == [5]
-    assert [len(s) for s in inbox.read_steps(connection, both, 5 * size, 9 * size)] == [5, 1]
+    both = [(box.id, True), (other.id, True)]
+    assert [len(s.letters) for s in inbox.read_steps(connection, both, 5 * size, 2 * size)] == [5]
+    assert [len(s.letters) for s in inbox.read_steps(connection, both, 5 * size, 9 * size)] == [
+        5,
+        1,
+    ]
 
 
 def test_a_letter_that_is_held_stays_and_lets_others_pass(

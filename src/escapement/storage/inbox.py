@@ -14,16 +14,17 @@ changes nothing; after it was moved it would be a new one. Whoever may repeat hi
 than that must see in his own transaction that he has done it already.
 
 Letters of one mailbox are moved in the order of their ids, which is the order in which one
-lane wrote them; of letters that are committed side by side either may go first.
+lane wrote them; of letters that are committed side by side either may go first. Behind them
+come those of its parcels, which jobs have staged (storage/parcel.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from escapement.errors import StorageError
-from escapement.storage import removal
+from escapement.storage import parcel, removal
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.letter import MAX_SOURCE_ID_CHARS, Letter, encode_letter
 
@@ -46,11 +47,20 @@ class Stored(NamedTuple):
     """One letter as it lies in its mailbox."""
 
     id: int
+    size_bytes: int  # of its messages
     data: bytes
 
 
+class Step(NamedTuple):
+    """Letters of one mailbox that are moved together."""
+
+    letters: list[Stored]
+    of_jobs: bool = False
+    emptied: Sequence[int] = ()  # parcels that have nothing left to be moved
+
+
 class Waiting(NamedTuple):
-    """What lies in one mailbox."""
+    """What lies in one mailbox, and in its parcels."""
 
     target: str
     letters: int
@@ -66,15 +76,24 @@ class Waiting(NamedTuple):
 
 def insert(engine: Engine, connection: Connection, letters: Sequence[Letter], now_ms: int) -> None:
     """Put letters into their mailboxes; one that is there already stays as it is."""
-    mailboxes = {
-        target: _mailbox(engine, connection, target) for target in sorted(_targets(letters))
-    }
+    boxes = {target: mailbox(engine, connection, target) for target in sorted(_targets(letters))}
+    insert_into(engine, connection, letters, boxes, now_ms)
+
+
+def insert_into(
+    engine: Engine,
+    connection: Connection,
+    letters: Sequence[Letter],
+    boxes: Mapping[str, int],
+    now_ms: int,
+) -> None:
+    """Put letters where ``boxes`` says for each target; what is there already stays."""
     connection.execute_many(
         f"{engine.dialect.insert_ignore} INTO inbox (mailbox_id, held, source_id, message_count,"
         " size_bytes, created_at_ms, reason, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (
-                mailboxes[letter.target],
+                boxes[letter.target],
                 0,
                 letter.source_id,
                 letter.count,
@@ -92,7 +111,7 @@ def _targets(letters: Iterable[Letter]) -> set[str]:
     return {letter.target for letter in letters}
 
 
-def _mailbox(engine: Engine, connection: Connection, target: str) -> int:
+def mailbox(engine: Engine, connection: Connection, target: str) -> int:
     """The id of a target's mailbox, which cannot be closed before the transaction ends."""
     find = _FIND_MAILBOX + engine.dialect.share_lock
     key = (target.encode(),)
@@ -111,10 +130,11 @@ def _mailbox(engine: Engine, connection: Connection, target: str) -> int:
 def occupied(connection: Connection, after_id: int, limit: int) -> list[Mailbox]:
     """Mailboxes with letters to be moved, in the order of their ids."""
     rows = connection.execute(
-        # Of each mailbox the first letter alone is looked for, however many there are.
-        "SELECT m.id, m.target FROM mailboxes m WHERE m.id > ? AND (SELECT i.id FROM inbox i"
+        # Of each mailbox the first letter and parcel are looked for, however many there are.
+        "SELECT m.id, m.target FROM mailboxes m WHERE m.id > ? AND ((SELECT i.id FROM inbox i"
         " WHERE i.mailbox_id = m.id AND i.held = 0 ORDER BY i.id LIMIT 1) IS NOT NULL"
-        " ORDER BY m.id LIMIT ?",
+        " OR (SELECT p.id FROM parcels p WHERE p.mailbox_id = m.id AND p.held = 0"
+        " ORDER BY p.id LIMIT 1) IS NOT NULL) ORDER BY m.id LIMIT ?",
         (after_id, limit),
     ).rows
     return [Mailbox(id, _text(target)) for id, target in rows]
@@ -133,24 +153,43 @@ def read_step(connection: Connection, mailbox_id: int, max_bytes: int) -> list[S
         if ids and max_bytes < 0:
             break
         ids.append(id)
-    found: list[Stored] = []
-    for some in _portions(ids):
-        rows = connection.execute(f"SELECT id, data FROM inbox WHERE id IN ({some}) ORDER BY id")
-        found += [Stored(id, _bytes(data)) for id, data in rows.rows]
-    return found
+    return _fetch(connection, ids)
+
+
+def read_parcels(connection: Connection, mailbox_id: int, max_bytes: int) -> Step:
+    """The first letters of a mailbox's parcels: one, or as many as fit."""
+    opened = parcel.next_letters(connection, mailbox_id, max_bytes)
+    return Step(_fetch(connection, opened.ids), True, opened.emptied)
 
 
 def read_steps(
-    connection: Connection, mailbox_ids: Sequence[int], step_bytes: int, max_bytes: int
-) -> list[list[Stored]]:
-    """A step of each of the first mailboxes: of one, or of as many as fit."""
-    steps: list[list[Stored]] = []
-    for mailbox_id in mailbox_ids:
-        steps.append(read_step(connection, mailbox_id, step_bytes))
-        max_bytes -= sum(len(letter.data) for letter in steps[-1])
+    connection: Connection, boxes: Sequence[tuple[int, bool]], step_bytes: int, max_bytes: int
+) -> list[Step]:
+    """A step of each of the first mailboxes: of one, or of as many as fit.
+
+    Args:
+      boxes: ids of mailboxes, and whether their parcels may be looked into. They are where a
+        mailbox has no letters of its own.
+    """
+    steps: list[Step] = []
+    for mailbox_id, parcels_too in boxes:
+        step = Step(read_step(connection, mailbox_id, step_bytes))
+        if parcels_too and not step.letters:
+            step = read_parcels(connection, mailbox_id, step_bytes)
+        steps.append(step)
+        max_bytes -= sum(letter.size_bytes for letter in step.letters)
         if max_bytes <= 0:
             break
     return steps
+
+
+def _fetch(connection: Connection, ids: Sequence[int]) -> list[Stored]:
+    """Letters in the order of ``ids``, which ascend but for where a parcel ends."""
+    found: dict[int, Stored] = {}
+    for some in _portions(ids):
+        rows = connection.execute(f"SELECT id, size_bytes, data FROM inbox WHERE id IN ({some})")
+        found.update((id, Stored(id, size, _bytes(data))) for id, size, data in rows.rows)
+    return [found[id] for id in ids if id in found]
 
 
 def remove(connection: Connection, ids: Sequence[int]) -> None:
@@ -189,7 +228,7 @@ def close(connection: Connection, target: str) -> int:
     connection.execute("DELETE FROM mailboxes WHERE id = ?", (id,))
     if letters:
         removal.mark(connection, "mailbox", id)
-    return int(letters)
+    return int(letters) + parcel.close(connection, id)
 
 
 def close_namespace(connection: Connection, namespace: str) -> None:
@@ -214,11 +253,14 @@ def _portions(ids: Sequence[int]) -> list[str]:
 
 def waiting(connection: Connection, limit: int) -> list[Waiting]:
     """What waits, by target; those with the oldest mailboxes first."""
+    columns = "i.id, i.message_count, i.size_bytes, i.created_at_ms, i.held, i.reason"
     rows = connection.execute(
-        "SELECT m.target, COUNT(*), SUM(i.message_count), SUM(i.size_bytes),"
-        " MIN(i.created_at_ms), SUM(i.held), MAX(i.reason)"
-        " FROM inbox i JOIN mailboxes m ON m.id = i.mailbox_id"
-        " GROUP BY m.id, m.target ORDER BY m.id LIMIT ?",
+        "SELECT m.target, COUNT(*), SUM(w.message_count), SUM(w.size_bytes),"
+        " MIN(w.created_at_ms), SUM(w.held), MAX(w.reason) FROM"
+        f" (SELECT i.mailbox_id AS box, {columns} FROM inbox i WHERE i.mailbox_id > 0"
+        f" UNION ALL SELECT p.mailbox_id AS box, {columns}"
+        " FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id WHERE p.mailbox_id > 0) AS w"
+        " JOIN mailboxes m ON m.id = w.box GROUP BY m.id, m.target ORDER BY m.id LIMIT ?",
         (limit,),
     ).rows
     # Sums are decimals on MySQL.

@@ -1,4 +1,4 @@
-"""Freeing what a deleted topic, subscription or mailbox left behind, in bounded steps.
+"""Freeing what a deleted topic, subscription, mailbox or parcel left behind, in bounded steps.
 
 Owns the table ``removals``, in which are marked too: generations of the log that go as a
 whole (storage/forgetting.py), and namespaces that are being deleted with all that is in them
@@ -19,7 +19,7 @@ from escapement.storage.generation import Generation
 # Rows deleted in one step: log rows are up to some megabytes each.
 _STEP_ROWS: Final = 64
 
-What = Literal["topic", "subscription", "mailbox", "generation", "namespace"]
+What = Literal["topic", "subscription", "mailbox", "parcel", "generation", "namespace"]
 
 
 def mark(connection: Connection, kind: What, id: int) -> None:
@@ -46,6 +46,8 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = more or _free(connection, "group_closings", "topic_id", "id", id)
     elif kind == "mailbox":
         more = _free(connection, "inbox", "mailbox_id", "id", id)
+    elif kind == "parcel":
+        more = _free(connection, "inbox", "mailbox_id", "id", -id)
     else:
         more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
         more = more or _free(connection, "attempts", "subscription_id", "part", id)

@@ -1,4 +1,8 @@
-"""Letters on their way from the inbox into a log, and what became of them."""
+"""Letters on their way from the inbox into logs, and what became of them.
+
+The letters of a mailbox become one append; a round waits until all of its appends have ended,
+because one that is still under way would be read, and appended, again.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,7 @@ import numpy as np
 import trio
 
 from escapement.broker.topic.topic import Topic
-from escapement.errors import (
-    Busy,
-    EscapementError,
-    NotFound,
-    ShuttingDown,
-    StorageError,
-)
+from escapement.errors import Busy, EscapementError, NotFound, ShuttingDown, StorageError
 from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
 from escapement.storage.items import Append
 
@@ -35,10 +33,11 @@ class Carriage:
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class Load:
     """Letters of one mailbox, decoded."""
 
     topic: Topic
+    of_jobs: bool = False
     ids: list[int] = field(default_factory=list)
     batches: list[MessageBatch] = field(default_factory=list)
     times: list[Times] = field(default_factory=list)
@@ -49,39 +48,39 @@ class Submitted:
 
     def __init__(self) -> None:
         self.moved = 0  # letters
-        self.moved_to: list[Topic] = []
-        self.refused: list[tuple[Topic, EscapementError]] = []
+        self.moved_to: list[Load] = []
+        self.refused: list[tuple[Load, EscapementError]] = []
         self._open = 0
         self._error: EscapementError | None = None
         self._done = trio.Event()
 
-    def append(self, step: Step) -> Append:
-        """The append of one step; it is counted as under way."""
-        batch = MessageBatch.concat(step.batches)
+    def append(self, load: Load) -> Append:
+        """The append of one mailbox; it is counted as under way."""
+        batch = MessageBatch.concat(load.batches)
 
         def done() -> None:
-            self.moved += len(step.ids)
-            self.moved_to.append(step.topic)
+            self.moved += len(load.ids)
+            self.moved_to.append(load)
             self._ended()
 
         def fail(error: EscapementError) -> None:
             if isinstance(error, StorageError | Busy | ShuttingDown):
                 self._error = error
             elif not isinstance(error, NotFound):  # the topic was deleted, its letters with it
-                self.refused.append((step.topic, error))
+                self.refused.append((load, error))
             self._ended()
 
         if not self._open:
             self._done = trio.Event()
         self._open += 1
         return Append(
-            step.topic.id,
+            load.topic.id,
             batch.encode(),
             len(batch),
-            _concat(step),
+            _concat(load),
             context=Carriage(batch, done),
             fail=fail,
-            letter_ids=step.ids,
+            letter_ids=load.ids,
         )
 
     async def settled(self) -> None:
@@ -98,9 +97,9 @@ class Submitted:
             self._done.set()
 
 
-def _concat(step: Step) -> Times:
-    """The times of all letters of a step, one below the other."""
-    if all(times is NO_TIMES for times in step.times):
+def _concat(load: Load) -> Times:
+    """The times of all letters of a load, one below the other."""
+    if all(times is NO_TIMES for times in load.times):
         return NO_TIMES
 
     def column(parts: list[Int64s | None]) -> Int64s | None:
@@ -109,11 +108,11 @@ def _concat(step: Step) -> Times:
         return np.concatenate(
             [
                 np.full(len(batch), -1, np.int64) if part is None else part
-                for part, batch in zip(parts, step.batches, strict=True)
+                for part, batch in zip(parts, load.batches, strict=True)
             ]
         )
 
     return Times(
-        column([times.delay_ms for times in step.times]),
-        column([times.at_ms for times in step.times]),
+        column([times.delay_ms for times in load.times]),
+        column([times.at_ms for times in load.times]),
     )

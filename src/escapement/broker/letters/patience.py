@@ -8,6 +8,7 @@ Pure: the time arrives as an argument.
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 from escapement.errors import EscapementError, StorageError, StorageUnavailable
@@ -51,6 +52,16 @@ class Patience:
         wait_s = min(_FIRST_S * 2.0 ** min(tries, 32), _MOST_S)
         self._refusals[whom] = _Refusal(why, tries + 1, now_s + wait_s)
         return before is None or before.why != why
+
+    def rest(self, whom: str, why: str, until_s: float) -> None:
+        """It was told when it may be tried again."""
+        if whom in self._refusals or len(self._refusals) < _MOST:
+            self._refusals[whom] = _Refusal(why, 0, until_s)
+
+    def next_s(self, now_s: float) -> float:
+        """When the next of those that still wait may be tried; infinity if none waits."""
+        waiting = (one.until_s for one in self._refusals.values() if one.until_s > now_s)
+        return min(waiting, default=math.inf)
 
     def until_s(self, whom: str) -> float:
         """From when on it may be tried; 0 if it was not refused."""

@@ -15,6 +15,11 @@ What cannot be moved is never lost and holds up nobody else:
 - A letter that can never be moved (it does not decode, its time lies too far ahead) is
   *held*, with the reason; those behind it go on.
 - When a topic is deleted its letters go with it.
+
+Behind a mailbox's own letters come those that jobs have staged for it (storage/parcel.py).
+Nobody has been promised when these are moved, so they do what producers do: they wait while
+the backlog of the topic has met its quota, and keep to its publish rate. A mailbox's own
+letters, whose cause is durable, do not wait for them.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import trio
 
-from escapement.broker.letters.carriage import Step, Submitted
+from escapement.broker.letters.carriage import Load, Submitted
 from escapement.broker.letters.patience import Patience
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.publishing.publishing import Publishing
@@ -45,11 +50,12 @@ from escapement.errors import (
 )
 from escapement.message import MessageBatch, Times
 from escapement.names import TopicName
-from escapement.storage import inbox
+from escapement.storage import inbox, job, parcel
 from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
-from escapement.storage.inbox import Mailbox, Stored, Waiting
+from escapement.storage.inbox import Mailbox, Step, Stored, Waiting
+from escapement.storage.job import JobState
 from escapement.storage.letter import Letter, decode_letter
 
 T = TypeVar("T")
@@ -58,6 +64,8 @@ _logger = logging.getLogger(__name__)
 
 # Mailboxes of one round: their letters share group commits.
 _ROUND_MAILBOXES: Final = 256
+# The shortest pause between two rounds that moved nothing.
+_SHORTEST_S: Final = 0.01
 # Reasons that are remembered; there may be any number of mailboxes.
 _MAX_BLOCKED: Final = 100
 
@@ -67,6 +75,14 @@ class _Opened(NamedTuple):
 
     id: int
     content: tuple[MessageBatch, Times] | LetterDamaged
+
+
+class _Found(NamedTuple):
+    """A step of a mailbox, opened."""
+
+    letters: list[_Opened]
+    of_jobs: bool
+    emptied: Sequence[int]
 
 
 class Postman:
@@ -95,7 +111,7 @@ class Postman:
         self._connection: Connection | None = None
         self.moved = 0  # letters, since the broker started
         self.blocked: dict[str, str] = {}  # target -> why its mailbox waits
-        self._patience = Patience()  # of mailboxes by target
+        self._patience = Patience()  # of mailboxes by target, and of what jobs have there
 
     # -- for others ------------------------------------------------------------
 
@@ -118,6 +134,10 @@ class Postman:
     async def waiting(self, limit: int) -> list[Waiting]:
         """What waits in the inbox, by target."""
         return await self._pipeline.transact(lambda connection: inbox.waiting(connection, limit))
+
+    async def jobs(self, limit: int) -> list[JobState]:
+        """The newest bulk writes, and how far they are."""
+        return await self._pipeline.transact(lambda connection: job.states(connection, limit))
 
     async def discard(self, target: str) -> int:
         """Delete all letters that wait for a target; how many there were."""
@@ -156,7 +176,9 @@ class Postman:
                 failing = True
             else:
                 failing = False
-            with trio.move_on_after(self._limits.inbox_poll_s):
+            now_s = trio.current_time()
+            rest_s = max(self._patience.next_s(now_s) - now_s, _SHORTEST_S)
+            with trio.move_on_after(min(self._limits.inbox_poll_s, rest_s)):
                 await self._wake.wait()
 
     async def _round(self) -> bool:
@@ -167,21 +189,23 @@ class Postman:
         seen: set[str] = set()
         while page := await self._read(inbox.occupied, after_id, _ROUND_MAILBOXES):
             after_id = page[-1].id
-            seen.update(box.target for box in page)
+            seen.update(whom for box in page for whom in (box.target, _jobs_for(box.target)))
             # The topic first, then its letters: if it is deleted and made again between the
             # two, its mailbox is another one, and the letters of the old one are not read.
-            topics = {box.id: await self._topic(box, blocked) for box in page}
-            left = [(id, topic) for id, topic in topics.items() if topic is not None]
+            topics = {box: await self._topic(box, blocked) for box in page}
+            left = [(box, topic) for box, topic in topics.items() if topic is not None]
             while left and not self._stopping:
+                boxes = [(box.id, self._may_take_jobs(box, blocked)) for box, _ in left]
                 async with self._moving:
                     steps = await self._read(
                         _open,
-                        [id for id, _ in left],
+                        boxes,
                         self._limits.inbox_step_bytes,
                         self._limits.inbox_round_bytes,
                     )
                     found = [(topic, step) for (_, topic), step in zip(left, steps, strict=False)]
                     progress = await self._move(found, blocked) or progress
+                    progress = await self._settle(steps) or progress
                 left = left[len(steps) :]
         self.blocked = blocked
         self._patience.keep(seen)
@@ -202,52 +226,69 @@ class Postman:
             self._refused(mailbox.target, error, blocked)
         return None
 
-    def _refused(self, target: str, error: EscapementError, blocked: dict[str, str]) -> None:
+    def _may_take_jobs(self, mailbox: Mailbox, blocked: dict[str, str]) -> bool:
+        whom = _jobs_for(mailbox.target)
+        if trio.current_time() >= self._patience.until_s(whom):
+            return True
+        _block(blocked, mailbox.target, self._patience.reasons[whom])
+        return False
+
+    def _refused(
+        self, target: str, error: EscapementError, blocked: dict[str, str], whom: str = ""
+    ) -> None:
         """Something that nobody here knows refuses a mailbox's letters: they are kept."""
-        if self._patience.refused(target, str(error), trio.current_time()):
+        if self._patience.refused(whom or target, str(error), trio.current_time()):
             _logger.warning("letters for %s wait: %s", target, error)
         _block(blocked, target, str(error))
 
-    async def _move(
-        self, found: Sequence[tuple[Topic, list[_Opened]]], blocked: dict[str, str]
-    ) -> bool:
+    async def _settle(self, steps: Sequence[_Found]) -> bool:
+        """Note what jobs have nothing left to be moved; whether there was any."""
+        emptied = [id for step in steps for id in step.emptied]
+        if emptied:
+            dialect = self._engine.dialect
+            await self._pipeline.transact(
+                lambda connection: parcel.settle(dialect, connection, emptied)
+            )
+        return bool(emptied)
+
+    async def _move(self, found: Sequence[tuple[Topic, _Found]], blocked: dict[str, str]) -> bool:
         """Append letters to their topics' logs, and wait until they are durable there."""
         held: list[tuple[int, EscapementError]] = []
-        steps = [self._admit(topic, letters, held, blocked) for topic, letters in found]
+        loads = [self._admit(topic, step, held, blocked) for topic, step in found]
         for id, error in held:
             _logger.error("letter %d of the inbox is held: %s", id, error)
             await self._pipeline.transact(
                 lambda connection, id=id, why=str(error): inbox.hold(connection, id, why)  # type: ignore[misc]
             )
         await self._publishing.room()
-        submitted = Submitted()
-        for step in steps:
+        under_way = Submitted()
+        for load in loads:
             # It may have been deleted, or be about to be, since its letters were read.
-            there = self._registry.active.get(step.topic.id) is step.topic
-            if step.ids and there and not step.topic.deleting:
-                append = submitted.append(step)
+            there = self._registry.active.get(load.topic.id) is load.topic
+            if load.ids and there and not load.topic.deleting:
+                append = under_way.append(load)
                 try:
                     self._pipeline.submit(append)
                 except EscapementError as error:
                     append.fail(error)
-        await submitted.settled()
-        for topic, refusal in submitted.refused:
-            self._refused(topic.name.full, refusal, blocked)
-        for topic in submitted.moved_to:
-            self._patience.over(topic.name.full)
-        self.moved += submitted.moved
-        return bool(submitted.moved or held)
+        await under_way.settled()
+        for load, refusal in under_way.refused:
+            self._refused(load.topic.name.full, refusal, blocked, _whom(load))
+        for load in under_way.moved_to:
+            self._patience.over(_whom(load))
+        self.moved += under_way.moved
+        return bool(under_way.moved or held)
 
     def _admit(
         self,
         topic: Topic,
-        letters: list[_Opened],
+        step: _Found,
         held: list[tuple[int, EscapementError]],
         blocked: dict[str, str],
-    ) -> Step:
+    ) -> Load:
         """What of these letters the topic takes; the others are held, or wait."""
-        step = Step(topic)
-        for letter in letters:
+        load = Load(topic, step.of_jobs)
+        for letter in step.letters:
             if isinstance(letter.content, LetterDamaged):
                 held.append((letter.id, letter.content))
                 continue
@@ -257,6 +298,8 @@ class Postman:
                 continue
             try:
                 self._publishing.check_times(topic, times)
+                if step.of_jobs and not self._has_turn(topic, len(batch), blocked):
+                    break
             except DelaysDisabled as error:
                 _block(blocked, topic.name.full, str(error))
                 break
@@ -264,12 +307,22 @@ class Postman:
                 held.append((letter.id, error))
                 continue
             except EscapementError as error:
-                self._refused(topic.name.full, error, blocked)
+                self._refused(topic.name.full, error, blocked, _whom(load))
                 break
-            step.ids.append(letter.id)
-            step.batches.append(batch)
-            step.times.append(times)
-        return step
+            load.ids.append(letter.id)
+            load.batches.append(batch)
+            load.times.append(times)
+        return load
+
+    def _has_turn(self, topic: Topic, count: int, blocked: dict[str, str]) -> bool:
+        """Whether so many messages of a job may be published now; else it is waited."""
+        wait_ms = self._publishing.wait_ms(topic, count)
+        if wait_ms:
+            why, target = "the topic's maximum publish rate is met", topic.name.full
+            until_s = trio.current_time() + wait_ms / 1000
+            self._patience.rest(_jobs_for(target), why, until_s)
+            _block(blocked, target, why)
+        return not wait_ms
 
     async def _read(self, read: Callable[..., T], *arguments: object) -> T:
         return await self._run(self._read_now, read, *arguments)
@@ -285,11 +338,11 @@ class Postman:
 
 
 def _open(
-    connection: Connection, mailbox_ids: list[int], step_bytes: int, max_bytes: int
-) -> list[list[_Opened]]:
+    connection: Connection, boxes: list[tuple[int, bool]], step_bytes: int, max_bytes: int
+) -> list[_Found]:
     """A step of each of the first mailboxes, opened; for a thread."""
-    steps = inbox.read_steps(connection, mailbox_ids, step_bytes, max_bytes)
-    return [[_opened(letter) for letter in step] for step in steps]
+    steps: list[Step] = inbox.read_steps(connection, boxes, step_bytes, max_bytes)
+    return [_Found([_opened(one) for one in s.letters], s.of_jobs, s.emptied) for s in steps]
 
 
 def _opened(letter: Stored) -> _Opened:
@@ -297,6 +350,16 @@ def _opened(letter: Stored) -> _Opened:
         return _Opened(letter.id, decode_letter(letter.data))
     except LetterDamaged as error:
         return _Opened(letter.id, error)
+
+
+def _jobs_for(target: str) -> str:
+    """Whose patience it is that jobs need with a topic."""
+    return f"jobs for {target}"
+
+
+def _whom(load: Load) -> str:
+    target = load.topic.name.full
+    return _jobs_for(target) if load.of_jobs else target
 
 
 def _block(blocked: dict[str, str], target: str, why: str) -> None:

@@ -128,6 +128,18 @@ class Publishing:
         if wait_ms:
             await trio.sleep(wait_ms / 1000)
 
+    def wait_ms(self, topic: Topic, count: int) -> int:
+        """How long messages that no producer sends must wait for the topic's publish rate.
+
+        Without a wait they are taken into account.
+
+        Raises:
+          BacklogFull: so much of the topic waits that its quota is met.
+        """
+        now_ms = self._clock.now_ms()
+        self._backlogs.check(topic, now_ms)
+        return topic.publish_rate.wait_ms(topic.policy, count, now_ms)
+
     def publish(self, handle: ProducerHandle, publication: Publication) -> None:
         """Hand a batch to the commit pipeline, or say at once that it is stored already.
 

@@ -303,7 +303,7 @@ class Registry:
             self._subscriptions.setdefault(topic.id, {})[record.name] = record
             serve(record)
         finally:
-            topic.end_subscribing()
+            topic.subscribing -= 1
         return record
 
     def subscription_record(self, topic: Topic, name: str) -> SubscriptionRecord:

@@ -52,6 +52,16 @@ class PublishRate:
             bucket.spend(fresh, now_ms)
         return wait_ms
 
+    def wait_ms(self, policy: TopicPolicy, count: int, now_ms: int) -> int:
+        """Take messages that no producer sends into account, unless they are to wait so long."""
+        self._bucket = _bucket(self._bucket, policy.max_publish_rate, now_ms)
+        if self._bucket is None:
+            return 0
+        wait_ms = self._bucket.wait_ms(1, now_ms)
+        if not wait_ms:
+            self._bucket.spend(count, now_ms)
+        return wait_ms
+
 
 def _bucket(bucket: TokenBucket | None, rate: float, now_ms: int) -> TokenBucket | None:
     """The bucket of a rate, which may have changed; None for no limit."""

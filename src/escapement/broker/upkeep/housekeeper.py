@@ -1,4 +1,4 @@
-"""Slow work in small steps: generations of the log, what deletes left, idle producers.
+"""Slow work in small steps: generations of the log, what deletes and jobs left, idle producers.
 
 Nothing here is urgent, and each step is a short transaction of its own. A database that
 is away is no error: the step is tried again at the next round.
@@ -17,7 +17,7 @@ from escapement.broker.registry.changes import Transact
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
-from escapement.storage import producers, removal
+from escapement.storage import job, parcel, producers, removal
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.generation import Generation, should_roll
@@ -31,7 +31,8 @@ ROUND_S: Final = 10.0
 _BREATH_S: Final = 0.05
 # A producer that published nothing for so long is forgotten, and its sequences with it.
 PRODUCER_IDLE_MS: Final = 7 * 86_400_000
-_PRODUCER_ROUND_MS: Final = 3_600_000
+# How often is looked for producers, and jobs, that need not be remembered.
+_FORGETTING_MS: Final = 3_600_000
 
 
 class Housekeeper:
@@ -64,7 +65,7 @@ class Housekeeper:
         self._parallelism = parallelism
         self._wants_next = wants_next
         self._rolling = trio.Lock()
-        self._producers_at_ms = clock.now_ms() + _PRODUCER_ROUND_MS
+        self._forget_at_ms = clock.now_ms() + _FORGETTING_MS
 
     async def run(self) -> None:
         """Keep house for ever."""
@@ -78,8 +79,14 @@ class Housekeeper:
     async def round(self) -> None:
         """Do what there is to do now."""
         await self._roll()
-        await self._free()
-        await self._expire_producers()
+        await self._step_by_step(partial(parcel.purge_step, self._engine.dialect))
+        # Those of this very step: a generation that is retired is dropped behind it.
+        await self._step_by_step(lambda connection: _free_step(self._log.generations, connection))
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._forget_at_ms:
+            self._forget_at_ms = now_ms + _FORGETTING_MS
+            await self._expire_producers(now_ms)
+            await self._step_by_step(partial(job.forget_step, self._engine.dialect))
 
     async def set_parallelism(self, count: int) -> None:
         """Have the log go on in a new generation of so many tables, if it has another number.
@@ -116,18 +123,14 @@ class Housekeeper:
         finally:
             connection.close()
 
-    async def _free(self) -> None:
+    async def _step_by_step(self, step: Callable[[Connection], bool]) -> None:
+        """Take short transactions, with pauses, until one says that nothing is left."""
         more = True
         while more:
-            # Those of this very step: a generation that is retired is dropped behind it.
-            more = await self._transact(partial(_free_step, self._log.generations))
+            more = await self._transact(step)
             await trio.sleep(_BREATH_S)
 
-    async def _expire_producers(self) -> None:
-        now_ms = self._clock.now_ms()
-        if now_ms < self._producers_at_ms:
-            return
-        self._producers_at_ms = now_ms + _PRODUCER_ROUND_MS
+    async def _expire_producers(self, now_ms: int) -> None:
         before_ms = now_ms - PRODUCER_IDLE_MS
         after_id = 0
         while True:

@@ -1,4 +1,5 @@
-"""`escapement admin`: namespaces, topics, subscriptions, groups, the inbox and the broker.
+"""`escapement admin`: namespaces, topics, subscriptions, groups, the inbox, jobs and
+the broker.
 
 A group of commands for each, in a file of its own.
 """
@@ -9,11 +10,12 @@ from escapement.cli.admin.broker import broker
 from escapement.cli.admin.group import admin
 from escapement.cli.admin.groups import groups
 from escapement.cli.admin.inbox import inbox
+from escapement.cli.admin.jobs import jobs
 from escapement.cli.admin.namespaces import namespaces
 from escapement.cli.admin.subscriptions import subscriptions
 from escapement.cli.admin.topics import topics
 
 __all__ = ["admin"]
 
-for _group in (namespaces, topics, subscriptions, groups, inbox, broker):
+for _group in (namespaces, topics, subscriptions, groups, inbox, jobs, broker):
     admin.add_command(_group)

@@ -1,0 +1,36 @@
+"""What can be asked about jobs: bulk writes, how far they are, and what they wait for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.verb import MAX_ROWS, Verb
+from escapement.broker.broker import Broker
+from escapement.storage.job import JobState
+
+
+async def _list_jobs(broker: Broker, given: Arguments) -> Plain:
+    given.end()
+    blocked = broker.postman.blocked
+    return [_plain(one, blocked.get(one.target)) for one in await broker.postman.jobs(MAX_ROWS)]
+
+
+def _plain(job: JobState, blocked: str | None) -> dict[str, Plain]:
+    committed = job.committed_at_ms is not None
+    return {
+        "job": job.series,
+        "version": job.version,
+        "state": "adopted" if job.adopted_at_ms else "committed" if committed else "staging",
+        "messages": job.messages,
+        "adopted": job.messages - job.waiting if committed else 0,
+        "size_bytes": job.size_bytes,
+        "held": job.held,
+        "reason": job.reason or blocked,
+        "created_at_ms": job.created_at_ms,
+        "committed_at_ms": job.committed_at_ms,
+        "adopted_at_ms": job.adopted_at_ms,
+    }
+
+
+VERBS: Final[dict[str, Verb]] = {"jobs.list": _list_jobs}

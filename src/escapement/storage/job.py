@@ -1,0 +1,284 @@
+"""A bulk write: staged by many, visible as a whole with one commit, and never twice.
+
+Owns the table ``jobs``. A *job* has a series and a version; its *parts* are written side by
+side, each perhaps by several *attempts*, of which the commit names the one that counts::
+
+    enter ──► stage, stage, ... (each part, each attempt) ──► commit ──► the targets' owners
+              parcels, letters in the inbox                   parcels get their mailboxes
+
+- **As a whole.** :func:`commit` is one transaction that changes a row for each parcel, and no
+  letter. Before it nobody sees anything of the job, after it everybody all of it.
+- **Once.** A job of a series is committed if its version is, or a later one. It is looked at
+  when a job is entered, so that nothing is staged in vain, and again under a lock by the
+  commit, which then changes nothing. Jobs are remembered for ``REMEMBERED_MS`` after their
+  commit.
+- **What was staged and is not wanted** (other attempts, jobs that nobody commits) is given up
+  by :mod:`~escapement.storage.parcel`, in steps; an attempt whose parcels were given up cannot
+  be committed any more.
+
+``stage`` and ``commit`` may be run again when the outcome of their transaction is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from escapement.errors import StagingLost
+from escapement.storage import inbox, parcel
+from escapement.storage.engine.base import Connection, Dialect, Engine
+from escapement.storage.letter import Letter
+
+# A committed job is recognised for so long when it comes again; of a series the newest is.
+REMEMBERED_MS: Final = 90 * 86_400_000
+# Earlier versions of a series say nothing that the newest does not; they are for people.
+_SUPERSEDED_MS: Final = 86_400_000
+_PURGE_STEP: Final = 500
+
+
+class Job(NamedTuple):
+    """A job that was entered; ``committed`` if there is nothing left to be done for it."""
+
+    id: int
+    series: str
+    version: int
+    committed: bool
+
+
+class Attempt(NamedTuple):
+    """One attempt at one part of a job."""
+
+    job_id: int
+    part: int
+    name: str  # no other attempt of the job's has it
+
+
+class Tally(NamedTuple):
+    """How much an attempt has staged for one target, altogether."""
+
+    letters: int
+    messages: int
+    size_bytes: int
+
+
+class Counted(NamedTuple):
+    """The attempt of a part that a commit is to take, and how many messages it staged."""
+
+    part: int
+    attempt: str
+    messages: int
+
+
+class JobState(NamedTuple):
+    """A job as people look at it."""
+
+    series: str
+    version: int
+    created_at_ms: int
+    committed_at_ms: int | None
+    adopted_at_ms: int | None
+    messages: int  # staged so far; of a committed job, its own
+    size_bytes: int
+    waiting: int  # messages that are committed and not in their topics' logs yet
+    held: int  # letters of these that can never be moved
+    reason: str  # of one that is held, or ""
+    target: str  # the first topic that some wait for, or ""
+
+
+# -- writing -------------------------------------------------------------------
+
+
+def enter(engine: Engine, connection: Connection, series: str, version: int) -> Job:
+    """The job of this name and number; made if there is none."""
+    if _is_committed(connection, series, version):
+        return Job(0, series, version, True)
+    find = "SELECT id FROM jobs WHERE series = ? AND version = ?"
+    rows = connection.execute(find, (series, version)).rows
+    if not rows:
+        connection.execute(
+            f"{engine.dialect.insert_ignore} INTO jobs (series, version, created_at_ms,"
+            f" message_count, size_bytes) VALUES (?, ?, {engine.dialect.now_ms}, 0, 0)",
+            (series, version),
+        )
+        rows = connection.execute(find, (series, version)).rows
+    return Job(int(rows[0][0]), series, version, False)
+
+
+def stage(
+    engine: Engine,
+    connection: Connection,
+    attempt: Attempt,
+    letters: Sequence[Letter],
+    tallies: Mapping[str, Tally],
+) -> None:
+    """Add letters to an attempt, inside the open transaction.
+
+    Args:
+      letters: their source ids are unique in the attempt and target.
+      tallies: of each of their targets, these letters included.
+
+    Raises:
+      StagingLost: what the attempt had staged before was given up.
+    """
+    boxes: dict[str, int] = {}
+    now_ms = _now_ms(engine.dialect, connection)
+    for target in sorted({letter.target for letter in letters}):
+        tally = tallies[target]
+        key = (attempt.job_id, attempt.part, attempt.name, target.encode())
+        if tally.letters == sum(letter.target == target for letter in letters):
+            connection.execute(
+                f"{engine.dialect.insert_ignore} INTO parcels (job_id, part, attempt, target,"
+                " mailbox_id, held, letter_count, message_count, size_bytes, touched_at_ms)"
+                " VALUES (?, ?, ?, ?, 0, 0, 0, 0, 0, 0)",
+                key,
+            )
+        found = connection.execute(
+            "UPDATE parcels SET letter_count = ?, message_count = ?, size_bytes = ?,"
+            " touched_at_ms = ? WHERE job_id = ? AND part = ? AND attempt = ? AND target = ?"
+            " AND mailbox_id = 0",
+            (*tally, now_ms, *key),
+        ).affected
+        if not found:
+            raise StagingLost(f"what {attempt.name} had staged for {target} was given up")
+        ((id,),) = connection.execute(
+            "SELECT id FROM parcels WHERE job_id = ? AND part = ? AND attempt = ? AND target = ?",
+            key,
+        ).rows
+        boxes[target] = -id
+    inbox.insert_into(engine, connection, letters, boxes, now_ms)
+
+
+def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[Counted]) -> bool:
+    """Make a job visible, inside the open transaction; False if it was committed before.
+
+    Raises:
+      StagingLost: something that the job had staged was given up; nothing has changed.
+    """
+    lock = engine.dialect.update_lock
+    if not connection.execute(f"SELECT id FROM jobs WHERE id = ?{lock}", (job.id,)).rows:
+        if _is_committed(connection, job.series, job.version):
+            return False
+        raise StagingLost(f"the job {job.series}/{job.version} was given up before its commit")
+    if _is_committed(connection, job.series, job.version):
+        return False
+    rows = connection.execute(
+        "SELECT id, part, attempt, target, message_count, size_bytes FROM parcels"
+        f" WHERE job_id = ? AND mailbox_id = 0 ORDER BY id{lock}",
+        (job.id,),
+    ).rows
+    wanted = {(one.part, one.attempt): one.messages for one in counted}
+    taken = [row for row in rows if (row[1], row[2]) in wanted]
+    _check_whole(job, wanted, taken)
+    targets = sorted({bytes(row[3]) for row in taken})
+    boxes = {target: inbox.mailbox(engine, connection, target.decode()) for target in targets}
+    if taken:
+        connection.execute_many(
+            "UPDATE parcels SET mailbox_id = ? WHERE id = ?",
+            [(boxes[bytes(row[3])], row[0]) for row in taken],
+        )
+    now_ms = _now_ms(engine.dialect, connection)
+    connection.execute(
+        "UPDATE jobs SET committed_at_ms = ?, adopted_at_ms = ?, message_count = ?,"
+        " size_bytes = ? WHERE id = ?",
+        (
+            now_ms,
+            None if taken else now_ms,
+            sum(row[4] for row in taken),
+            sum(row[5] for row in taken),
+            job.id,
+        ),
+    )
+    return True
+
+
+def abandon(connection: Connection, job: Job, attempts: Iterable[str]) -> int:
+    """Give up what these attempts have staged, inside the open transaction; how many parcels.
+
+    What is committed stays.
+    """
+    names = set(attempts)
+    rows = connection.execute(
+        "SELECT id, attempt, touched_at_ms FROM parcels WHERE job_id = ? AND mailbox_id = 0",
+        (job.id,),
+    ).rows
+    ours = [(id, touched) for id, attempt, touched in rows if attempt in names]
+    return sum(parcel.give_up(connection, id, touched) for id, touched in ours)
+
+
+def _is_committed(connection: Connection, series: str, version: int) -> bool:
+    ((newest,),) = connection.execute(
+        "SELECT MAX(version) FROM jobs WHERE series = ? AND committed_at_ms IS NOT NULL",
+        (series,),
+    ).rows
+    return newest is not None and newest >= version
+
+
+def _check_whole(job: Job, wanted: Mapping[tuple[int, str], int], taken: Sequence[tuple]) -> None:  # type: ignore[type-arg]
+    """Whether the parcels of each attempt hold what was staged by it."""
+    staged: dict[tuple[int, str], int] = dict.fromkeys(wanted, 0)
+    for _, part, attempt, _, messages, _ in taken:
+        staged[part, attempt] += messages
+    for key, messages in wanted.items():
+        if staged[key] != messages:
+            raise StagingLost(
+                f"part {key[0]} of the job {job.series}/{job.version} staged {messages} messages"
+                f" and {staged[key]} are there: it was left alone for too long, or aborted"
+            )
+
+
+def _now_ms(dialect: Dialect, connection: Connection) -> int:
+    """The database's clock, which is the same for all who stage."""
+    ((now_ms,),) = connection.execute(f"SELECT {dialect.now_ms}").rows
+    return int(now_ms)
+
+
+# -- looking, and forgetting -----------------------------------------------------
+
+
+def states(connection: Connection, limit: int) -> list[JobState]:
+    """The newest jobs, the newest first."""
+    jobs = connection.execute(
+        "SELECT id, series, version, created_at_ms, committed_at_ms, adopted_at_ms,"
+        f" message_count, size_bytes FROM jobs ORDER BY id DESC LIMIT {limit:d}"
+    ).rows
+    staged = connection.execute(
+        "SELECT job_id, SUM(message_count), SUM(size_bytes) FROM parcels"
+        " WHERE mailbox_id = 0 GROUP BY job_id"
+    ).rows
+    waiting = connection.execute(
+        "SELECT p.job_id, SUM(i.message_count), SUM(i.held), MAX(i.reason), MIN(p.target)"
+        " FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id WHERE p.mailbox_id > 0"
+        " GROUP BY p.job_id"
+    ).rows
+    by_staged = {id: (int(messages), int(size)) for id, messages, size in staged}
+    by_waiting = {
+        id: (int(messages), int(held), reason, bytes(target).decode())
+        for id, messages, held, reason, target in waiting
+    }
+    found = []
+    for id, series, version, created, committed, adopted, messages, size_bytes in jobs:
+        if committed is None:
+            messages, size_bytes = by_staged.get(id, (0, 0))
+        waits, held, reason, target = by_waiting.get(id, (0, 0, "", ""))
+        times = (created, committed, adopted)
+        found.append(
+            JobState(series, version, *times, messages, size_bytes, waits, held, reason, target)
+        )
+    return found
+
+
+def forget_step(dialect: Dialect, connection: Connection) -> bool:
+    """Forget some jobs that need not be remembered; whether there may be more."""
+    now = dialect.now_ms
+    rows = connection.execute(
+        "SELECT j.id FROM jobs j WHERE"
+        f" (j.committed_at_ms IS NULL AND j.created_at_ms < {now} - {parcel.STAGING_IDLE_MS}"
+        "  AND NOT EXISTS (SELECT 1 FROM parcels p WHERE p.job_id = j.id))"
+        f" OR j.adopted_at_ms < {now} - {REMEMBERED_MS}"
+        f" OR (j.adopted_at_ms < {now} - {_SUPERSEDED_MS} AND EXISTS"
+        "  (SELECT 1 FROM jobs n WHERE n.series = j.series AND n.version > j.version"
+        "   AND n.committed_at_ms IS NOT NULL))"
+        f" LIMIT {_PURGE_STEP}"
+    ).rows
+    connection.execute_many("DELETE FROM jobs WHERE id = ?", rows)
+    return len(rows) == _PURGE_STEP

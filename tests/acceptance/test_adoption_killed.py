@@ -1,0 +1,78 @@
+"""An owner is killed again and again while it takes a bulk write into its topics.
+
+A real process on MariaDB or MySQL.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+import escapement
+from brokers import PATIENT, BrokerProcess, broker_process
+from bulk import commit, stage_letters
+from escapement.storage import inbox, job
+from escapement.storage.engine.base import Connection
+from escapement.storage.engine.open import open_engine
+from letters import letter
+
+TOPICS: Final = 2
+LETTERS: Final = 100
+KILLS: Final = 3
+# So small that a kill finds most of it still to be done.
+SMALL: Final[dict[str, Any]] = {"inbox_step_bytes": 2_000, "inbox_round_bytes": 4_000}
+
+
+async def kill_half_way(process: BrokerProcess, connection: Connection) -> None:
+    """Kill the owner each time that it has moved a part of what was left."""
+    left = waiting(connection)
+    for kill in range(KILLS):
+        goal = left - left // (KILLS + 1 - kill)
+        with trio.fail_after(60):
+            while waiting(connection) > goal:  # noqa: ASYNC110 (it is elsewhere)
+                await trio.sleep(0.002)
+        process.kill()
+        left = waiting(connection)
+        await trio.to_thread.run_sync(process.start)
+
+
+def waiting(connection: Connection) -> int:
+    return sum(one.letters for one in inbox.waiting(connection, 99))
+
+
+async def received(broker: escapement.Broker, topic: str) -> list[int]:
+    return [int(one.payload) async for page in broker.read(topic) for one in page]
+
+
+async def test_an_owner_killed_half_way_through_adopting_a_job_adds_nothing_twice(
+    mysql_url: str, tmp_path: Path
+) -> None:
+    """B7, P6."""
+    engine = open_engine(mysql_url, tmp_path)
+    with broker_process(tmp_path / "data", mysql_url, limits=SMALL) as process:
+        connection = engine.connect()
+        load = job.enter(engine, connection, "load", 0)
+        letters = [
+            letter(
+                f"shop/eu/{n % TOPICS}", f"{n}", *(b"%d" % m for m in range(10 * n, 10 * n + 10))
+            )
+            for n in range(TOPICS * LETTERS)
+        ]
+        counted = stage_letters(engine, connection, load, 0, "a", letters)
+        commit(engine, connection, load, counted)
+        await kill_half_way(process, connection)
+        async with escapement.connect(process.url, settings=PATIENT) as broker:
+            with trio.fail_after(60):
+                while (await broker.admin("jobs.list"))[0]["state"] != "adopted":  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+            for topic in range(TOPICS):
+                wanted = [
+                    m
+                    for n in range(topic, TOPICS * LETTERS, TOPICS)
+                    for m in range(10 * n, 10 * n + 10)
+                ]
+                assert await received(broker, f"shop/eu/{topic}") == wanted
+        connection.close()
+    engine.close()
