@@ -111,7 +111,7 @@ def test_each_closing_completes_once_and_when_all_is_done(
             one.held.discard(column(offsets))
         else:
             cancelled |= set(offsets)
-            amendments.cancel(column(offsets))
+            amendments.cancelled.take(column(offsets))
         done = groups.done(subscription, amendments, column(offsets))
         complete += [found.group for found in done]
         if number >= armed_after:

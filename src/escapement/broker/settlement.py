@@ -76,7 +76,7 @@ class Settlement:
                 self._cancel(acks)
             subscription = self._subscriptions.get(acks.subscription_id)
             if subscription is not None:
-                subscription.acks_committed(acks.offsets)
+                subscription.acked.committed(acks.offsets)
                 self._progress.touched.add(acks.topic_id)
             self._tell_groups(acks, subscription)
             if acks.context is not None:
@@ -112,7 +112,7 @@ class Settlement:
     def _cancel(self, cancelled: Acks) -> None:
         topic = self._registry.active.get(cancelled.topic_id)  # None: deleted while it committed
         if topic is not None:
-            topic.amendments.cancel_committed(cancelled.offsets)
+            topic.amendments.cancelled.committed(cancelled.offsets)
             self._progress.touched.add(topic.id)
 
     def _tell_groups(self, acks: Acks, subscription: Subscription | None) -> None:

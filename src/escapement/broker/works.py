@@ -97,45 +97,8 @@ class Works:
         self._progress = Progress(dict(ground.index_positions))
         self._keep(ground, engine, config)
         self._move(ground, engine, config)
-        self.publishing = Publishing(
-            self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
-        )
-        self.postman = Postman(
-            engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
-        )
-        self.scheduler = Scheduler(
-            engine,
-            self.registry,
-            Changes(self.pipeline.transact),
-            clock,
-            config.limits,
-            ground.state.schedules,
-            lambda next_ms: self.timekeeper.schedule(_SCHEDULES, next_ms),
-            self.postman.wake,
-        )
-        self.consuming = Consuming(
-            self.registry,
-            self.revival,
-            self.pipeline,
-            self.pump,
-            self.reader,
-            clock,
-            config.limits,
-            config.ack_wait_ms,
-            self.reschedule,
-            lambda topic: self.closer.look(topic),
-        )
-        self.closer = Closer(
-            engine,
-            self.registry,
-            self.revival.subscriptions,
-            self.pipeline,
-            self.publishing,
-            self.reader,
-            clock,
-            config.limits,
-            self.postman.wake,
-        )
+        self._serve(config)
+        self._write(ground, engine, config)
         self.razing = Razing(
             self.registry,
             self.scheduler,
@@ -144,26 +107,6 @@ class Works:
             self.timekeeper,
             self.index,
             ground.state.condemned,
-        )
-        self.undertaker = Undertaker(
-            self.index,
-            self.reader,
-            self.registry,
-            self.consuming,
-            self.pipeline,
-            self.revival.subscriptions,
-            clock,
-            run,
-        )
-        self.dead_letters = DeadLetters(self.registry, self.index, self.reader, self.pipeline, run)
-        self.amending = Amending(self.registry, self.pipeline, self.pump, clock, config.limits)
-        self.rescheduling = Rescheduling(
-            self.registry,
-            self.pipeline,
-            self.publishing,
-            self.reader,
-            clock,
-            self._appended,
         )
         self._settlement = Settlement(
             self.registry,
@@ -284,6 +227,73 @@ class Works:
             on_change=self.reschedule,
             on_dead=lambda *dead: self.undertaker.take(*dead),
         )
+
+    def _serve(self, config: BrokerConfig) -> None:
+        """The parts that do what clients ask for: publishers first, then consumers."""
+        clock, limits = self._clock, config.limits
+        self.publishing = Publishing(
+            self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
+        )
+        self.amending = Amending(self.registry, self.pipeline, self.pump, clock, limits)
+        self.rescheduling = Rescheduling(
+            self.registry,
+            self.pipeline,
+            self.publishing,
+            self.reader,
+            clock,
+            self._appended,
+        )
+        self.consuming = Consuming(
+            self.registry,
+            self.revival,
+            self.pipeline,
+            self.pump,
+            self.reader,
+            clock,
+            limits,
+            config.ack_wait_ms,
+            self.reschedule,
+            lambda topic: self.closer.look(topic),
+        )
+
+    def _write(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
+        """The parts that write letters, and the one that carries them."""
+        clock, run, limits = self._clock, self._run, config.limits
+        self.postman = Postman(
+            engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
+        )
+        self.scheduler = Scheduler(
+            engine,
+            self.registry,
+            Changes(self.pipeline.transact),
+            clock,
+            limits,
+            ground.state.schedules,
+            lambda next_ms: self.timekeeper.schedule(_SCHEDULES, next_ms),
+            self.postman.wake,
+        )
+        self.closer = Closer(
+            engine,
+            self.registry,
+            self.revival.subscriptions,
+            self.pipeline,
+            self.publishing,
+            self.reader,
+            clock,
+            limits,
+            self.postman.wake,
+        )
+        self.undertaker = Undertaker(
+            self.index,
+            self.reader,
+            self.registry,
+            self.consuming,
+            self.pipeline,
+            self.revival.subscriptions,
+            clock,
+            run,
+        )
+        self.dead_letters = DeadLetters(self.registry, self.index, self.reader, self.pipeline, run)
 
     async def recover(self, ground: Ground) -> None:
         """Bring everything to the end of the last group commit."""

@@ -110,7 +110,7 @@ def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
         "timed_out": counts.timed_out,
         "expired": counts.expired,
         "dropped": counts.dropped,
-        "dead_waiting": subscription.dying,
+        "dead_waiting": len(subscription.dead),
         "dead_lettered": counts.dead_lettered,
     }
 

@@ -22,10 +22,11 @@ import trio
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.logreader import LogReader
 from escapement.broker.subscription.band import Band
+from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
-from escapement.broker.subscription.subscription import HandOver, Subscription
+from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.shedding import Shedding
 from escapement.clock import Clock

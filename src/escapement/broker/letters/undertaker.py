@@ -141,7 +141,7 @@ class Undertaker:
         to = deadletter.target(topic.name, record.name, record.policy)
         await self._keep(to)
         # Meanwhile it may have been deleted, and what it held with it.
-        dead = subscription.next_dead(most)
+        dead = subscription.dead.next(most, subscription.acked)
         if not dead.rows.height or self._gone(subscription):
             return
         if isinstance(subscription, SharedSubscription):

@@ -1,10 +1,8 @@
 """What was changed of a topic's messages after they were published.
 
 A *cancelled* message goes to no subscription that has not been handed it, ever. The set is
-one of offsets, kept like a cursor: durable in the journal and in chunks, under the negative
-id of its topic (``cancellations_id``). As with an acknowledgement, ``cancel`` takes effect at
-once, and ``undurable`` remembers what of it is not committed yet, because until then the
-index must keep the message.
+a :mod:`cursor <escapement.broker.log.cursor>`, as that of a subscription: durable in the journal
+and in chunks, under the negative id of its topic (``cancellations_id``).
 
 A *moved* message has another time, and two keys in the delivery order, of which the one
 that ``moves`` names counts. While that is being made durable it is *withheld*: it is handed
@@ -23,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.log.cursor import Cursor
 from escapement.message import Int64s
 from escapement.storage.moves import Moves
 from escapement.storage.offsets import OffsetSet
@@ -33,11 +32,10 @@ Bools = npt.NDArray[np.bool_]
 class Amendments:
     """See the module's docstring. A topic without any costs nothing."""
 
-    __slots__ = ("cancelled", "moves", "repeating", "undurable", "withheld")
+    __slots__ = ("cancelled", "moves", "repeating", "withheld")
 
     def __init__(self) -> None:
-        self.cancelled = OffsetSet()
-        self.undurable = OffsetSet()
+        self.cancelled = Cursor()
         self.moves = Moves()
         self.withheld = OffsetSet()
         # Whether the wheel may have a key twice: what was moved there and back is.
@@ -77,15 +75,6 @@ class Amendments:
 
     # -- cancelling ----------------------------------------------------------------
 
-    def cancel(self, offsets: Int64s) -> None:
-        """From now on these go to nobody new."""
-        self.cancelled.add(offsets)
-        self.undurable.add(offsets)
-
-    def cancel_committed(self, offsets: Int64s) -> None:
-        """These cancellations are durable."""
-        self.undurable.discard(offsets)
-
     def uncancelled(self, offsets: Int64s) -> Bools | None:
         """Which of these are not cancelled; bool[n], or None for all."""
         if not len(self.cancelled) or not self.cancelled.intersects(offsets):
@@ -96,9 +85,7 @@ class Amendments:
         """Which of these are cancelled for good; bool[n], or None for none."""
         if not len(self.cancelled):
             return None
-        gone = self.cancelled.contains(offsets)
-        if len(self.undurable):
-            gone &= ~self.undurable.contains(offsets)
+        gone = self.cancelled.contains_durably(offsets)
         return gone if gone.any() else None
 
     # -- moving --------------------------------------------------------------------

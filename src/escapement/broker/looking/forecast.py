@@ -67,7 +67,7 @@ async def forecast(
     while at < until:
         plan = index.plan(topic.id, at, until, _STEP_KEYS)
         due_ms, offsets = plan.read() if plan.in_memory else await run(plan.read)
-        due_ms = due_ms[topic.pending(due_ms, offsets, now_ms)]
+        due_ms = due_ms[topic.claims.pending(due_ms, offsets, now_ms)]
         counts += np.bincount((due_ms - first_ms) // by_ms, minlength=spans)
         at = plan.stop
         await trio.lowlevel.checkpoint()

@@ -122,10 +122,10 @@ def standing(
             hand.since_ms,
             hand.deadline_ms,
         )
-    for dead in subscription.dead:
-        counts = dead.rows.counts[dead.rows.offsets == offset]
-        if len(counts):
-            return Standing(name, kind, "to be dead-lettered", int(counts[0]))
+    dead = subscription.dead.rows
+    counts = dead.counts[dead.offsets == offset]
+    if len(counts):
+        return Standing(name, kind, "to be dead-lettered", int(counts[0]))
     if offset in subscription.held:
         attempts, next_ms = subscription.tries_of(offset)
         state = "ready" if next_ms is None else "in retry"

@@ -125,7 +125,7 @@ async def peek(
         plan = index.plan(topic.id, at, until, _STEP_KEYS)
         due_ms, offsets, looked = await sought.candidates(plan, run)
         look.keys += looked
-        pending = np.flatnonzero(topic.pending(due_ms, offsets, now_ms))
+        pending = np.flatnonzero(topic.claims.pending(due_ms, offsets, now_ms))
         at = plan.stop
         for low in range(0, len(pending), step):
             part = pending[low : low + step]

@@ -58,7 +58,7 @@ async def select(
         plan = index.plan(topic.id, at, until, _STEP_KEYS)
         due_ms, offsets, count = await sought.candidates(plan, run)
         looked += count
-        pending = topic.pending(due_ms, offsets, now_ms)
+        pending = topic.claims.pending(due_ms, offsets, now_ms)
         due_ms, offsets = due_ms[pending], offsets[pending]
         if sought.by_content:
             read += len(offsets)

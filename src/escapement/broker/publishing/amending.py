@@ -69,8 +69,8 @@ class Amending:
         tell = partial(done, outcome.take(back))
         if len(fresh):
             self._withdraw(topic, fresh)
-            topic.amendments.cancel(fresh)
-        elif not topic.amendments.undurable.intersects(open_offsets):
+            topic.amendments.cancelled.take(fresh)
+        elif not topic.amendments.cancelled.undurable.intersects(open_offsets):
             tell()
             return
         self._pipeline.submit(Acks(topic.id, cancellations_id(topic.id), fresh, tell))

@@ -93,8 +93,8 @@ class Rescheduling:
         """
         topic = self._registry.topic(TopicName.parse(topic_text))
         self._publishing.check_times(topic, _times(delay_ms, at_ms, 1))
-        if not topic.restatements_known:
-            topic.know_restatements(await self._log.lowest_base(topic.id))
+        if not topic.restatements.known:
+            topic.restatements.know(await self._log.lowest_base(topic.id))
         wanted, back = np.unique(offsets, return_inverse=True)
         fates = np.full(len(wanted), Fate.UNKNOWN, np.uint8)
         handed: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
@@ -155,7 +155,7 @@ class Rescheduling:
         topic.withhold(offsets, self._clock.now_ms())
         item = Restate(
             topic.id,
-            topic.next_restatement(),
+            topic.restatements.next(),
             offsets,
             batch.encode(),
             times,

@@ -107,7 +107,7 @@ class Replay:
         for acked in self._ground.tail.acknowledged():
             subscription = self._subscription(acked.subscription_id)
             if subscription is not None:
-                subscription.recover_acks(acked.offsets)
+                subscription.acked.add(acked.offsets)
         for topic_id, offsets in self._ground.tail.cancelled():
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id).amendments.cancelled.add(offsets)

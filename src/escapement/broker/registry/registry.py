@@ -303,7 +303,7 @@ class Registry:
             self._subscriptions.setdefault(topic.id, {})[record.name] = record
             serve(record)
         finally:
-            topic.subscribing -= 1
+            topic.end_subscribing()
         return record
 
     def subscription_record(self, topic: Topic, name: str) -> SubscriptionRecord:

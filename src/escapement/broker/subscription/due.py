@@ -78,7 +78,7 @@ class DueSubscription(Subscription):
         """
         if max_due_ms < self.record.start_due_ms:
             low = max(low, self.record.start_offset)
-        return self.acked.first_missing(low) < high or self._has_undurable(low, high)
+        return self.acked.first_missing(low) < high or self.acked.is_waiting(low, high)
 
     def _fresh(self, rows: Rows) -> Rows:
         """Those of the rows that are mine, neither acknowledged nor held, and asked for."""

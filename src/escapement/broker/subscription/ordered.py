@@ -24,8 +24,9 @@ from escapement.broker.log.amendments import Amendments
 from escapement.broker.log.logreader import LogPart
 from escapement.broker.subscription.ages import SPAN_MESSAGES, Ages
 from escapement.broker.subscription.consumer import Consumer
+from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.ready import Rows
-from escapement.broker.subscription.subscription import HandOver, Subscription
+from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.items import Acks, Attempts
@@ -140,7 +141,7 @@ class OrderedSubscription(Subscription):
     def is_to_read(self, low: int, high: int) -> bool:
         """Whether any of ``[low, high)`` is to be read, or read again."""
         low = max(low, self.record.start_offset)
-        if self._has_undurable(low, high):
+        if self.acked.is_waiting(low, high):
             return True
         while (low := self.acked.first_missing(low)) < high:
             missing = self.acked.missing(low, high, _MISSING_AT_ONCE)
@@ -210,8 +211,7 @@ class OrderedSubscription(Subscription):
         open_ = offsets >= self.record.start_offset
         for taken in (self.acked, self.in_flight.offsets):
             open_ &= ~taken.contains(offsets)
-        for dead in self.dead:
-            open_ &= ~np.isin(offsets, dead.rows.offsets)
+        open_ &= ~np.isin(offsets, self.dead.rows.offsets)
         standing = self._amendments.uncancelled(offsets)
         if standing is not None:
             open_ &= standing | self.held.contains(offsets) | self._was_given_back(offsets)

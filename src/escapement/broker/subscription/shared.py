@@ -23,11 +23,12 @@ from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.deadletter import Reason
 from escapement.broker.subscription.dispatcher import level_out, share_out
 from escapement.broker.subscription.due import DueSubscription
+from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.keyorder import KeyOrder
 from escapement.broker.subscription.keyqueues import Bools
 from escapement.broker.subscription.keyranges import KeyRanges
 from escapement.broker.subscription.ready import Ready, Rows
-from escapement.broker.subscription.subscription import HandOver, Subscription
+from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.index import Key

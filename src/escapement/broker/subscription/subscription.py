@@ -8,10 +8,9 @@ the first three::
                    │           │ nack, timeout, disconnect
                    └── retry ◄─┘
 
-``acked`` is the cursor: a set of offsets. It is changed the moment an
-acknowledgement arrives, so that nothing acknowledged is sent again (V2), and
-``undurable`` remembers what of it is not committed yet, because until then the
-index must keep the message and the consumer gets no receipt.
+``acked`` is the cursor: a set of offsets that is changed the moment an acknowledgement
+arrives, so that nothing acknowledged is sent again (V2), and becomes durable later. What
+has failed for the last time stays held too, among the ``dead``, until it is buried.
 
 Every change here is one synchronous step. Time arrives as an argument; what must
 become durable leaves through ``submit``. Subclasses say where fresh messages come
@@ -22,21 +21,23 @@ from: :mod:`~escapement.broker.subscription.shared` from the delivery order,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
+from escapement.broker.log.cursor import Cursor
 from escapement.broker.subscription.backoff import CEILING_MS
 from escapement.broker.subscription.consumer import Consumer
+from escapement.broker.subscription.counts import Counts
 from escapement.broker.subscription.deadletter import Dead, Reason
+from escapement.broker.subscription.doomed import Doomed
 from escapement.broker.subscription.expiry import Expiry
+from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.inflight import NEVER_MS, InFlight
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.retries import Retries, counted
@@ -48,31 +49,6 @@ from escapement.storage.items import Acks, Attempts
 from escapement.storage.letter import Letter
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.policy import SubscriptionPolicy
-
-
-@dataclass(slots=True)
-class Counts:
-    """What happened to a subscription since this broker serves it."""
-
-    delivered: int = 0
-    redelivered: int = 0
-    acknowledged: int = 0
-    given_back: int = 0
-    released: int = 0
-    timed_out: int = 0
-    dead_lettered: int = 0
-    expired: int = 0
-    dropped: int = 0
-
-
-class HandOver(NamedTuple):
-    """One run for one consumer, already in flight; the payload where it is at hand."""
-
-    consumer: Consumer
-    rows: Rows
-    delivery_id: int
-    batch: MessageBatch | None
-    tried: bool = False  # these have waited out a back-off
 
 
 class Subscription(ABC):
@@ -97,15 +73,14 @@ class Subscription(ABC):
         """
         self.record = record
         self.limits = limits
-        self.acked = OffsetSet()
-        self.undurable = OffsetSet()
+        self.acked = Cursor()
         self.held = OffsetSet()
         self.in_flight = InFlight()
         self.consumers: list[Consumer] = []
         self.counts = Counts()
         self.throttle = Throttle(record.policy)
         self.expiry = Expiry()
-        self.dead: deque[Dead] = deque()  # held until they are buried
+        self.dead = Doomed()  # held until they are buried
         self.retries = Retries(now_ms)
         self.keep_most: int | None = None  # of what waits; the oldest beyond it are to go
         self._submit = submit
@@ -209,34 +184,18 @@ class Subscription(ABC):
         """
         fresh = self.acked.new_of(offsets)
         if len(fresh):
-            self.acked.add(fresh)
-            self.undurable.add(fresh)
+            self.acked.take(fresh)
             settled = self.in_flight.settle(fresh)
             if self.held.discard(fresh) > settled:
                 self._forget_ready(fresh)
             self.counts.acknowledged += len(fresh)
         told = None if done is None else partial(done, len(fresh))
-        if len(fresh) or (told is not None and self.undurable.intersects(offsets)):
+        if len(fresh) or (told is not None and self.acked.undurable.intersects(offsets)):
             written = letters(fresh) if letters is not None and len(fresh) else ()
             self._submit(Acks(self.record.topic_id, self.record.id, fresh, told, written))
         elif told is not None:
             told()
         return len(fresh)
-
-    def acks_committed(self, offsets: Int64s) -> None:
-        """These acknowledgements are durable."""
-        self.undurable.discard(offsets)
-
-    def durably_acked(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these are acknowledged for good; bool[n]."""
-        acked = self.acked.contains(offsets)
-        if len(self.undurable):
-            acked &= ~self.undurable.contains(offsets)
-        return acked
-
-    def _has_undurable(self, low: int, high: int) -> bool:
-        """Whether an acknowledgement in ``[low, high)`` waits to be durable."""
-        return bool(len(self.undurable)) and bool(len(self.undurable.to_array(low, high)))
 
     # -- cancelling ----------------------------------------------------------------
 
@@ -276,8 +235,8 @@ class Subscription(ABC):
         Or would be again after a crash, because an acknowledgement is not durable yet.
         """
         holds = self.held.contains(offsets) | self.retries.has_recovered(offsets)
-        if len(self.undurable):
-            holds |= self.undurable.contains(offsets)
+        if len(self.acked.undurable):
+            holds |= self.acked.undurable.contains(offsets)
         return holds
 
     # -- giving back -------------------------------------------------------------
@@ -327,7 +286,7 @@ class Subscription(ABC):
         if most and reason is not None:
             over = rows.counts >= most
             if over.any():
-                self.dead.append(Dead.of(rows.pick(over), reason))
+                self.dead.add(Dead.of(rows.pick(over), reason))
                 self._on_dead(self)
                 rows, next_ms = rows.pick(~over), next_ms[~over]
         self._retry(rows, next_ms, now_ms)
@@ -358,32 +317,14 @@ class Subscription(ABC):
 
     # -- the dead ----------------------------------------------------------------
 
-    def next_dead(self, most: int) -> Dead:
-        """Up to ``most`` of those to be buried next, by offset; ``bury`` takes them out.
-
-        What was acknowledged meanwhile is not among them.
-        """
-        parts: list[Dead] = []
-        while self.dead and sum(part.rows.height for part in parts) < most:
-            parts.append(self.dead.popleft())
-        dead = Dead.concat(parts)
-        order = np.argsort(dead.rows.offsets)
-        order = order[~self.acked.contains(dead.rows.offsets[order])]
-        if len(order) > most:
-            self.dead.appendleft(dead.pick(order[most:]))
-        next_dead = dead.pick(order[:most])
-        if len(order):
-            self.dead.appendleft(next_dead)
-        return next_dead
-
     def bury(self, offsets: Int64s, letters: Sequence[Letter], done: Callable[[], None]) -> None:
-        """What ``next_dead`` gave is over: acknowledged, together with its letters.
+        """What ``dead.next`` gave is over: acknowledged, together with its letters.
 
         Args:
           offsets: those of them that are not acknowledged; int64[n].
           done: called when that is durable.
         """
-        self.dead.popleft()
+        self.dead.take_next()
         self.held.discard(offsets)
         self.counts.dead_lettered += len(offsets)
         self.acknowledge(offsets, lambda count: done(), lambda fresh: letters)
@@ -404,26 +345,21 @@ class Subscription(ABC):
     def _let_go(self, rows: Rows, reason: Reason, to_dead_letter: bool) -> None:
         if to_dead_letter:
             self.held.add(rows.offsets)
-            self.dead.append(Dead.of(rows, reason))
+            self.dead.add(Dead.of(rows, reason))
             self._on_dead(self)
         else:
             self.held.discard(rows.offsets)
             self.acknowledge(rows.offsets, None)
 
     @property
-    def dying(self) -> int:
-        """How many messages wait to be buried."""
-        return sum(part.rows.height for part in self.dead)
-
-    @property
     def may_let_go(self) -> bool:
         """Whether there is room for more of the dead, which wait in memory."""
-        return self.dying < self.limits.ready_messages
+        return len(self.dead) < self.limits.ready_messages
 
     @property
     def settled(self) -> int:
         """A number that grows by one for each message that is over; others may make it grow."""
-        return len(self.acked) + len(self._amendments.cancelled) + self.dying
+        return len(self.acked) + len(self._amendments.cancelled) + len(self.dead)
 
     def revive(self, rows: Rows, next_ms: int, now_ms: int) -> None:
         """These of the dead are tried again after all; they are held."""
@@ -501,10 +437,6 @@ class Subscription(ABC):
 
     # -- durable attempts ------------------------------------------------------------
 
-    def recover_acks(self, offsets: Int64s) -> None:
-        """At recovery, before ``begin``: these were acknowledged, durably."""
-        self.acked.add(offsets)
-
     def begin(self, now_ms: int) -> None:
         """Everything that was stored is known: lay out what waits for another attempt."""
         rows, next_ms = self.retries.take_recovered(self.acked)
@@ -523,8 +455,7 @@ class Subscription(ABC):
         # Of what was changed for others the journal says that it was handed out (``keep``).
         recorded = self._amendments.changed(flying.offsets)
         flying = counted(flying._replace(attempts=flying.attempts - ~recorded))
-        dead = [part.rows for part in self.dead]
-        others = Rows.concat([flying, self._ready_again(), *dead])
+        others = Rows.concat([flying, self._ready_again(), self.dead.rows])
         others = others.pick(others.attempts > 0)
         rows = Rows.concat([waiting, others])
         next_ms = np.concatenate((next_ms, np.full(others.height, now_ms)))

@@ -13,15 +13,16 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.broker.log.amendments import Amendments
+from escapement.broker.log.restatements import Restatements
 from escapement.broker.subscription.deadletter import KEEPER
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.amount import Amount, quota_of, total_quota_of
 from escapement.broker.topic.budget import WindowBudget
+from escapement.broker.topic.claims import Claims
 from escapement.broker.topic.coming import Coming
 from escapement.broker.topic.dedup import DedupKeys
 from escapement.broker.topic.groups import Groups
@@ -47,10 +48,10 @@ class Topic:
         "_budget",
         "_coming",
         "_index",
-        "_last_restatement",
         "accepted_since_ms",
         "amendments",
         "backlog",
+        "claims",
         "dedup",
         "deleting",
         "groups",
@@ -65,10 +66,10 @@ class Topic:
         "publish_rate",
         "published",
         "quota",
+        "restatements",
         "rests_until_ms",
         "shared",
         "sizes",
-        "subscribing",
         "total_quota",
     )
 
@@ -92,8 +93,9 @@ class Topic:
         self.ordered: dict[str, OrderedSubscription] = {}
         self.producers: dict[str, Producer] = {}
         self.amendments = Amendments()
+        self.claims = Claims(self.shared, self.ordered, self.amendments)
         self.groups = Groups()
-        self._last_restatement: int | None = None
+        self.restatements = Restatements()
         self.sizes = Sizes()
         self.publish_rate = PublishRate()
         self.dedup = dedup
@@ -102,7 +104,6 @@ class Topic:
         self._set_quota()
         self.published = 0  # messages since this broker serves the topic
         self.deleting = False  # nothing more is taken
-        self.subscribing = 0  # subscriptions being made durable: nothing may be forgotten
         self.accepted_since_ms = _NEVER_MS  # the earliest due time accepted meanwhile
         self._index = index
         self._budget = budget
@@ -143,10 +144,14 @@ class Topic:
             subscription.expect_priorities()
 
     def begin_subscribing(self) -> None:
-        """A subscription is being made durable; ``subscribing`` is lowered when it is."""
-        if not self.subscribing:
+        """A subscription is being made durable; ``end_subscribing`` follows."""
+        if not self.claims.subscribing:
             self.accepted_since_ms = _NEVER_MS
-        self.subscribing += 1
+        self.claims.subscribing += 1
+
+    def end_subscribing(self) -> None:
+        """It is served, or is not made after all."""
+        self.claims.subscribing -= 1
 
     def add_ordered(self, subscription: OrderedSubscription) -> None:
         """Serve an exclusive or failover subscription."""
@@ -178,7 +183,7 @@ class Topic:
         traits = self._append(base_offset, due_ms, batch)
         self.published += count
         self.grown = True
-        if self.subscribing:
+        if self.claims.subscribing:
             self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
         for one in self.ordered.values():
             if one.expiry.ttl_ms:
@@ -265,7 +270,7 @@ class Topic:
         self._again(due_ms, offsets, traits_of(batch), now_ms)
 
     def _again(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
-        if self.subscribing:
+        if self.claims.subscribing:
             self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
         if self.shared:
             self.place(due_ms, offsets, now_ms, traits)
@@ -288,25 +293,9 @@ class Topic:
         cancelled = self.amendments.durably_cancelled(offsets)
         if cancelled is not None:
             over |= cancelled
-        gone = offsets[over & ~self.live(due_ms, offsets, now_ms)]
+        gone = offsets[over & ~self.claims.live(due_ms, offsets, now_ms)]
         self.amendments.moves.discard(gone)
         return bool(len(gone))
-
-    @property
-    def restatements_known(self) -> bool:
-        """Whether ``next_restatement`` can be asked for."""
-        return self._last_restatement is not None
-
-    def know_restatements(self, lowest: int) -> None:
-        """The newest restatement in the log has this key; 0: there is none."""
-        if self._last_restatement is None:
-            self._last_restatement = lowest
-
-    def next_restatement(self) -> int:
-        """A key for a restatement that no other has."""
-        assert self._last_restatement is not None
-        self._last_restatement -= 1
-        return self._last_restatement
 
     def recovered(self, now_ms: int) -> None:
         """All of the past is in the index now: look for what comes next from here on."""
@@ -393,115 +382,6 @@ class Topic:
         if reader is self._coming:
             for due in reader.end_window(_entries(due_ms, offsets, traits)):
                 self._offer(due)
-
-    # -- what the index must keep ---------------------------------------------------------
-
-    def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
-        """Which messages a checkpoint must write; bool[n].
-
-        What is not yet due, because a subscription may still come, or be sought, that wants
-        it, whoever has acknowledged it before its time; what a shared subscription is to
-        get and has not durably acknowledged; and everything while a subscription is being
-        made that may want what arrives meanwhile. What is durably cancelled, and the stale
-        key of what was moved, is live only for a subscription that holds the message.
-        """
-        if self.subscribing:
-            return np.ones(len(offsets), bool)
-        gone = self.amendments.gone(due_ms, offsets)
-        live = due_ms > now_ms
-        if gone is not None:
-            live &= ~gone
-        for subscription in self.shared.values():
-            wanted = subscription.covers(due_ms, offsets)
-            if gone is not None:
-                wanted &= ~gone | subscription.holds(offsets)
-            wanted &= ~subscription.durably_acked(offsets)
-            live |= wanted
-        return live
-
-    def pending(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
-        """Which messages are still to be done, for somebody who looks; bool[n].
-
-        What is not yet due and not cancelled, under the key that counts; and what is due and
-        a shared subscription is to get, or holds, and has not acknowledged.
-        """
-        hidden = self.amendments.hidden(due_ms, offsets)
-        pending = due_ms > now_ms
-        if hidden is not None:
-            pending &= ~hidden
-        rest = np.flatnonzero(~pending)
-        if not len(rest):
-            return pending
-        due_ms, offsets = due_ms[rest], offsets[rest]
-        for subscription in self.shared.values():
-            wanted = subscription.covers(due_ms, offsets)
-            if hidden is not None:
-                wanted &= ~hidden[rest] | subscription.holds(offsets)
-            wanted &= ~subscription.acked.contains(offsets)
-            pending[rest] |= wanted
-        return pending
-
-    def may_keep(self, low: int, high: int, max_due_ms: int, now_ms: int) -> bool:
-        """Whether any of ``[low, high)``, due by ``max_due_ms``, may be live; cheap.
-
-        May say so of what is not. O(log n) a subscription.
-        """
-        if self.subscribing or max_due_ms > now_ms:
-            return True
-        return any(one.may_want(low, high, max_due_ms) for one in self.shared.values())
-
-    def pins(self, low: int, high: int) -> bool:
-        """Whether someone is still to read ``[low, high)`` from the log itself."""
-        if self.subscribing:
-            return True
-        records = (one.record for one in self.shared.values())
-        if any(max(low, one.fill_from) < min(high, one.fill_until) for one in records):
-            return True
-        return any(one.is_to_read(low, high) for one in self.ordered.values())
-
-    def dead(self, low: int, high: int) -> Int64s:
-        """The offsets of ``[low, high)`` that everybody has durably acknowledged; sorted.
-
-        What is not named may be wanted; without a shared subscription nothing is named,
-        because one may still come.
-        """
-        if not self.shared or self.subscribing:
-            return np.zeros(0, np.int64)
-        first = next(iter(self.shared.values()))
-        dead = first.acked.to_array(low, high)
-        for subscription in self.shared.values():
-            if not len(dead):
-                break
-            done = subscription.durably_acked(dead)
-            cancelled = self.amendments.durably_cancelled(dead)
-            if cancelled is not None:
-                done |= cancelled & ~subscription.holds(dead)
-            dead = dead[done]
-        return dead
-
-    def outdated(self, low: int, high: int) -> tuple[Int64s, Int64s]:
-        """Of ``[low, high)`` what was changed, and when the key of each is due that counts.
-
-        The other keys nobody comes to want. -1: none counts, it was cancelled. What some
-        subscription holds, under whichever key, is not named. Offsets ascend; int64[n] each.
-        """
-        none = np.zeros(0, np.int64)
-        if self.subscribing:
-            return none, none
-        cancelled = self.amendments.cancelled.to_array(low, high)
-        moved = self.amendments.moves.between(low, high)
-        offsets = np.union1d(cancelled, moved)
-        if not len(offsets):
-            return none, none
-        staying_ms = self.amendments.moves.current(offsets, np.full(len(offsets), -1))
-        named = staying_ms >= 0
-        gone = self.amendments.durably_cancelled(offsets)
-        if gone is not None:
-            named |= gone
-            staying_ms = np.where(gone, -1, staying_ms)
-        for subscription in self.shared.values():
-            named &= ~subscription.holds(offsets)
-        return offsets[named], staying_ms[named]
 
     def unacknowledged(self, subscription: Subscription) -> int:
         """How many messages one of its subscriptions is still to be done with."""

@@ -173,7 +173,7 @@ class Checkpointer:
         topic = self._registry.active.get(part.topic_id)
         if topic is None:
             return None  # nobody has touched it: all of it is kept
-        return topic.live(part.due_ms, part.offsets, self._clock.now_ms())
+        return topic.claims.live(part.due_ms, part.offsets, self._clock.now_ms())
 
     # -- the state -----------------------------------------------------------------
 

@@ -95,7 +95,8 @@ class Compactor:
                     topic = self._registry.active.get(topic_id)
                     if topic is not None:
                         high = min(low + _STEP_OFFSETS, last + 1)
-                        dead, outdated = topic.dead(low, high), topic.outdated(low, high)
+                        claims = topic.claims
+                        dead, outdated = claims.dead(low, high), claims.outdated(low, high)
                         await self._run(_leave_out, compaction, topic_id, dead, *outdated)
             with one_error():
                 async with trio.open_nursery() as nursery:

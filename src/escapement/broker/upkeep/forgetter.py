@@ -7,7 +7,7 @@ gone. A generation may go when
    ``retention_ms``, or it has ``retention_bytes`` in newer generations;
 2. nobody is still to read it: an ordered subscription what it has not acknowledged, a fill
    of a shared one its past;
-3. none of its messages is live (``Topic.live``), after those that are were stated again in
+3. none of its messages is live (``Claims.live``), after those that are were stated again in
    the current generation (broker/upkeep/relocation.py);
 4. no group commit is under way into it and the journal names none of its rows, so that
    after a crash nobody asks for them. A checkpoint sees to that.
@@ -196,7 +196,7 @@ class Forgetter:
 
     def _pinned(self, held: list[Holding]) -> bool:
         return any(
-            self._registry.activate(one.topic_id).pins(one.first_offset, one.end_offset)
+            self._registry.activate(one.topic_id).claims.pins(one.first_offset, one.end_offset)
             for one in held
             if self._registry.exists(one.topic_id)
         )
@@ -234,10 +234,10 @@ class Forgetter:
     ) -> bool:
         """See that none of a topic's messages in it is live; whether that is so."""
         whole = held.first_offset, held.end_offset, held.max_due_ms
-        if not held.restated and not topic.may_keep(*whole, self._clock.now_ms()):
+        if not held.restated and not topic.claims.may_keep(*whole, self._clock.now_ms()):
             return True
-        if not topic.restatements_known:
-            topic.know_restatements(await self._reader.lowest_base(topic.id))
+        if not topic.restatements.known:
+            topic.restatements.know(await self._reader.lowest_base(topic.id))
         relocation = Relocation(topic, self._pipeline, self._clock)
         low = _LOWEST if held.restated else held.first_offset
         while dated := await self._run(
@@ -279,7 +279,7 @@ class Forgetter:
             key
             for key, max_due_ms in dated
             if key.base_offset < 0
-            or topic.may_keep(
+            or topic.claims.may_keep(
                 key.base_offset, key.base_offset + key.message_count, max_due_ms, now_ms
             )
         ]

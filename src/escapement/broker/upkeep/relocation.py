@@ -47,7 +47,7 @@ class Relocation:
     def gather(self, row: LogRow) -> bool:
         """Take what is live in a row of the log; whether there was anything."""
         offsets, due_ms = row.offsets, row.content.due_ms
-        at = np.flatnonzero(self._topic.live(due_ms, offsets, self._clock.now_ms()))
+        at = np.flatnonzero(self._topic.claims.live(due_ms, offsets, self._clock.now_ms()))
         if not len(at):
             return False
         part = Published.of(row).take(at)
@@ -71,7 +71,7 @@ class Relocation:
         self._parts, self._due_ms, self._size_bytes = [], [], 0
         # From here to the hand-in nothing waits: what is not live any more is left out.
         amendments, now_ms = self._topic.amendments, self._clock.now_ms()
-        at = np.flatnonzero(self._topic.live(due_ms, offsets, now_ms))
+        at = np.flatnonzero(self._topic.claims.live(due_ms, offsets, now_ms))
         offsets, due_ms = offsets[at], due_ms[at]
         if not len(at):
             return True
@@ -93,7 +93,7 @@ class Relocation:
             errors.append(error)
             over.set()
 
-        key = self._topic.next_restatement()
+        key = self._topic.restatements.next()
         item = Restate(
             self._topic.id,
             key,

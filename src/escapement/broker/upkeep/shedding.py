@@ -60,10 +60,10 @@ class Shedding:
         What comes or is done while it is counted may count or not.
         """
         if not isinstance(subscription, SharedSubscription):
-            waiting = topic.unacknowledged(subscription) - subscription.dying
+            waiting = topic.unacknowledged(subscription) - len(subscription.dead)
             return max(waiting - subscription.record.start_offset, 0)
         frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
-        waiting = len(subscription.held) - subscription.dying
+        waiting = len(subscription.held) - len(subscription.dead)
         at = subscription.waits_from
         while at is not None and at < frontier:
             plan = self._index.plan(topic.id, at, frontier, _STEP_KEYS)

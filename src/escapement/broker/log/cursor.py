@@ -1,0 +1,44 @@
+"""Offsets that are done with, and what of them is not durable yet.
+
+What is taken in counts at once, so that nothing acknowledged is sent again and nothing
+cancelled at all; but until it is durable the index must keep the message, and whoever
+asked gets no receipt.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Int64s
+from escapement.storage.offsets import OffsetSet
+
+
+class Cursor(OffsetSet):
+    """A set of offsets that grows at once and becomes durable later."""
+
+    __slots__ = ("undurable",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.undurable = OffsetSet()
+
+    def take(self, offsets: Int64s) -> None:
+        """These are done with; ``committed`` follows."""
+        self.add(offsets)
+        self.undurable.add(offsets)
+
+    def committed(self, offsets: Int64s) -> None:
+        """These are durable."""
+        self.undurable.discard(offsets)
+
+    def contains_durably(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these are done with for good; bool[n]."""
+        done = self.contains(offsets)
+        if len(self.undurable):
+            done &= ~self.undurable.contains(offsets)
+        return done
+
+    def is_waiting(self, low: int, high: int) -> bool:
+        """Whether something in ``[low, high)`` is not durable yet."""
+        return bool(len(self.undurable)) and bool(len(self.undurable.to_array(low, high)))

@@ -1,0 +1,61 @@
+"""What a subscription is over with, but for its burial: tried too often, expired, or dropped.
+
+It waits here, held, until the undertaker has made dead letters of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from escapement.broker.subscription.deadletter import Dead
+from escapement.broker.subscription.ready import Rows
+from escapement.storage.offsets import OffsetSet
+
+
+class Doomed:
+    """A queue of messages that are dead; its length is how many there are."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: deque[Dead] = deque()
+
+    def __len__(self) -> int:
+        return sum(part.rows.height for part in self._parts)
+
+    @property
+    def rows(self) -> Rows:
+        """All of them, in no order; O(n)."""
+        return Rows.concat([part.rows for part in self._parts])
+
+    def add(self, dead: Dead) -> None:
+        """These have died."""
+        self._parts.append(dead)
+
+    def next(self, most: int, acked: OffsetSet) -> Dead:
+        """Up to ``most`` of those to be buried next, by offset; ``take_next`` takes them out.
+
+        What was acknowledged meanwhile is not among them, and waits no more.
+        """
+        parts: list[Dead] = []
+        while self._parts and sum(part.rows.height for part in parts) < most:
+            parts.append(self._parts.popleft())
+        dead = Dead.concat(parts)
+        order = np.argsort(dead.rows.offsets)
+        order = order[~acked.contains(dead.rows.offsets[order])]
+        if len(order) > most:
+            self._parts.appendleft(dead.pick(order[most:]))
+        found = dead.pick(order[:most])
+        if len(order):
+            self._parts.appendleft(found)
+        return found
+
+    def take_next(self) -> None:
+        """What ``next`` gave is buried."""
+        self._parts.popleft()
+
+    def clear(self) -> None:
+        """Nobody is to bury any of them."""
+        self._parts.clear()

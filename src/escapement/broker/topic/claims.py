@@ -1,0 +1,144 @@
+"""Who still wants what of a topic's messages, and so what index and log must keep.
+
+Asked by whoever forgets: checkpoints and compaction of the index, relocation and forgetting
+of the log; and by whoever looks at what is still to be done. Keys arrive and answers leave
+in columns. What is wrongly kept costs space; what is wrongly given up is lost, so while a
+subscription is being made everything is wanted: it may want what arrives meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.log.amendments import Amendments
+from escapement.broker.subscription.ordered import OrderedSubscription
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.message import Int64s
+
+
+class Claims:
+    """The claims of a topic's subscriptions; see the module's docstring."""
+
+    __slots__ = ("_amendments", "_ordered", "_shared", "subscribing")
+
+    def __init__(
+        self,
+        shared: Mapping[str, SharedSubscription],
+        ordered: Mapping[str, OrderedSubscription],
+        amendments: Amendments,
+    ) -> None:
+        """Of the topic's subscriptions as they come and go, by name."""
+        self._shared = shared
+        self._ordered = ordered
+        self._amendments = amendments
+        self.subscribing = 0  # subscriptions being made durable
+
+    def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
+        """Which messages a checkpoint must write; bool[n].
+
+        What is not yet due, because a subscription may still come, or be sought, that wants
+        it, whoever has acknowledged it before its time; what a shared subscription is to
+        get and has not durably acknowledged; and everything while a subscription is being
+        made that may want what arrives meanwhile. What is durably cancelled, and the stale
+        key of what was moved, is live only for a subscription that holds the message.
+        """
+        if self.subscribing:
+            return np.ones(len(offsets), bool)
+        gone = self._amendments.gone(due_ms, offsets)
+        live = due_ms > now_ms
+        if gone is not None:
+            live &= ~gone
+        for subscription in self._shared.values():
+            wanted = subscription.covers(due_ms, offsets)
+            if gone is not None:
+                wanted &= ~gone | subscription.holds(offsets)
+            wanted &= ~subscription.acked.contains_durably(offsets)
+            live |= wanted
+        return live
+
+    def pending(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
+        """Which messages are still to be done, for somebody who looks; bool[n].
+
+        What is not yet due and not cancelled, under the key that counts; and what is due and
+        a shared subscription is to get, or holds, and has not acknowledged.
+        """
+        hidden = self._amendments.hidden(due_ms, offsets)
+        pending = due_ms > now_ms
+        if hidden is not None:
+            pending &= ~hidden
+        rest = np.flatnonzero(~pending)
+        if not len(rest):
+            return pending
+        due_ms, offsets = due_ms[rest], offsets[rest]
+        for subscription in self._shared.values():
+            wanted = subscription.covers(due_ms, offsets)
+            if hidden is not None:
+                wanted &= ~hidden[rest] | subscription.holds(offsets)
+            wanted &= ~subscription.acked.contains(offsets)
+            pending[rest] |= wanted
+        return pending
+
+    def may_keep(self, low: int, high: int, max_due_ms: int, now_ms: int) -> bool:
+        """Whether any of ``[low, high)``, due by ``max_due_ms``, may be live; cheap.
+
+        May say so of what is not. O(log n) a subscription.
+        """
+        if self.subscribing or max_due_ms > now_ms:
+            return True
+        return any(one.may_want(low, high, max_due_ms) for one in self._shared.values())
+
+    def pins(self, low: int, high: int) -> bool:
+        """Whether someone is still to read ``[low, high)`` from the log itself."""
+        if self.subscribing:
+            return True
+        records = (one.record for one in self._shared.values())
+        if any(max(low, one.fill_from) < min(high, one.fill_until) for one in records):
+            return True
+        return any(one.is_to_read(low, high) for one in self._ordered.values())
+
+    def dead(self, low: int, high: int) -> Int64s:
+        """The offsets of ``[low, high)`` that everybody has durably acknowledged; sorted.
+
+        What is not named may be wanted; without a shared subscription nothing is named,
+        because one may still come.
+        """
+        if not self._shared or self.subscribing:
+            return np.zeros(0, np.int64)
+        first = next(iter(self._shared.values()))
+        dead = first.acked.to_array(low, high)
+        for subscription in self._shared.values():
+            if not len(dead):
+                break
+            done = subscription.acked.contains_durably(dead)
+            cancelled = self._amendments.durably_cancelled(dead)
+            if cancelled is not None:
+                done |= cancelled & ~subscription.holds(dead)
+            dead = dead[done]
+        return dead
+
+    def outdated(self, low: int, high: int) -> tuple[Int64s, Int64s]:
+        """Of ``[low, high)`` what was changed, and when the key of each is due that counts.
+
+        The other keys nobody comes to want. -1: none counts, it was cancelled. What some
+        subscription holds, under whichever key, is not named. Offsets ascend; int64[n] each.
+        """
+        none = np.zeros(0, np.int64)
+        if self.subscribing:
+            return none, none
+        cancelled = self._amendments.cancelled.to_array(low, high)
+        moved = self._amendments.moves.between(low, high)
+        offsets = np.union1d(cancelled, moved)
+        if not len(offsets):
+            return none, none
+        staying_ms = self._amendments.moves.current(offsets, np.full(len(offsets), -1))
+        named = staying_ms >= 0
+        gone = self._amendments.durably_cancelled(offsets)
+        if gone is not None:
+            named |= gone
+            staying_ms = np.where(gone, -1, staying_ms)
+        for subscription in self._shared.values():
+            named &= ~subscription.holds(offsets)
+        return offsets[named], staying_ms[named]
