@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,13 +102,15 @@ def databases(
     from servers import private_server
 
     with private_server() as server:
+        numbers = count(1)
 
         @contextlib.contextmanager
         def fresh() -> Iterator[str | None]:
+            name = f"escapement_bench_{next(numbers)}"
             try:
-                yield server.url("escapement_bench")
+                yield server.url(name)
             finally:
-                server.admin("DROP DATABASE IF EXISTS escapement_bench")
+                server.admin(f"DROP DATABASE IF EXISTS {name}")
 
         yield fresh
 

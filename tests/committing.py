@@ -20,6 +20,8 @@ from escapement.storage.engine.base import (
     Engine,
     Params,
     Result,
+    Row,
+    Step,
     TransactionAborted,
 )
 from escapement.storage.generation import Generation
@@ -106,6 +108,11 @@ class FaultyConnection:
     def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
         self._ask(sql)
         return self._connection.execute_many(sql, rows)
+
+    def execute_all(self, steps: Sequence[Step]) -> list[Row]:
+        for step in steps:
+            self._ask(step.sql)
+        return self._connection.execute_all(steps)
 
     def begin(self) -> None:
         self._ask("begin")
@@ -345,6 +352,13 @@ def stored(engine: Engine) -> dict[int, list[bytes]]:
         return found
     finally:
         connection.close()
+
+
+def enter(connection: Connection, *steps: Step) -> None:
+    """Run these, one after the other."""
+    for step in steps:
+        for params in step.rows:
+            connection.execute(step.sql, params)
 
 
 def check_promises(engine: Engine, tickets: Sequence[Ticket]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from committing import HandClock
+from committing import HandClock, enter
 from escapement.errors import AlreadyExists, Conflict, NotFound
 from escapement.message import Blobs, MessageBatch
 from escapement.storage import catalog, checkpoint, lease, producers, removal, schema
@@ -18,7 +18,7 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity
 from escapement.storage.log import Log
 from escapement.storage.logrow import encode_row
-from escapement.storage.logtable import NewRow
+from escapement.storage.logtable import NewRow, insertion
 from escapement.storage.policy import SubscriptionPolicy, TopicPolicy
 
 
@@ -217,7 +217,7 @@ def test_a_deleted_topic_leaves_nothing_behind(engine: Engine, connection: Conne
                 NewRow(log.current, topic.id, base, 1, 0, 0, 0, data)
                 for base in range(low, low + 100)
             ]
-            log.insert(connection, rows, 1)
+            enter(connection, *insertion(rows, 1))
             producers.open_producer(connection, topic.id, "p", 0)
         connection.commit()
         log.begin(*log.prepare(engine, connection, held, 2, 0))

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from committing import AtStep, Crash, FaultyEngine, HandClock, no_fault
+from committing import AtStep, Crash, FaultyEngine, HandClock, enter, no_fault
 from escapement.dedup import digests
 from escapement.errors import LeaseLost
 from escapement.storage import catalog, checkpoint, journal, lease, producers, schema
@@ -54,6 +54,11 @@ def held(engine: Engine, connection: Connection) -> Lease:
     return lease.acquire(engine, Identity("a", "a"), 60_000, HandClock())
 
 
+def enter_empty(connection: Connection, position: JournalPosition) -> None:
+    """A group that did nothing."""
+    enter(connection, journal.insertion(0, 0, position, 1, 0, encode_entry(JournalEntry())))
+
+
 def test_what_a_checkpoint_wrote_is_loaded(
     engine: Engine, connection: Connection, held: Lease
 ) -> None:
@@ -63,10 +68,7 @@ def test_what_a_checkpoint_wrote_is_loaded(
     subscription = catalog.create_subscription(connection, topic.id, "s", "shared", 0)
     producer = producers.open_producer(connection, topic.id, "p", 0)
     for seq in (1, 2, 3):
-        journal.insert(
-            connection, 0, 0, JournalPosition(seq, b"group--%d" % seq), 1, 0,
-            encode_entry(JournalEntry()),
-        )  # fmt: skip
+        enter_empty(connection, JournalPosition(seq, b"group--%d" % seq))
     log.wrote(77)
     checkpoint.write(
         engine,
@@ -158,9 +160,7 @@ def test_a_large_checkpoint_is_written_in_short_transactions(
     """By rows and by bytes; a crash between two does no harm, for the journal goes last."""
     faulty = FaultyEngine(engine)
     through = faulty.connect()
-    journal.insert(
-        connection, 0, 0, JournalPosition(1, b"group--1"), 1, 0, encode_entry(JournalEntry())
-    )
+    enter_empty(connection, JournalPosition(1, b"group--1"))
     large = Checkpoint(
         chunks=[ChunkRow(1, n, b"x" * 100_000) for n in range(100)],
         attempts=[part(id, 0) for id in range(2500)],
@@ -178,9 +178,7 @@ def test_a_checkpoint_that_ended_half_way_left_the_journal(
     engine: Engine, connection: Connection, held: Lease
 ) -> None:
     faulty = FaultyEngine(engine)
-    journal.insert(
-        connection, 0, 0, JournalPosition(1, b"group--1"), 1, 0, encode_entry(JournalEntry())
-    )
+    enter_empty(connection, JournalPosition(1, b"group--1"))
     whole = Checkpoint(
         attempts=[part(id, 0) for id in range(1, 2501)],
         trims={0: JournalPosition(1, b"group--1")},

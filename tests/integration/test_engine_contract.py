@@ -14,6 +14,7 @@ from escapement.storage.engine.base import (
     Connection,
     DuplicateKey,
     Engine,
+    Step,
     TransactionAborted,
 )
 from escapement.storage.engine.open import open_engine
@@ -292,6 +293,7 @@ def test_a_closed_connection_says_unavailable_and_rollback_stays_quiet(one: Conn
         lambda: one.execute("SELECT 1"),
         lambda: one.execute(INSERT, (1, 1)),
         lambda: one.execute_many(INSERT, [(1, 1)]),
+        lambda: one.execute_all([Step(INSERT, [(1, 1)])]),
         one.begin,
         one.commit,
     ):
@@ -306,6 +308,8 @@ def test_a_transaction_belongs_to_its_begin(one: Connection) -> None:
         one.commit()
     with pytest.raises(AssertionError):
         one.execute_many(INSERT, [(1, 1)])
+    with pytest.raises(AssertionError):
+        one.execute_all([Step(INSERT, [(1, 1)])])
     one.begin()
     with pytest.raises(AssertionError):
         one.begin()
@@ -426,6 +430,48 @@ def test_after_an_error_in_execute_many_a_rollback_leaves_nothing(one: Connectio
     one.execute_many(INSERT, rows[: max(at, 1)])
     one.commit()
     assert len(things(one)) == max(at, 1)
+
+
+@pytest.mark.parametrize("count", [0, 1, 64, 200])
+def test_steps_are_run_in_their_order_and_say_what_they_found(
+    one: Connection, two: Connection, count: int
+) -> None:
+    """Each sees what those before it did, also where there are more than travel together."""
+    rows = [(k, -k) for k in range(count)]
+    total = Step("SELECT COUNT(*), ? FROM things", [("first",)])
+    one.begin()
+    found = one.execute_all(
+        [
+            total,
+            Step(INSERT, rows),
+            total._replace(rows=[("then",)]),
+            Step("UPDATE things SET v = ? WHERE k = ?", [(7, k) for k in range(count)]),
+            Step("SELECT v, k FROM things WHERE k = ?", [(k,) for k in range(min(count, 3))]),
+        ]
+    )
+    one.commit()
+    assert found[:2] == [(0, "first"), (count, "then")]
+    assert found[2:] == [(7, k) for k in range(min(count, 3))]
+    assert things(two) == [(k, 7) for k in range(count)]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_after_an_error_in_one_step_a_rollback_leaves_nothing(one: Connection, at: int) -> None:
+    one.execute(INSERT, (1, 1))
+    steps = [
+        Step("SELECT v FROM things WHERE k = ?", [(1,)]),
+        Step(INSERT, [(2, 2), (3, 3)]),
+        Step("UPDATE things SET v = ? WHERE k = ?", [(5, 1)]),
+    ]
+    one.begin()
+    with pytest.raises(DuplicateKey):
+        one.execute_all([*steps[:at], Step(INSERT, [(1, 2)]), *steps[at:]])
+    one.rollback()
+    assert things(one) == [(1, 1)]
+    one.begin()
+    assert one.execute_all(steps) == [(1,)]
+    one.commit()
+    assert things(one) == [(1, 5), (2, 2), (3, 3)]
 
 
 def test_many_different_statements_on_one_connection_are_no_burden(one: Connection) -> None:

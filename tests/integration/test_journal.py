@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from committing import enter
 from escapement.errors import LogDamaged
 from escapement.storage import journal, schema
 from escapement.storage.engine.base import Connection, Engine
@@ -29,7 +30,7 @@ def write(connection: Connection, epoch: int, lane: int, *seqs: int) -> None:
     for seq in seqs:
         entry = JournalEntry(producers=[ProducerMark(lane, seq, 0)])
         data = encode_entry(entry)
-        journal.insert(connection, 0, lane, position(lane, seq), epoch, 5, data)
+        enter(connection, journal.insertion(0, lane, position(lane, seq), epoch, 5, data))
 
 
 def trim(connection: Connection, positions: dict[int, JournalPosition]) -> int:

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from committing import HandClock
+from committing import HandClock, enter
 from escapement.errors import LeaseLost, LogDamaged
 from escapement.message import Blobs, MessageBatch
 from escapement.storage import lease, schema
@@ -18,7 +18,7 @@ from escapement.storage.generation import DAY_MS, GENERATION_SIZE_BYTES, Generat
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.log import Log
 from escapement.storage.logrow import Restating, encode_row
-from escapement.storage.logtable import LogRow, NewRow, RowKey
+from escapement.storage.logtable import LogRow, NewRow, RowKey, insertion
 
 NO_LIMIT = 1 << 40
 
@@ -40,7 +40,7 @@ class Shelf:
         data = encode_row(base, due, [MessageBatch(Blobs.of(payloads)).encode()])
         row = NewRow(self.log.current, topic_id, base, count, base, base + count - 1, base, data)
         self.connection.begin()
-        self.log.insert(self.connection, [row], self.lease.epoch)
+        enter(self.connection, *insertion([row], self.lease.epoch))
         self.connection.commit()
         self.keys.append(RowKey(self.log.current.id, topic_id, base, count, len(data)))
 
@@ -177,7 +177,7 @@ def test_a_scan_meets_every_row_each_topic_in_order(shelf: Shelf) -> None:
         body = MessageBatch(Blobs.of([b"x"])).encode()
         data = encode_row(0, np.zeros(1, np.int64), [body])
         new = [NewRow(shelf.log.current, topic_id, base, 1, 0, 0, 0, data) for base in range(rows)]
-        shelf.log.insert(shelf.connection, new, shelf.lease.epoch)
+        enter(shelf.connection, *insertion(new, shelf.lease.epoch))
         shelf.keys += [RowKey(1, topic_id, base, 1, len(data)) for base in range(rows)]
     shelf.connection.commit()
     steps = list(shelf.log.scan(shelf.connection, 2000))
@@ -262,7 +262,7 @@ def restate(shelf: Shelf, topic_id: int, base: int, offsets: list[int]) -> None:
     data = encode_row(0, column + 1, [body], Restating(column, column, column, column))
     row = NewRow(shelf.log.current, topic_id, base, len(column), 1, 1, 0, data)
     shelf.connection.begin()
-    shelf.log.insert(shelf.connection, [row], shelf.lease.epoch)
+    enter(shelf.connection, *insertion([row], shelf.lease.epoch))
     shelf.connection.commit()
     shelf.keys.append(RowKey(shelf.log.current.id, topic_id, base, len(column), len(data)))
 

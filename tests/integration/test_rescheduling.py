@@ -447,6 +447,22 @@ async def test_many_that_are_moved_one_by_one_share_reads_and_commits(
         assert order == sorted(range(count), key=lambda offset: (offset % 7, offset))
 
 
+async def test_those_moved_one_after_the_other_read_their_row_once(mock_clock: MockClock) -> None:
+    """B1: what was published together is in hand for the next who asks."""
+    counting = Counting()
+    async with testing.start(config=PATIENT, run=counting) as world, world.connect() as broker:
+        await publish(broker, 20, "s", delay=2 * DAY)
+        counting.calls.clear()
+        for offset in range(19, -1, -1):
+            (outcome,) = await broker.reschedule([offset], topic="t", delay=HOUR * (1 + offset))
+            assert outcome.fate is Fate.DONE
+        assert counting.calls[READ] == 1
+        assert counting.calls[COMMIT] == 20
+        for offset in range(20):
+            await world.clock.advance(hours=1)
+            assert await everything(broker, "s") == [offset]
+
+
 async def test_who_gives_up_waiting_for_messages_leaves_the_others_theirs(
     mock_clock: MockClock,
 ) -> None:

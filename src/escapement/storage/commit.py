@@ -84,7 +84,7 @@ class CommitPipeline:
             Lane(
                 number,
                 journal_ends.get(number, START).seq,
-                writer=Writer(engine, log, lease, recorded),
+                writer=Writer(engine, lease, recorded),
                 log=log,
                 clock=clock,
                 run=run,

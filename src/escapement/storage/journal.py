@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from escapement.errors import LogDamaged
-from escapement.storage.engine.base import Connection
+from escapement.storage.engine.base import Connection, Step
 from escapement.storage.journalentry import JournalEntry, decode_entry
 
 # Rows of a lane read at once; each is some hundred bytes to some hundred kilobytes.
@@ -50,20 +50,19 @@ class JournalRow(NamedTuple):
     entry: JournalEntry
 
 
-def insert(
-    connection: Connection,
+def insertion(
     bundle_id: int,
     lane: int,
     position: JournalPosition,
     epoch: int,
     created_at_ms: int,
     data: bytes,
-) -> None:
-    """Write one entry inside the open transaction."""
-    connection.execute(
+) -> Step:
+    """What writes one entry."""
+    return Step(
         "INSERT INTO journal (bundle_id, lane, seq, epoch, group_id, created_at_ms, data)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (bundle_id, lane, position.seq, epoch, position.group_id, created_at_ms, data),
+        [(bundle_id, lane, position.seq, epoch, position.group_id, created_at_ms, data)],
     )
 
 

@@ -5,7 +5,8 @@ restarted broker takes its own lease back at once; another broker's is taken ove
 when it has run out *by the database's clock*. Every taking raises the epoch.
 
 **The epoch decides, not the time.** A transaction that writes begins by locking the
-lease row in share mode and comparing the epoch (:func:`check`). A taker changes that
+lease row in share mode and comparing the epoch (:func:`check`; a group commit sends what it
+writes right behind that, and gives it up if the epoch is another). A taker changes that
 row, so it waits until such a transaction has ended, and afterwards none of the old
 epoch can pass: a stale owner changes nothing, however late it wakes up (invariant 8).
 An owner whose lease has run out but which nobody has replaced may therefore go on
@@ -20,13 +21,14 @@ one that hangs inside a transaction and would make it wait.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from escapement.clock import Clock
 from escapement.errors import LeaseHeld, LeaseLost
-from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.engine.base import Connection, Engine, Row, Step, TransactionAborted
 
 # Connections recorded at most: they must fit their column (20 digits and a comma each).
 MAX_RECORDED: Final = 90
@@ -154,7 +156,22 @@ def release(
 
 def check(engine: Engine, connection: Connection, lease: Lease) -> None:
     """Inside a transaction: hold off any taker until it ends, or raise ``LeaseLost``."""
-    _check(connection, lease, engine.dialect.share_lock)
+    answer(lease, connection.execute_all([question(engine, lease)]))
+
+
+def question(engine: Engine, lease: Lease) -> Step:
+    """What :func:`check` asks, to be sent with other steps; its row is for :func:`answer`."""
+    return _question(lease, engine.dialect.share_lock)
+
+
+def answer(lease: Lease, rows: Sequence[Row]) -> None:
+    """Raise ``LeaseLost`` unless that row is still of this lease's epoch."""
+    if not rows or rows[0][0] != lease.epoch:
+        holder = f"broker {rows[0][1]!r} has it with epoch {rows[0][0]}" if rows else "it is gone"
+        raise LeaseLost(
+            f"broker {lease.identity.name!r} no longer holds the lease of bundle "
+            f"{lease.bundle_id} (epoch {lease.epoch}): {holder}"
+        )
 
 
 class Recorded:
@@ -249,7 +266,7 @@ def _change(
     """One transaction of its own that changes the row while it is still ours."""
     connection.begin()
     try:
-        _check(connection, lease, engine.dialect.update_lock)
+        answer(lease, connection.execute_all([_question(lease, engine.dialect.update_lock)]))
         connection.execute(
             f"UPDATE leases SET {what} WHERE bundle_id = ? AND epoch = ?",
             (*params, lease.bundle_id, lease.epoch),
@@ -260,13 +277,6 @@ def _change(
         raise
 
 
-def _check(connection: Connection, lease: Lease, lock: str) -> None:
-    rows = connection.execute(
-        f"SELECT epoch, owner_name FROM leases WHERE bundle_id = ? {lock}", (lease.bundle_id,)
-    ).rows
-    if not rows or rows[0][0] != lease.epoch:
-        holder = f"broker {rows[0][1]!r} has it with epoch {rows[0][0]}" if rows else "it is gone"
-        raise LeaseLost(
-            f"broker {lease.identity.name!r} no longer holds the lease of bundle "
-            f"{lease.bundle_id} (epoch {lease.epoch}): {holder}"
-        )
+def _question(lease: Lease, lock: str) -> Step:
+    sql = f"SELECT epoch, owner_name FROM leases WHERE bundle_id = ? {lock}"
+    return Step(sql, [(lease.bundle_id,)])

@@ -32,14 +32,12 @@ from escapement.storage.logtable import (
     KEYS_AT_ONCE,
     NO_END,
     LogRow,
-    NewRow,
     RowKey,
     bounded,
     dated_keys,
     decoded,
     fetch,
     first_accepted,
-    insert,
     keys_at,
     keys_from_last_to,
     keys_of_shard,
@@ -136,10 +134,6 @@ class Log:
         current = self.current
         grown = replace(current, size_bytes=current.size_bytes + size_bytes)
         self._generations = (*self._generations[:-1], grown)
-
-    def insert(self, connection: Connection, rows: Sequence[NewRow], epoch: int) -> None:
-        """Write rows inside the open transaction, in one burst for each table."""
-        insert(connection, rows, epoch)
 
     def read(
         self,

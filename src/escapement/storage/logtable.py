@@ -15,7 +15,7 @@ import numpy as np
 
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
-from escapement.storage.engine.base import Connection
+from escapement.storage.engine.base import Connection, Step
 from escapement.storage.generation import Generation
 from escapement.storage.logrow import RowContent, decode_row
 
@@ -71,8 +71,8 @@ class LogRow(NamedTuple):
         return self.key.base_offset + self.key.message_count
 
 
-def insert(connection: Connection, rows: Sequence[NewRow], epoch: int) -> None:
-    """Write rows inside the open transaction, in one burst for each table."""
+def insertion(rows: Sequence[NewRow], epoch: int) -> list[Step]:
+    """What writes these rows: a step for each table."""
     by_table: dict[str, list[tuple[object, ...]]] = {}
     for row in rows:
         by_table.setdefault(row.generation.table(row.topic_id), []).append(
@@ -89,13 +89,15 @@ def insert(connection: Connection, rows: Sequence[NewRow], epoch: int) -> None:
                 row.data,
             )
         )
-    for table, params in by_table.items():
-        connection.execute_many(
+    return [
+        Step(
             f"INSERT INTO {table} (topic_id, base_offset, message_count, min_due_ms,"
             " max_due_ms, owner_epoch, accepted_at_ms, kind, size_bytes, data)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params,
         )
+        for table, params in by_table.items()
+    ]
 
 
 def keys_of_topic(

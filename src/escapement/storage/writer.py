@@ -1,10 +1,12 @@
 """The blocking half of a lane: one database connection and what is written through it.
 
 Everything here runs in a thread, one call at a time; it decides nothing and knows no
-event loop. A group is one transaction: lease check, statements, letters out of the inbox
-and into it, log rows, journal row, COMMIT, in this order. Whatever is raised, nothing of
-the group was committed, except for ``OutcomeUnknown``: then :meth:`Writer.is_durable`
-finds out.
+event loop. A group is one transaction: statements, letters out of the inbox and into it, the
+lease check, log rows, journal row, COMMIT. Check and rows are sent together, so a group of
+messages and acknowledgements waits for the database twice: for them, and for the COMMIT, which
+is not sent before the check was passed. What else there is comes after a check of its own.
+Whatever is raised, nothing of the group was committed, except for ``OutcomeUnknown``: then
+:meth:`Writer.is_durable` finds out.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import logging
 
 from escapement.errors import LeaseLost, StorageError, StorageUnavailable
 from escapement.storage import inbox, journal
-from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.engine.base import Connection, DuplicateKey, Engine, TransactionAborted
 from escapement.storage.group import Group
 from escapement.storage.grouprows import encode_group
 from escapement.storage.items import Statement
 from escapement.storage.journalentry import encode_entry
-from escapement.storage.lease import Lease, Recorded, check
-from escapement.storage.log import Log
+from escapement.storage.lease import Lease, Recorded, answer, check, question
+from escapement.storage.logtable import insertion
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +29,8 @@ logger = logging.getLogger(__name__)
 class Writer:
     """One lane's connection; made once, reconnected as often as needed."""
 
-    def __init__(self, engine: Engine, log: Log, lease: Lease, recorded: Recorded) -> None:
+    def __init__(self, engine: Engine, lease: Lease, recorded: Recorded) -> None:
         self._engine = engine
-        self._log = log
         self._lease = lease
         self._recorded = recorded
         self._connection: Connection | None = None
@@ -73,24 +74,9 @@ class Writer:
         connection = self._open
         try:
             connection.begin()
-            check(self._engine, connection, self._lease)
-            for statement in group.statements:
-                _run(connection, statement)
-            if ids := group.letter_ids:
-                inbox.remove(connection, ids)
-            if letters := group.letters:
-                inbox.insert(self._engine, connection, letters, group.accepted_at_ms)
-            rows, entry = encode_group(group)
-            self._log.insert(connection, rows, self._lease.epoch)
-            journal.insert(
-                connection,
-                self._lease.bundle_id,
-                group.lane,
-                group.position,
-                self._lease.epoch,
-                group.accepted_at_ms,
-                encode_entry(entry),
-            )
+            if group.statements or group.letter_ids or group.letters:
+                self._prepare(connection, group)
+            self._insert(connection, group)
             connection.commit()
         except StorageUnavailable:
             self.disconnect()
@@ -98,6 +84,36 @@ class Writer:
         except BaseException:
             connection.rollback()
             raise
+
+    def _prepare(self, connection: Connection, group: Group) -> None:
+        """Write what takes round trips of its own, and not before the lease was looked at."""
+        check(self._engine, connection, self._lease)
+        for statement in group.statements:
+            _run(connection, statement)
+        if ids := group.letter_ids:
+            inbox.remove(connection, ids)
+        if letters := group.letters:
+            inbox.insert(self._engine, connection, letters, group.accepted_at_ms)
+
+    def _insert(self, connection: Connection, group: Group) -> None:
+        """Lock and check the lease, write log and journal: one round trip for all of it."""
+        rows, entry = encode_group(group)
+        entry_step = journal.insertion(
+            self._lease.bundle_id,
+            group.lane,
+            group.position,
+            self._lease.epoch,
+            group.accepted_at_ms,
+            encode_entry(entry),
+        )
+        lease_step = question(self._engine, self._lease)
+        log_steps = insertion(rows, self._lease.epoch)
+        try:
+            found = connection.execute_all([lease_step, *log_steps, entry_step])
+        except DuplicateKey:
+            check(self._engine, connection, self._lease)  # they are its who has it now
+            raise
+        answer(self._lease, found)
 
     def is_durable(self, group: Group) -> bool:
         """Whether ``group``, whose COMMIT got no reply, has been committed.

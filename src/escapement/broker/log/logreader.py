@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import trio
 
+from escapement.broker.log.keptrows import Kept, KeptRows
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
@@ -68,6 +69,7 @@ class LogReader:
         self._connection: Connection | None = connection
         self._alone = trio.Lock()
         self._asked: dict[int, list[_Asked]] = {}  # by topic
+        self._kept = KeptRows()
 
     async def read(
         self, topic_id: int, from_offset: int, until_offset: int, max_bytes: int
@@ -134,6 +136,11 @@ class LogReader:
           StorageUnavailable: when the database cannot be reached.
           LogDamaged: when a row fails its checksum.
         """
+        generations = [generation.id for generation in self._log.generations]
+        kept = self._kept.find(topic_id, offsets, generations)
+        if kept is not None:
+            await trio.lowlevel.checkpoint()
+            return kept, len(offsets)
         asked, waiting = _Asked(offsets, max_bytes), self._asked.setdefault(topic_id, [])
         waiting.append(asked)
         # Of those who wait for messages of a topic one reads, until it has its own.
@@ -181,7 +188,9 @@ class LogReader:
     ) -> tuple[Published, int]:
         with self._connected() as connection:
             rows, count = self._log.holding(connection, topic_id, offsets, max_bytes)
-            found = Published.concat([Published.of(row).of_these(offsets) for row in rows])
+            read = [Kept(row.key, Published.of(row)) for row in rows]
+            self._kept.keep(read)
+            found = Published.concat([row.content.of_these(offsets) for row in read])
             if len(found.offsets) == count:
                 return found, count
             missing = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
@@ -190,9 +199,9 @@ class LogReader:
                 return found, count
             # The rows that first stated them are gone. In the order of the messages:
             wanted = list(dict.fromkeys(bases[:count][missing].tolist()))
-            rows, read = self._log.restatements(connection, topic_id, wanted, max_bytes)
-        if read < len(wanted):
-            left = np.isin(bases[:count], wanted[read:]) & missing
+            rows, known = self._log.restatements(connection, topic_id, wanted, max_bytes)
+        if known < len(wanted):
+            left = np.isin(bases[:count], wanted[known:]) & missing
             count = int(left.argmax())
         asked, bases = offsets[:count][missing[:count]], bases[:count][missing[:count]]
         again = [Published.of(row).of_these(asked[bases == row.key.base_offset]) for row in rows]

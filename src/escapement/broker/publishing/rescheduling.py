@@ -103,11 +103,10 @@ class Rescheduling:
         while at < len(known):
             moves = topic.amendments.moves
             found, count = await self._log.published(topic.id, known[at:], moves, _STEP_BYTES)
-            lost = np.setdiff1d(known[at : at + count], found.offsets, assume_unique=True)
-            outcomes = (
-                (found.offsets, await self._move(topic, found, delay_ms, at_ms)),
-                (lost, _too_late(topic, lost)),
-            )
+            outcomes = [(found.offsets, await self._move(topic, found, delay_ms, at_ms))]
+            if len(found.offsets) < count:
+                lost = np.setdiff1d(known[at : at + count], found.offsets, assume_unique=True)
+                outcomes.append((lost, _too_late(topic, lost)))
             for part, outcome in outcomes:
                 rows = np.searchsorted(wanted, part)
                 fates[rows] = outcome.fates

@@ -54,6 +54,13 @@ class DuplicateKey(StorageError):
     code = "duplicate_key"
 
 
+class Step(NamedTuple):
+    """A statement, to be run once with each of these parameters."""
+
+    sql: str
+    rows: Sequence[Params]
+
+
 class Result(NamedTuple):
     """What one statement gave: rows of a SELECT, rows touched, the id generated.
 
@@ -98,6 +105,17 @@ class Connection(Protocol):
         Only inside a transaction, in the order of ``rows``. After an error nobody knows
         which of the rows were done: roll back. Rows of an INSERT that ends with its
         ``VALUES (?, ...)`` are the fastest.
+        """
+        ...
+
+    def execute_all(self, steps: Sequence[Step]) -> list[Row]:
+        """Run these in their order, none waiting for the reply to the one before.
+
+        Only inside a transaction. After an error nobody knows which of them were done, those
+        behind the failing one among them: roll back.
+
+        Returns:
+          The rows that SELECTs among them gave, which must be few and small.
         """
         ...
 

@@ -31,7 +31,7 @@ from pymysql.constants import FIELD_TYPE
 from pymysql.protocol import FieldDescriptorPacket, MysqlPacket, OKPacketWrapper
 
 from escapement.errors import StorageError
-from escapement.storage.engine.base import Params, Result, Row
+from escapement.storage.engine.base import Params, Result, Row, Step
 from escapement.storage.engine.mysql_errors import LOCK_WAIT_TIMEOUT, number_of
 
 # Statements kept prepared on a connection. The hot ones are a handful for each log
@@ -90,23 +90,25 @@ class PreparedStatements:
         self._wire._next_seq_id = packet.reply_number
         return self._read_result()
 
-    def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
-        """Run ``sql``, which gives no rows, for each of ``rows``; returns rows touched.
+    def execute_all(self, steps: Sequence[Step]) -> Result:
+        """Run these in their order; the rows of all SELECTs, and rows touched by the others.
 
         Executions are sent ahead of their replies. When one fails the others of its
         burst have run or failed by themselves: the first error is raised, and the
         caller gives the transaction up.
         """
-        touched = 0
+        done = Result([], 0, 0)
+        # A statement of a burst is never the one used longest ago, which would be closed.
         burst: list[_Packet] = []
         size_bytes = 0
-        for packet in self._packets(sql, rows):
-            burst.append(packet)
-            size_bytes += packet.size_bytes
-            if len(burst) == PIPELINE_DEPTH or size_bytes >= PIPELINE_BYTES:
-                touched += self._run_burst(burst)
-                burst, size_bytes = [], 0
-        return touched + (self._run_burst(burst) if burst else 0)
+        for sql, params in steps:
+            for packet in self._packets(sql, params):
+                burst.append(packet)
+                size_bytes += packet.size_bytes
+                if len(burst) == PIPELINE_DEPTH or size_bytes >= PIPELINE_BYTES:
+                    done = self._run_burst(burst, done)
+                    burst, size_bytes = [], 0
+        return self._run_burst(burst, done) if burst else done
 
     def _packets(self, sql: str, rows: Sequence[Params]) -> Iterator[_Packet]:
         """Executions that add up to all rows: blocks where the statement and the rows allow."""
@@ -123,7 +125,6 @@ class PreparedStatements:
                 done += BLOCK_ROWS
         if done < len(rows):
             statement = self._prepared(sql)
-            assert statement.columns == 0, "execute_many of a statement that gives rows"
             for params in rows[done:]:
                 yield _execute_packet(statement, params)
 
@@ -146,28 +147,31 @@ class PreparedStatements:
         self._by_sql[sql] = statement
         return statement
 
-    def _run_burst(self, burst: Sequence[_Packet]) -> int:
-        """Rows touched by these executions; all replies are read, errors or not.
+    def _run_burst(self, burst: Sequence[_Packet], before: Result) -> Result:
+        """Adds what these executions gave; all replies are read, errors or not.
 
         Unless a second one waited for a lock in vain: then so may the rest, each as
         long, and the connection is closed instead.
         """
         self._send(*burst)
-        touched = 0
+        rows, touched = before.rows, before.affected
         first_error: pymysql.err.MySQLError | None = None
         for packet in burst:
             self._wire._next_seq_id = packet.reply_number
             try:
-                touched += int(OKPacketWrapper(self._wire._read_packet()).affected_rows)
+                result = self._read_result()
             except pymysql.err.MySQLError as error:
                 if first_error is not None and number_of(error) == LOCK_WAIT_TIMEOUT:
                     self._wire._force_close()
                 first_error = first_error or error
                 if not self._wire.open:
                     break
+            else:
+                rows += result.rows
+                touched += result.affected
         if first_error is not None:
             raise first_error
-        return touched
+        return Result(rows, touched, 0)
 
     def _send(self, *packets: _Packet) -> None:
         if not self._wire.open:

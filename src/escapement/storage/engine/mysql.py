@@ -39,7 +39,14 @@ from escapement.errors import (
 )
 from escapement.storage.engine import mysql_errors
 from escapement.storage.engine.address import MysqlAddress
-from escapement.storage.engine.base import Dialect, Params, Result, TransactionAborted
+from escapement.storage.engine.base import (
+    Dialect,
+    Params,
+    Result,
+    Row,
+    Step,
+    TransactionAborted,
+)
 from escapement.storage.engine.binary import FROM_TEXT, PreparedStatements
 from escapement.storage.engine.mysql_fitness import check_fitness
 
@@ -227,7 +234,12 @@ class MysqlConnection:
     def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
         assert self._in_transaction or self._lost, "execute_many outside a transaction"
         with self._guarded():
-            return self._statements.execute_many(sql, rows) if rows else 0
+            return self._statements.execute_all([Step(sql, rows)]).affected
+
+    def execute_all(self, steps: Sequence[Step]) -> list[Row]:
+        assert self._in_transaction or self._lost, "execute_all outside a transaction"
+        with self._guarded():
+            return self._statements.execute_all(steps).rows
 
     def begin(self) -> None:
         assert not self._in_transaction or self._lost, "begin inside a transaction"

@@ -39,6 +39,8 @@ from escapement.storage.engine.base import (
     DuplicateKey,
     Params,
     Result,
+    Row,
+    Step,
     TransactionAborted,
 )
 
@@ -161,6 +163,16 @@ class SqliteConnection:
             _check_plain(params)
         with self._guarded():
             return max(self._raw.executemany(sql, rows).rowcount, 0)
+
+    def execute_all(self, steps: Sequence[Step]) -> list[Row]:
+        assert self._lost or self._raw.in_transaction, "execute_all outside a transaction"
+        found: list[Row] = []
+        for sql, rows in steps:
+            if sql.startswith("SELECT"):
+                found += [row for params in rows for row in self.execute(sql, params).rows]
+            else:
+                self.execute_many(sql, rows)
+        return found
 
     def begin(self) -> None:
         assert self._lost or not self._raw.in_transaction, "begin inside a transaction"
