@@ -100,7 +100,7 @@ class Model:
             self.keys.load(decode_keys(data))
         for data in self.journal:
             self.keys.recover(decode_keys(data))
-        assert not self.keys.has_unstated
+        assert not self.keys.take_unstated()
 
     def check(self) -> None:
         found = self.keys.find(column(KEYS), self.now_ms - WINDOW_MS).tolist()

@@ -15,6 +15,7 @@ from index_samples import batch_of, row_of, rows_of
 from escapement.errors import IndexDamaged
 from escapement.message import Blobs, MessageBatch
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits, Key
+from escapement.storage.index.block import BlockCache, KeyBlock
 from escapement.storage.index.keys import Keys
 
 ALL_AT_ONCE = 50_000
@@ -312,14 +313,17 @@ def test_memory_asks_for_a_checkpoint_at_half_and_is_full_at_its_bound(tmp_path:
     assert index.count(1) == at
 
 
-def test_the_block_cache_stays_within_its_bound(tmp_path: Path) -> None:
+def test_the_block_cache_keeps_what_was_read_last_within_its_bound() -> None:
     """Invariant 9."""
-    index = DelayedIndex.open(tmp_path, IndexLimits(cache_bytes=50_000, block_rows=100))
-    add_range(index, 1, 0, 10_000, 5)
-    index.checkpoint("log", {})
-    due_ms, offsets = index.plan(1, KEY_MIN, KEY_MAX, 10**6).read()
-    assert len(index.fetch(1, due_ms, offsets).read()) == 10_000
-    assert index.cache_used_bytes <= 50_000
+    column = np.arange(10)
+    cache = BlockCache(50_000)
+    for number in range(100):
+        cache.get((1, number), lambda: KeyBlock((column, column), 1_000))
+    cache.get((1, 50), lambda: KeyBlock((column, column), 1_000))
+    cache.get((1, 100), lambda: KeyBlock((column, column), 50_001))
+    cache.get((1, 101), lambda: KeyBlock((column, column), 2_000))
+    kept = [number for number in range(102) if cache.peek((1, number)) is not None]
+    assert kept == [50, *range(53, 100), 101]
 
 
 def test_a_count_of_a_span_is_near_and_needs_no_look_at_keys(tmp_path: Path) -> None:

@@ -69,12 +69,6 @@ class OffsetSetMachine(RuleBasedStateMachine):
         self.model[span[0] : span[1]] = False
         assert self.set.discard_range(*span) == before - self.model.sum()
 
-    @rule(bound=points)
-    def discard_below(self, bound: int) -> None:
-        before = self.model.sum()
-        self.model[:bound] = False
-        assert self.set.discard_below(bound) == before - self.model.sum()
-
     @rule(offsets=columns, span=ranges, union=st.booleans())
     def meet_another_set(self, offsets: Int64s, span: list[int], union: bool) -> None:
         other = OffsetSet()
@@ -179,7 +173,7 @@ def test_a_seek_to_the_beginning_and_back_costs_by_what_is_in_memory() -> None:
     acked.add_range(0, 10**10)
     assert acked.discard_range(17, 10**10) == 10**10 - 17
     assert acked.add_range(0, 10**10) == 10**10 - 17
-    assert acked.discard_below(10**10) == 10**10
+    assert acked.discard_range(0, 10**10) == 10**10
     assert not len(acked)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from copy import copy
 from types import TracebackType
 from typing import Protocol
@@ -88,6 +88,22 @@ class Batch(Delivery):
             None if self._redelivered is None else self._redelivered[row:],
             self.messages.take(np.arange(row, len(self))),
         )
+
+
+class Batches:
+    """Iterates over what is delivered, batch by batch. Made by ``Inbox.batches``."""
+
+    def __init__(self, next_batch: Callable[[], Awaitable[Batch | None]]) -> None:
+        self._next_batch = next_batch
+
+    def __aiter__(self) -> Batches:
+        return self
+
+    async def __anext__(self) -> Batch:
+        batch = await self._next_batch()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
 
 
 class Message(DeliveredRow):

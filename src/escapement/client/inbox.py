@@ -14,21 +14,21 @@ Taking a message out of what waits here costs no checkpoint, but for one in
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from copy import copy
 from typing import Final
 
 import anyio
-import numpy as np
 
 from escapement.client import schedule
 from escapement.client.ackbox import AckBox, Slip
 from escapement.client.attachment import Attached, State
-from escapement.client.batch import Batch, Message
+from escapement.client.batch import Batch, Batches, Message
 from escapement.client.line import Answer, Line
 from escapement.client.naming import What, name_messages
 from escapement.client.promise import Promise
 from escapement.client.retry import Retry
+from escapement.client.returned import Returned
 from escapement.client.schedule import Delay, Where
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.client.tray import Tray
@@ -86,8 +86,8 @@ class Inbox(Attached):
         self._arrived = Promise()
         self._acks = AckBox(Retry())
         self._room = Promise()
-        self._nacks: list[tuple[Int64s, int]] = []
-        self._releases: list[tuple[Int64s, int]] = []
+        self._nacks = Returned()
+        self._releases = Returned()
         self._untried: Int64s | None = None  # at the end: what nobody took out of here
         self._closed = False  # by this side
         self.rewinds = 0  # how often what was delivered was taken back by a seek
@@ -123,7 +123,7 @@ class Inbox(Attached):
 
     def batches(self) -> Batches:
         """The messages in columns, as they were delivered: ``async for batch in ...``."""
-        return Batches(self)
+        return Batches(self.next_batch)
 
     async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
         """What is left of the batch begun, or the next; None if none comes in time or ever."""
@@ -293,14 +293,14 @@ class Inbox(Attached):
         """Nack messages; never waits."""
         delay_ms = BACK_OFF if delay is None else schedule.delay_ms(delay)
         if self._state is State.READY and len(offsets):
-            self._nacks.append((offsets, delay_ms))
+            self._nacks.add(offsets, delay_ms)
             self._line.wake(self)
 
     def hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
         """Release messages; never waits."""
         delay_ms = 0 if delay is None else schedule.delay_ms(delay)
         if self._state is State.READY and len(offsets):
-            self._releases.append((offsets, delay_ms))
+            self._releases.add(offsets, delay_ms)
             self._line.wake(self)
 
     async def aclose(self) -> None:
@@ -345,11 +345,9 @@ class Inbox(Attached):
     def _work(self, now_s: float, ready: bool) -> float:
         if not ready:
             return float("inf")
-        nacks, self._nacks = self._nacks, []
-        for piece, delay_ms in _pieces(nacks):
+        for piece, delay_ms in self._nacks.take():
             self._line.send(wire.Nack(0, self.id, piece, delay_ms))
-        releases, self._releases = self._releases, []
-        for piece, delay_ms in _pieces(releases):
+        for piece, delay_ms in self._releases.take():
             self._line.send(wire.Release(0, self.id, piece, delay_ms))
         slips, again_s = self._acks.take(now_s)
         for slip in slips:
@@ -422,27 +420,3 @@ class Inbox(Attached):
             )
         )
         self._arrived.settle()
-
-
-class Batches:
-    """Iterates over what is delivered, batch by batch. Made by ``Inbox.batches``."""
-
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
-
-    def __aiter__(self) -> Batches:
-        return self
-
-    async def __anext__(self) -> Batch:
-        batch = await self._inbox.next_batch()
-        if batch is None:
-            raise StopAsyncIteration
-        return batch
-
-
-def _pieces(returned: list[tuple[Int64s, int]]) -> Iterator[tuple[Int64s, int]]:
-    """What goes back, gathered by delay into columns that fit a frame."""
-    for delay_ms in {delay_ms for _, delay_ms in returned}:
-        offsets = np.concatenate([column for column, ms in returned if ms == delay_ms])
-        for low in range(0, len(offsets), MAX_ACK_ROWS):
-            yield offsets[low : low + MAX_ACK_ROWS], delay_ms

@@ -1,6 +1,6 @@
 """The log: every batch of every topic, in arrival order, in the database.
 
-It is a row of generations (storage/generation.py), each a set of tables (storage/logtable.py).
+It is a row of generations (storage/generations.py), each a set of tables (storage/logtable.py).
 A topic's offsets never decrease from one generation to the next, so reading walks them in
 order of their numbers. Forgetting old messages is dropping generations, oldest first
 (storage/forgetting.py).
@@ -15,19 +15,16 @@ Does not know who calls it: the pipeline inserts, recovery and readers read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 import numpy as np
 
-from escapement.errors import LogDamaged, NotFound
+from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
-from escapement.storage import removal
-from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.generation import Generation, create, enter, read_generations
-from escapement.storage.lease import Lease, check
+from escapement.storage.engine.base import Connection
+from escapement.storage.generation import Generation
+from escapement.storage.generations import Generations
 from escapement.storage.logtable import (
     KEYS_AT_ONCE,
     NO_END,
@@ -52,88 +49,8 @@ _KEYS_AT_MOST: Final = 4096
 _HEADS_AT_ONCE: Final = 64
 
 
-class Log:
-    """The generations, and how to read and write them through a connection."""
-
-    def __init__(self, generations: Sequence[Generation], going: Sequence[Generation] = ()) -> None:
-        assert generations, "a log has a generation from its first opening on"
-        self._generations = tuple(generations)
-        self._going = tuple(going)
-
-    @classmethod
-    def open(
-        cls, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
-    ) -> Log:
-        """The log as the database has it; the first owner makes the first generation."""
-        generations, gone = _generations(connection)
-        if not generations:
-            found = gone
-            new = Generation(found[-1].id + 1 if found else 1, parallelism, now_ms, 0)
-            _make(engine, connection, lease, new)
-            generations = [new]
-        return cls(generations, gone)
-
-    @classmethod
-    def look(cls, connection: Connection) -> Log:
-        """The log as it is now, for who only reads. Raises ``NotFound`` before it has begun."""
-        generations, gone = _generations(connection)
-        if not generations:
-            raise NotFound("the log has not begun: no broker has been started on this database")
-        return cls(generations, gone)
-
-    @property
-    def generations(self) -> tuple[Generation, ...]:
-        return self._generations
-
-    @property
-    def current(self) -> Generation:
-        """The one that new rows go into."""
-        return self._generations[-1]
-
-    @property
-    def going(self) -> tuple[Generation, ...]:
-        """Those that nobody reads any more, and whose tables are to be dropped."""
-        return self._going
-
-    def retire(self, generation: Generation) -> None:
-        """Nobody reads the oldest generation from now on; reads under way still may."""
-        assert generation.id == self._generations[0].id != self.current.id
-        self._going = (*self._going, generation)
-        self._generations = self._generations[1:]
-
-    def forget(self, generation: Generation) -> None:
-        """A generation that was going is gone."""
-        self._going = tuple(one for one in self._going if one.id != generation.id)
-
-    def prepare(
-        self, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
-    ) -> tuple[Generation, list[Generation]]:
-        """Make the next generation; blocking, outside of a transaction.
-
-        :meth:`begin` follows, in the event loop's thread, with what this returns: the new
-        generation, and those of earlier tries that were given up, which are going. While its
-        tables are made it is going as well, so that whatever a crash, or a COMMIT without a
-        reply, leaves of it is dropped as any other that nobody reads.
-        """
-        there = read_generations(connection)
-        given_up = [one for one in there if one.id > self.current.id]
-        last_id = max(self.current.id, there[-1].id if there else 0)
-        generation = Generation(last_id + 1, parallelism, now_ms, 0)
-        _make(engine, connection, lease, generation, given_up)
-        return generation, given_up
-
-    def begin(self, generation: Generation, given_up: Sequence[Generation] = ()) -> None:
-        """From the next group on rows go there; a group under way ends in the old one."""
-        assert generation.id > self.current.id
-        known = {one.id for one in self._going}
-        self._going = (*self._going, *(one for one in given_up if one.id not in known))
-        self._generations = (*self._generations, generation)
-
-    def wrote(self, size_bytes: int) -> None:
-        """Count what a group added to the current generation; a checkpoint keeps the sum."""
-        current = self.current
-        grown = replace(current, size_bytes=current.size_bytes + size_bytes)
-        self._generations = (*self._generations[:-1], grown)
+class Log(Generations):
+    """The generations, and how to read them through a connection."""
 
     def read(
         self,
@@ -432,42 +349,3 @@ class Log:
             for key in keys
             if (key.topic_id, key.base_offset) in found
         ]
-
-
-def _generations(connection: Connection) -> tuple[list[Generation], list[Generation]]:
-    """Those that are there, and those that are going; by id."""
-    going = set(removal.marked(connection, "generation"))
-    there: list[Generation] = []
-    gone: list[Generation] = []
-    for generation in read_generations(connection):
-        (gone if generation.id in going else there).append(generation)
-    return there, gone
-
-
-def _make(
-    engine: Engine,
-    connection: Connection,
-    lease: Lease,
-    new: Generation,
-    given_up: Sequence[Generation] = (),
-) -> None:
-    """Mark it as going, make its tables, take the mark away; by the owner alone."""
-    with _as_owner(engine, connection, lease):
-        for one in (*given_up, new):
-            removal.mark(connection, "generation", one.id)
-        enter(connection, new)
-    create(engine, connection, new)
-    with _as_owner(engine, connection, lease):
-        removal.done(connection, "generation", new.id)
-
-
-@contextmanager
-def _as_owner(engine: Engine, connection: Connection, lease: Lease) -> Iterator[None]:
-    connection.begin()
-    try:
-        check(engine, connection, lease)
-        yield
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise

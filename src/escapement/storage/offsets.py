@@ -196,10 +196,6 @@ class OffsetSet:
         self._forget(*offsetchunk.whole_chunks(first, end))
         return before - self._length
 
-    def discard_below(self, offset: int) -> int:
-        """Take out, and free, everything below ``offset``; returns how many were in."""
-        return self.discard_range(0, offset)
-
     # -- looking for holes -----------------------------------------------------
 
     def first_missing(self, start: int) -> int:

@@ -191,11 +191,6 @@ class DedupKeys:
 
     # -- what checkpoints write, and a start reads -----------------------------------
 
-    @property
-    def has_unstated(self) -> bool:
-        """Whether there are keys that no checkpoint has written."""
-        return bool(self._unstated)
-
     def take_unstated(self) -> list[KeyTable]:
         """The keys since the last checkpoint, in pieces of bounded size."""
         tables, self._unstated = self._unstated, []

@@ -168,10 +168,6 @@ class BlockCache:
         self._size_bytes = 0
         self._lock = Lock()
 
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
     def peek(self, place: tuple[int, int]) -> Block | None:
         """The block, if it is here."""
         with self._lock:

@@ -23,11 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
-from sortedcontainers import SortedKeyList
-
-from escapement.errors import IndexDamaged, StorageError
+from escapement.errors import StorageError
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.storage.index.block import BlockCache
 from escapement.storage.index.checkpoint import Checkpoint
@@ -44,16 +41,12 @@ from escapement.storage.index.manifest import (
 )
 from escapement.storage.index.memory import Generation, MemoryTable
 from escapement.storage.index.plan import Fetch, Plan, Span, TraitStore
-from escapement.storage.index.segment import Segment, TopicSlice
+from escapement.storage.index.segment import TopicSlice
+from escapement.storage.index.segments import Segments
 from escapement.storage.index.tiers import choose
 from escapement.traits import FIRST_PRIORITY, traits_of
 
 Mask = Callable[[int, Int64s, Int64s], Bools | None]
-
-_SEGMENT_SUFFIX: Final = ".segment"
-# Topics whose parts of the segments are remembered between calls; beyond, all are
-# looked up again.
-_REMEMBERED_TOPICS: Final = 4096
 
 
 class DelayedIndex:
@@ -64,7 +57,7 @@ class DelayedIndex:
         directory: Path,
         limits: IndexLimits,
         manifest: ManifestFile,
-        segments: list[Segment],
+        segments: Segments,
         cache: BlockCache,
         failpoint: Failpoint,
     ) -> None:
@@ -74,15 +67,12 @@ class DelayedIndex:
         self._manifest = manifest
         self._cache = cache
         self._failpoint = failpoint
-        # What falls due first is asked for first, so a fetch looks there first.
-        self._segments = SortedKeyList(segments, key=_first_due_ms)
+        self._segments = segments
         self._active = Generation(limits.table_rows)
         self._frozen: list[Generation] = []
         self._dropped: set[int] = set()
-        self._slices: dict[int, tuple[TopicSlice, ...]] = {}
         self._checkpoint: Checkpoint | None = None
         self._compaction: Compaction | None = None
-        self._last_number = max((_number(segment.path) for segment in segments), default=0)
 
     # -- from start to end ------------------------------------------------------
 
@@ -112,12 +102,7 @@ class DelayedIndex:
         manifest = ManifestFile(directory, failpoint)
         cache = BlockCache(limits.cache_bytes)
         named = manifest.current.segments if manifest.current else {}
-        segments = []
-        for name, size_bytes in named.items():
-            segment = Segment(directory / name, cache)
-            if segment.size_bytes != size_bytes:
-                raise IndexDamaged(f"{segment.path}: {segment.size_bytes} of {size_bytes} bytes")
-            segments.append(segment)
+        segments = Segments.open(directory, named, cache)
         for path in directory.iterdir():
             if path.name != MANIFEST_NAME and path.name not in named:
                 path.unlink()
@@ -178,7 +163,6 @@ class DelayedIndex:
         self._dropped.add(topic_id)
         for generation in self._generations():
             generation.drop(topic_id)
-        self._slices.pop(topic_id, None)
 
     # -- out --------------------------------------------------------------------
 
@@ -254,23 +238,6 @@ class DelayedIndex:
             found.update(segment.topic_ids.tolist())
         return found - self._dropped
 
-    def first_due(self) -> dict[int, int]:
-        """For each topic with entries, when its first is due; for a start, in one pass.
-
-        Exact, and the same as ``next_due(topic, KEY_MIN)`` for each, but linear in the
-        topics instead of a search for each in every segment.
-        """
-        found: dict[int, int] = {}
-        for segment in self._segments:
-            rows = zip(segment.topic_ids.tolist(), segment.topic_first_ms().tolist(), strict=True)
-            for topic_id, due_ms in rows:
-                found[topic_id] = min(due_ms, found.get(topic_id, due_ms))
-        for generation in self._generations():
-            for topic_id, topic in generation.topics.items():
-                due_ms = min(int(table.due_ms.min()) for table in topic.tables)
-                found[topic_id] = min(due_ms, found.get(topic_id, due_ms))
-        return {topic: due_ms for topic, due_ms in found.items() if topic not in self._dropped}
-
     def count(self, topic_id: int) -> int:
         """How many entries a topic has; duplicates and dead ones count."""
         return sum(table.count for table in self._tables(topic_id)) + sum(
@@ -292,13 +259,8 @@ class DelayedIndex:
         return sum(generation.memory_bytes for generation in self._generations())
 
     @property
-    def cache_used_bytes(self) -> int:
-        """What the cached blocks of segments take."""
-        return self._cache.size_bytes
-
-    @property
     def disk_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
+        return self._segments.size_bytes
 
     @property
     def segment_count(self) -> int:
@@ -328,7 +290,7 @@ class DelayedIndex:
             self._active = Generation(self.limits.table_rows)
         self._checkpoint = Checkpoint(
             tuple(self._frozen),
-            self._next_path(),
+            self._segments.next_path(),
             self.limits.block_rows,
             self._manifest,
             self._cache,
@@ -342,7 +304,7 @@ class DelayedIndex:
         assert checkpoint.finished
         self._frozen = [g for g in self._frozen if g not in checkpoint.generations]
         self._checkpoint = None
-        self._swap((), checkpoint.segment)
+        self._segments.swap((), checkpoint.segment)
 
     def abandon(self, checkpoint: Checkpoint) -> None:
         """Give a checkpoint up; what it was to write is part of the next one."""
@@ -385,11 +347,11 @@ class DelayedIndex:
         ``run``, then ``finish``, then :meth:`install_compaction`; or :meth:`abandon_compaction`.
         """
         assert self._compaction is None, "one compaction at a time"
-        inputs = [segment for segment in self._segments if segment.path.name in names]
+        inputs = self._segments.named(names)
         assert len(inputs) == len(names) > 0
         self._compaction = Compaction(
             inputs,
-            self._next_path(),
+            self._segments.next_path(),
             self._dropped,
             self.limits.block_rows,
             due_until_ms,
@@ -404,7 +366,7 @@ class DelayedIndex:
         assert compaction is self._compaction
         assert compaction.finished
         self._compaction = None
-        self._swap(compaction.inputs, compaction.segment)
+        self._segments.swap(compaction.inputs, compaction.segment)
 
     def abandon_compaction(self, compaction: Compaction) -> None:
         """Give a compaction up; the inputs stay as they are."""
@@ -424,32 +386,4 @@ class DelayedIndex:
                 yield from topic.tables
 
     def _slices_of(self, topic_id: int) -> tuple[TopicSlice, ...]:
-        found = self._slices.get(topic_id)
-        if found is None:
-            parts = [segment.slice(topic_id) for segment in self._segments]
-            found = tuple(part for part in parts if part is not None)
-            if topic_id in self._dropped:
-                found = ()
-            if len(self._slices) >= _REMEMBERED_TOPICS:
-                self._slices.clear()
-            self._slices[topic_id] = found
-        return found
-
-    def _swap(self, old: tuple[Segment, ...], new: Segment | None) -> None:
-        for segment in old:
-            self._segments.remove(segment)
-        if new is not None:
-            self._segments.add(new)
-        self._slices.clear()
-
-    def _next_path(self) -> Path:
-        self._last_number += 1
-        return self._directory / f"{self._last_number:08d}{_SEGMENT_SUFFIX}"
-
-
-def _first_due_ms(segment: Segment) -> int:
-    return segment.first_due_ms
-
-
-def _number(path: Path) -> int:
-    return int(path.stem)
+        return () if topic_id in self._dropped else self._segments.of(topic_id)

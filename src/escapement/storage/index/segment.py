@@ -151,11 +151,6 @@ class Segment:
         ends: Int64s = self.rows_before[self._first_runs]
         return np.diff(ends)
 
-    def topic_first_ms(self) -> Int64s:
-        """The earliest due time of each of ``topic_ids``."""
-        first_ms: Int64s = self.first_ms[self._first_runs[:-1]]
-        return first_ms
-
     def topic_offsets(self) -> tuple[Int64s, Int64s]:
         """The lowest and the highest offset of each of ``topic_ids``."""
         firsts = self._first_runs[:-1]

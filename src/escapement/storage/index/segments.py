@@ -1,0 +1,83 @@
+"""The segments of an index: which there are, and what each topic has in them.
+
+Which there are changes in single steps, when a checkpoint or a compaction is installed.
+Files that a reader has pinned stay open for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from sortedcontainers import SortedKeyList
+
+from escapement.errors import IndexDamaged
+from escapement.storage.index.block import BlockCache
+from escapement.storage.index.segment import Segment, TopicSlice
+
+_SUFFIX: Final = ".segment"
+# Topics whose parts of the segments are remembered between calls; beyond, all are
+# looked up again.
+_REMEMBERED_TOPICS: Final = 4096
+
+
+class Segments:
+    """Those of one directory, what falls due first in front."""
+
+    def __init__(self, directory: Path, segments: Iterable[Segment] = ()) -> None:
+        self._directory = directory
+        # What falls due first is asked for first, so a fetch looks there first.
+        self._segments = SortedKeyList(segments, key=lambda segment: segment.first_due_ms)
+        self._slices: dict[int, tuple[TopicSlice, ...]] = {}
+        self._last_number = max((int(one.path.stem) for one in self._segments), default=0)
+
+    @classmethod
+    def open(cls, directory: Path, sizes_bytes: Mapping[str, int], cache: BlockCache) -> Segments:
+        """Those that a manifest names, with their sizes; blocking. Raises ``IndexDamaged``."""
+        found = []
+        for name, size_bytes in sizes_bytes.items():
+            segment = Segment(directory / name, cache)
+            if segment.size_bytes != size_bytes:
+                raise IndexDamaged(f"{segment.path}: {segment.size_bytes} of {size_bytes} bytes")
+            found.append(segment)
+        return cls(directory, found)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take on disk."""
+        return sum(segment.size_bytes for segment in self._segments)
+
+    def named(self, names: Collection[str]) -> list[Segment]:
+        """Those whose files have these names."""
+        return [segment for segment in self._segments if segment.path.name in names]
+
+    def of(self, topic_id: int) -> tuple[TopicSlice, ...]:
+        """What a topic has in them; the first call after a change is O(segments) searches."""
+        found = self._slices.get(topic_id)
+        if found is None:
+            parts = [segment.slice(topic_id) for segment in self._segments]
+            found = tuple(part for part in parts if part is not None)
+            if len(self._slices) >= _REMEMBERED_TOPICS:
+                self._slices.clear()
+            self._slices[topic_id] = found
+        return found
+
+    def swap(self, old: Iterable[Segment], new: Segment | None) -> None:
+        """Let a new segment take the place of others."""
+        for segment in old:
+            self._segments.remove(segment)
+        if new is not None:
+            self._segments.add(new)
+        self._slices.clear()
+
+    def next_path(self) -> Path:
+        """Where the next segment is to be written; no path is given twice."""
+        self._last_number += 1
+        return self._directory / f"{self._last_number:08d}{_SUFFIX}"
