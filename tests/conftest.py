@@ -23,8 +23,9 @@ import pymysql
 import pytest
 from hypothesis import HealthCheck, settings
 
+from escapement.storage import schema
 from escapement.storage.engine.address import MysqlAddress
-from escapement.storage.engine.base import Engine
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
 from servers import MysqlServer, private_server, run_sql
 
@@ -111,3 +112,12 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     opened = open_engine(url, tmp_path)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    """A connection to a database with all of our tables."""
+    schema.migrate(engine)
+    connection = engine.connect()
+    yield connection
+    connection.close()

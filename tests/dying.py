@@ -1,4 +1,4 @@
-"""A broker that dies between two steps of a piece of work, on the virtual clock."""
+"""A broker that dies between two steps of a piece of work, and what it may lose with that."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ class DiesAt:
         self.left -= 1
         if self.dead:
             raise StorageUnavailable("the broker's process has ended")
+
+
+def lose_index(world: World) -> None:
+    """The directory of the index is empty; of a world that is not running."""
+    for path in world.index_directory.iterdir():
+        path.unlink()
 
 
 async def finish(world: World, work: Callable[[], Awaitable[None]]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from trio.testing import MockClock
 
 import escapement
+from dying import lose_index
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
@@ -371,8 +372,7 @@ async def test_disabling_delays_leaves_pending_messages_their_times(
             with pytest.raises(escapement.DelaysDisabled):
                 await producer.send_many([b"a", b"b"], delay=[timedelta(0), HOUR])
         await world.crash()
-        for path in world.index_directory.iterdir():
-            path.unlink()
+        lose_index(world)
         await world.restart()
         async with world.connect() as broker, broker.consumer("t", "s") as inbox:
             for expected in (1, 2, 0):

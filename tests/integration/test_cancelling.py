@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from trio.testing import MockClock
 
 import escapement
 from committing import FaultyEngine, Once
+from dying import lose_index
 from escapement import Fate, Settings, testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
@@ -24,8 +24,8 @@ from escapement.errors import (
     StorageReadOnly,
 )
 from escapement.storage.engine.sqlite import SqliteEngine
-from escapement.testing import World, arrived
 from held import COMMIT, FETCH, KEYS, Held
+from numbered import everything, fates, offsets, publish
 from outages import Outage
 
 HOUR = timedelta(hours=1)
@@ -36,34 +36,6 @@ SMALL = BrokerConfig(
     limits=BrokerLimits(ready_messages=8, deliver_messages=3, window_messages=16),
     seed=0,
 )
-
-
-async def publish(
-    broker: escapement.Broker, count: int, *subscriptions: str, **times: Any
-) -> escapement.Receipts:
-    """Messages on topic t, for shared subscriptions that are made before."""
-    for name in subscriptions:
-        await broker.admin("subscriptions.create", topic="t", subscription=name)
-    async with await broker.producer("t") as producer:
-        return await producer.send_many([b"%d" % n for n in range(count)], **times)
-
-
-async def offsets(inbox: escapement.Inbox) -> list[int]:
-    return [message.offset for message in await arrived(inbox)]
-
-
-async def everything(broker: escapement.Broker, subscription: str, **options: Any) -> list[int]:
-    """All that a subscription is delivered now, acknowledged."""
-    found: list[int] = []
-    async with broker.consumer("t", subscription, **options) as inbox:
-        while got := await offsets(inbox):
-            found += got
-            await inbox.ack(got, durable=True)
-    return found
-
-
-def fates(outcomes: escapement.Outcomes) -> list[Fate]:
-    return [outcome.fate for outcome in outcomes]
 
 
 # -- what is answered ------------------------------------------------------------------
@@ -270,11 +242,6 @@ async def test_a_checkpoint_keeps_what_one_subscription_holds(mock_clock: MockCl
 # -- faults --------------------------------------------------------------------------------
 
 
-async def lose_index(world: World) -> None:
-    for path in world.index_directory.iterdir():
-        path.unlink()
-
-
 @pytest.mark.parametrize("checkpoint", ["none", "before", "after"])
 @pytest.mark.parametrize("index", ["kept", "lost"])
 async def test_a_crash_forgets_no_cancellation_and_no_delivery(
@@ -295,7 +262,7 @@ async def test_a_crash_forgets_no_cancellation_and_no_delivery(
                     await world.checkpoint()
                 await world.crash()
         if index == "lost":
-            await lose_index(world)
+            lose_index(world)
         await world.restart()
         async with world.connect() as broker:
             again = await broker.cancel([1, 2, 4], topic="t")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from committing import HandClock, enter
 from escapement.errors import AlreadyExists, Conflict, NotFound
 from escapement.message import Blobs, MessageBatch
-from escapement.storage import catalog, checkpoint, lease, producers, removal, schema
+from escapement.storage import catalog, checkpoint, lease, producers, removal
 from escapement.storage.attempts import AttemptTable
 from escapement.storage.checkpoint import AttemptPart, Checkpoint, ChunkRow
 from escapement.storage.engine.base import Connection, Engine
@@ -25,14 +24,6 @@ from escapement.storage.policy import SubscriptionPolicy, TopicPolicy
 def part(subscription_id: int) -> AttemptPart:
     one = np.ones(1, np.int64)
     return AttemptPart(subscription_id, 0, AttemptTable(one, one, one, one))
-
-
-@pytest.fixture
-def connection(engine: Engine) -> Iterator[Connection]:
-    schema.migrate(engine)
-    connection = engine.connect()
-    yield connection
-    connection.close()
 
 
 def test_what_was_created_is_what_a_start_loads(connection: Connection) -> None:

@@ -14,6 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from dying import lose_index
 from escapement import testing
 from escapement.broker.subscription.consumer import Outlet
 from escapement.broker.topic.publication import Publication
@@ -233,8 +234,7 @@ async def test_a_start_does_not_ask_for_log_rows_that_the_housekeeper_freed(
         await world.clock.advance(minutes=1)  # several rounds of the housekeeper
         await world.crash()
         if index == "lost":
-            for path in world.index_directory.iterdir():
-                path.unlink()
+            lose_index(world)
         await world.restart()
         async with (
             world.connect() as broker,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +12,7 @@ import pytest
 from committing import AtStep, Crash, FaultyEngine, HandClock, enter, no_fault
 from escapement.dedup import digests
 from escapement.errors import LeaseLost
-from escapement.storage import catalog, checkpoint, journal, lease, producers, schema
+from escapement.storage import catalog, checkpoint, journal, lease, producers
 from escapement.storage.attempts import AttemptTable, encode_attempts
 from escapement.storage.checkpoint import (
     AttemptPart,
@@ -39,14 +38,6 @@ KEYS: Final = KeyTable(digests(["a", "b"]), np.array([1, 2]), np.array([3, 3]))
 
 def part(subscription_id: int, number: int) -> AttemptPart:
     return AttemptPart(subscription_id, number, TABLE)
-
-
-@pytest.fixture
-def connection(engine: Engine) -> Iterator[Connection]:
-    schema.migrate(engine)
-    connection = engine.connect()
-    yield connection
-    connection.close()
 
 
 @pytest.fixture

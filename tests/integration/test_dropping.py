@@ -9,6 +9,7 @@ import trio.testing
 from test_quota import refused
 
 import escapement
+import received
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
@@ -43,9 +44,7 @@ async def publish(broker: escapement.Broker, numbers: range, **how: str) -> None
 
 async def values(inbox: escapement.Inbox) -> list[int]:
     """What has come, acknowledged."""
-    messages = await arrived(inbox)
-    await inbox.ack([message.id for message in messages])
-    return [int(message.value) for message in messages]
+    return [int(value) for value in await received.values(inbox)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
+from received import values
 
 CALM = BrokerConfig(seed=0)
 NAMES = {"topic": "x", "subscription": "s"}
@@ -21,13 +22,6 @@ async def figures(broker: escapement.Broker) -> dict[str, int]:
     """What has become of the subscription's messages."""
     (row,) = await broker.admin("subscriptions.list", topic="x")
     return {name: row[name] for name in ("expired", "ready", "unacknowledged", "dead_lettered")}
-
-
-async def values(inbox: escapement.Inbox) -> list[bytes]:
-    """What has come, acknowledged."""
-    messages = await arrived(inbox)
-    await inbox.ack([message.id for message in messages])
-    return [message.value for message in messages]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,6 +26,7 @@ from escapement.position import LATEST
 from escapement.testing import World, arrived
 from held import Held
 from outages import Outage
+from received import values
 
 LEASE_S: Final = 10
 PATIENT: Final = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
@@ -55,14 +56,6 @@ async def one_each_second(broker: escapement.Broker, count: int) -> None:
     producer = await broker.producer("t")
     delays = [timedelta(seconds=second) for second in range(1, count + 1)]
     await producer.send_many([b"%d" % second for second in range(1, count + 1)], delay=delays)
-
-
-async def values(inbox: escapement.Inbox) -> list[bytes]:
-    """What is there now; acknowledged, but nobody waits for that."""
-    messages = await arrived(inbox)
-    if messages:
-        await inbox.ack([message.id for message in messages])
-    return [message.payload for message in messages]
 
 
 async def a_while(world: World, seconds: int) -> None:

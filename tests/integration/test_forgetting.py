@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -12,7 +11,7 @@ import trio
 
 import escapement
 from committing import FaultyEngine, no_fault
-from dying import DiesAt, finish
+from dying import DiesAt, finish, lose_index
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
@@ -84,8 +83,7 @@ async def forget(world: World) -> None:
 async def without_index(world: World) -> None:
     """Another start, for which the log alone says what there is."""
     await world.crash()
-    shutil.rmtree(world.index_directory)
-    world.index_directory.mkdir()
+    lose_index(world)
     await world.restart()
 
 

@@ -8,7 +8,6 @@ the model says, each once. ``ESCAPEMENT_SEED=n`` replays one.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -22,8 +21,8 @@ import escapement
 from escapement import FollowUp, GroupClosed, Settings, testing
 from escapement.broker.broker import BrokerConfig
 from escapement.testing import World, arrived
+from seeded import play, seeds
 
-SEEDS = [int(os.environ["ESCAPEMENT_SEED"])] if "ESCAPEMENT_SEED" in os.environ else range(12)
 STEPS = 30
 NAMES = ("a", "b", "c")
 KINDS = {"s": "shared", "r": "shared", "e": "exclusive"}
@@ -309,7 +308,7 @@ WEIGHTED = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(range(12)))
 async def test_a_random_life_of_groups_fires_what_the_model_says(
     mock_clock: trio.testing.MockClock, seed: int
 ) -> None:
@@ -324,11 +323,4 @@ async def test_a_random_life_of_groups_fires_what_the_model_says(
             await broker.admin("topics.update", topic="t", policy=policy)
         for _ in range(2):
             await life.come_and_go()
-        try:
-            for _ in range(STEPS):
-                (name,) = rng.choices(list(WEIGHTED), list(WEIGHTED.values()))
-                await getattr(life, name)()
-                await life.check()
-        except BaseException:
-            print(f"replay this with ESCAPEMENT_SEED={seed}")
-            raise
+        await play(seed, rng, life, WEIGHTED, STEPS, life.check)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,7 +20,7 @@ from committing import (
 )
 from escapement.errors import LeaseLost, OutcomeUnknown, StorageError, StorageUnavailable
 from escapement.message import MessageBatch
-from escapement.storage import inbox, journal, lease, removal, schema
+from escapement.storage import inbox, journal, lease, removal
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.inbox import Mailbox
 from escapement.storage.items import Acks
@@ -29,14 +28,6 @@ from escapement.storage.lane import State
 from escapement.storage.lease import Identity
 from escapement.storage.letter import Letter, decode_letter
 from letters import letter
-
-
-@pytest.fixture
-def connection(engine: Engine) -> Iterator[Connection]:
-    schema.migrate(engine)
-    connection = engine.connect()
-    yield connection
-    connection.close()
 
 
 def put(engine: Engine, connection: Connection, *letters: Letter, now_ms: int = 7) -> None:

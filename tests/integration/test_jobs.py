@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,14 +15,6 @@ from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.job import Attempt, Counted, Job, Tally
 from escapement.storage.letter import decode_letter
 from letters import letter
-
-
-@pytest.fixture
-def connection(engine: Engine) -> Iterator[Connection]:
-    schema.migrate(engine)
-    connection = engine.connect()
-    yield connection
-    connection.close()
 
 
 def adopt(

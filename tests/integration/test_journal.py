@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from committing import enter
 from escapement.errors import LogDamaged
-from escapement.storage import journal, schema
-from escapement.storage.engine.base import Connection, Engine
+from escapement.storage import journal
+from escapement.storage.engine.base import Connection
 from escapement.storage.journal import START, JournalPosition
 from escapement.storage.journalentry import JournalEntry, ProducerMark, encode_entry
-
-
-@pytest.fixture
-def connection(engine: Engine) -> Iterator[Connection]:
-    schema.migrate(engine)
-    connection = engine.connect()
-    yield connection
-    connection.close()
 
 
 def position(lane: int, seq: int) -> JournalPosition:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from itertools import count as counted
 
@@ -13,7 +12,7 @@ from test_deleting import rows
 
 import escapement
 from committing import FaultyEngine, no_fault
-from dying import finish
+from dying import finish, lose_index
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import InvalidRequest, OutcomeUnknown, StorageUnavailable
@@ -70,7 +69,7 @@ async def test_it_changes_while_publishing_goes_on(
         for topic in TOPICS:
             assert await everything(world, topic) == expected
         await world.crash()
-        shutil.rmtree(world.index_directory)
+        lose_index(world)
         await world.restart()
         async with world.connect() as broker:
             stats = await broker.admin("broker.stats")

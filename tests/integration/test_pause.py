@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio.testing
 
-import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
@@ -18,17 +17,10 @@ from escapement.client.schedule import moment
 from escapement.errors import InvalidRequest, NotFound
 from escapement.storage.rule import FOREVER_MS
 from escapement.testing import World, arrived
+from received import values
 
 CALM = BrokerConfig(seed=0)
 KINDS = ["shared", "exclusive"]
-
-
-async def values(inbox: escapement.Inbox) -> list[bytes]:
-    """What has come, acknowledged."""
-    messages = await arrived(inbox)
-    for message in messages:
-        await message.ack()
-    return [message.value for message in messages]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,9 @@ import trio
 from trio.testing import MockClock
 
 import escapement
+import numbered
 from committing import FaultyEngine, Once
+from dying import lose_index
 from escapement import Fate, Settings, testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
@@ -28,8 +31,9 @@ from escapement.errors import (
     StorageUnavailable,
 )
 from escapement.storage.engine.sqlite import SqliteEngine
-from escapement.testing import World, arrived
+from escapement.testing import arrived
 from held import COMMIT, Held
+from numbered import everything, fates
 from outages import Outage
 
 HOUR = timedelta(hours=1)
@@ -43,6 +47,10 @@ SMALL = replace(
 )
 
 
+# What is stated again keeps its key.
+publish = partial(numbered.publish, keyed=True)
+
+
 class Counting(Held):
     """Also counts the calls of each kind."""
 
@@ -53,38 +61,6 @@ class Counting(Held):
     async def __call__(self, function: Callable[..., T], /, *arguments: Any) -> T:
         self.calls[getattr(function, "__qualname__", "")] += 1
         return await super().__call__(function, *arguments)
-
-
-async def publish(
-    broker: escapement.Broker, count: int, *subscriptions: str, **times: Any
-) -> escapement.Receipts:
-    """Messages on topic t, for shared subscriptions that are made before."""
-    for name in subscriptions:
-        await broker.admin("subscriptions.create", topic="t", subscription=name)
-    async with await broker.producer("t") as producer:
-        return await producer.send_many(
-            [b"%d" % n for n in range(count)], keys=[f"k{n}" for n in range(count)], **times
-        )
-
-
-async def everything(broker: escapement.Broker, subscription: str, **options: Any) -> list[int]:
-    """All that a subscription is delivered now, acknowledged; each with its own payload."""
-    found: list[int] = []
-    async with broker.consumer("t", subscription, **options) as inbox:
-        while got := await arrived(inbox):
-            assert all(m.payload == b"%d" % m.offset and m.key == f"k{m.offset}" for m in got)
-            found += [message.offset for message in got]
-            await inbox.ack([message.offset for message in got], durable=True)
-    return found
-
-
-def fates(outcomes: escapement.Outcomes) -> list[Fate]:
-    return [outcome.fate for outcome in outcomes]
-
-
-async def lose_index(world: World) -> None:
-    for path in world.index_directory.iterdir():
-        path.unlink()
 
 
 # -- where it goes ---------------------------------------------------------------------------
@@ -328,7 +304,7 @@ async def test_a_crash_forgets_no_new_time_and_no_delivery(
                     await world.checkpoint()
                 await world.crash()
         if index == "lost":
-            await lose_index(world)
+            lose_index(world)
         await world.restart()
         async with world.connect() as broker:
             assert sorted(await everything(broker, "a")) == [0, 1, 3, 4]

@@ -7,7 +7,6 @@ occurrences that the model says, each once, in order. ``ESCAPEMENT_SEED=n`` repl
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +18,8 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.recurrence import MISSED_AFTER_MS
 from escapement.testing import World, arrived
+from seeded import play, seeds
 
-SEEDS = [int(os.environ["ESCAPEMENT_SEED"])] if "ESCAPEMENT_SEED" in os.environ else range(15)
 STEPS = 25
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
@@ -160,7 +159,7 @@ WEIGHTED = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(range(15)))
 async def test_a_random_life_of_schedules_publishes_what_the_model_says(
     mock_clock: trio.testing.MockClock, seed: int
 ) -> None:
@@ -170,11 +169,5 @@ async def test_a_random_life_of_schedules_publishes_what_the_model_says(
     async with testing.start(config=config) as world:
         life = Life(world, mock_clock, rng)
         await life.create()
-        try:
-            for _ in range(STEPS):
-                (name,) = rng.choices(list(WEIGHTED), list(WEIGHTED.values()))
-                await getattr(life, name)()
-            await life.check()
-        except BaseException:
-            print(f"replay this with ESCAPEMENT_SEED={seed}")
-            raise
+        await play(seed, rng, life, WEIGHTED, STEPS)
+        await life.check()

@@ -31,13 +31,12 @@ from lives.model import ACK_WAIT_MS
 from lives.subscribers import Subscribers
 from lives.traffic import Traffic
 from outages import Outage
+from seeded import named, seeds
 
 
 def _seeds() -> range:
-    if one := os.environ.get("ESCAPEMENT_SEED"):
-        return range(int(one), int(one) + 1)
     first, _, last = os.environ.get("ESCAPEMENT_LIVES", "0-23").partition("-")
-    return range(int(first), int(last) + 1)
+    return seeds(range(int(first), int(last) + 1))
 
 
 STEPS = 60
@@ -124,16 +123,14 @@ async def live(seed: int) -> None:
         weights = [w or floor for w, floor in zip(weights, FLOOR, strict=True)]
         done: list[str] = []
         try:
-            for _ in range(STEPS):
-                await life.settle()
-                (name,) = rng.choices(list(WEIGHTED), weights)
-                done.append(name)
-                step = getattr(life, name)
-                await (step() if name in MOVES_TIME else life.patiently(step))
-            await life.drain()
-        except BaseException:
-            print(f"replay this with ESCAPEMENT_SEED={seed}; it did {' '.join(done)}")
-            raise
+            with named(seed, done):
+                for _ in range(STEPS):
+                    await life.settle()
+                    (name,) = rng.choices(list(WEIGHTED), weights)
+                    done.append(name)
+                    step = getattr(life, name)
+                    await (step() if name in MOVES_TIME else life.patiently(step))
+                await life.drain()
         finally:
             outage.over()
             await life.patiently(life.close)

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 import escapement
+from dying import lose_index
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
@@ -354,8 +355,7 @@ async def test_deleting_the_index_changes_nothing(
                 assert await values(inbox) == [b"1", b"2"]
                 await producer.send(b"tail", delay=timedelta(hours=4))
         await world.stop()
-        for path in world.index_directory.iterdir():
-            path.unlink()
+        lose_index(world)
         await world.restart()
         async with world.connect() as broker, broker.consumer("x", "s") as inbox:
             await world.clock.advance(hours=10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import trio
 
+from dying import lose_index
 from lives.life import Life
 
 # What may be cut off at any moment by the end of the broker, and asked again after it.
@@ -73,8 +74,7 @@ class Fates(Life):
         await self.world.crash()
         self.model.crashes.append(self.now_ms)
         self.model.doubtful_ms = max(self.model.doubtful_ms, self.now_ms)
-        for path in self.world.index_directory.iterdir():
-            path.unlink()
+        lose_index(self.world)
         await self.again()
 
     async def crash_in(self) -> None:

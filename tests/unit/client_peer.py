@@ -20,6 +20,7 @@ import pytest
 import trio.testing
 from anyio.abc import TaskGroup
 
+import escapement
 from escapement.errors import EscapementError, ProducerFenced, RemoteProtocolError, SequenceGap
 from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
@@ -332,3 +333,10 @@ class Peer:
         fresh = [offset for offset in dict.fromkeys(offsets) if offset not in self.acked]
         self.acked += fresh
         await session.say(wire.Acked(command.request_id, len(fresh)))
+
+
+def connect(peer: Peer, **settings: Any) -> Any:
+    """A client of this broker."""
+    return escapement.connect(
+        "escapement://peer", stream_factory=peer.factory, settings=escapement.Settings(**settings)
+    )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
 import pytest
-from client_peer import Peer, on_both
+from client_peer import Peer, connect, on_both
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,12 +13,6 @@ from escapement.client.address import Address
 from escapement.client.retry import Retry
 from escapement.errors import Busy, Disconnected, EscapementError, InvalidRequest, ProtocolError
 from escapement.protocol import commands as wire
-
-
-def connect(peer: Peer, **settings: Any) -> Any:
-    return escapement.connect(
-        "escapement://peer", stream_factory=peer.factory, settings=escapement.Settings(**settings)
-    )
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import anyio
 import msgpack
 import numpy as np
 import pytest
-from client_peer import Peer, on_both
+from client_peer import Peer, connect, on_both
 
-import escapement
 from escapement.errors import (
     Busy,
     DelayTooLong,
@@ -27,12 +26,6 @@ from escapement.message import Blobs, MessageBatch, Times
 from escapement.protocol import commands as wire
 
 TOPIC = "public/default/t"
-
-
-def connect(peer: Peer, **settings: Any) -> Any:
-    return escapement.connect(
-        "escapement://peer", stream_factory=peer.factory, settings=escapement.Settings(**settings)
-    )
 
 
 @on_both
