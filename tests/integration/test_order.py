@@ -182,6 +182,35 @@ async def test_consumers_get_the_keys_they_ask_for(mock_clock: trio.testing.Mock
                 pass
 
 
+async def test_who_takes_nothing_holds_up_no_other_range(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V16: however much lies ready for him, and he gets all of it in order once he takes it."""
+    async with testing.start(config=SMALL) as world, world.connect() as broker:
+        producer = await subscribed(broker)
+        keys = [f"user-{n}" for n in range(60)]
+        low = [key for key in keys if escapement.slot_of(key) < 20_000]
+        high = [key for key in keys if escapement.slot_of(key) >= 20_000]
+        stuck = broker.consumer("x", "s", key_range=(0, 19_999), permits=5)
+        async with stuck as idle, broker.consumer("x", "s", key_range=(20_000, 65_535)) as inbox:
+            numbers = [b"%d" % n for n in range(1500)]
+            await producer.send_many(numbers, keys=[low[n % len(low)] for n in range(1500)])
+            for later in range(3):
+                await producer.send_many([b"high"] * 300, keys=[high[n % 3] for n in range(300)])
+                await world.clock.advance(seconds=1 if later == 0 else 0)
+                messages = await arrived(inbox)
+                assert values_of(messages) == [b"high"] * 300
+                await inbox.ack([message.id for message in messages], durable=True)
+            found: list[bytes] = []
+            while len(found) < 1500:
+                messages = await arrived(idle)
+                found += values_of(messages)
+                await idle.ack([message.id for message in messages], durable=True)
+                if not messages:
+                    await world.clock.advance(seconds=1)
+            assert found == numbers
+
+
 async def test_ranges_are_dealt_out_anew_when_consumers_come_and_go(
     mock_clock: trio.testing.MockClock,
 ) -> None:

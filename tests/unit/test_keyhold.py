@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_shared import Outlet, column, scan, subscription
 
-from escapement.broker.subscription.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.subscription.consumer import Consumer
-from escapement.broker.subscription.keyorder import GATHER_MS, STUCK_MS
+from escapement.broker.subscription.keyorder import GATHER_MS
 from escapement.broker.subscription.keyranges import KeyRanges, check_range
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.skipping import STUCK_MS
 from escapement.errors import Conflict
 from escapement.message import UInt32s
 from escapement.storage.index import Key
@@ -25,6 +25,8 @@ from escapement.traits import HAS_KEY, KeyRange
 
 # Slots, so that the two halves of them have some each; -1 is no key.
 SLOTS = st.sampled_from([-1, 0, 1, 2, 40_000, 65_535])
+# So long a consumer may keep what it has.
+PATIENT_MS = 3_600_000
 HALVES: list[KeyRange] = [(0, 32_767), (32_768, 65_535)]
 
 
@@ -34,7 +36,7 @@ def keyed(*slots: int) -> UInt32s:
 
 
 def consumer(id: int, key_range: KeyRange, permits: int = 1000) -> Consumer:
-    made = Consumer(id, id, f"c{id}", Outlet(), 0, DEFAULT_ACK_WAIT_MS, key_range)
+    made = Consumer(id, id, f"c{id}", Outlet(), 0, PATIENT_MS, key_range)
     made.permits = permits
     return made
 
@@ -53,6 +55,7 @@ class Life:
     waiting: dict[int, int] = field(default_factory=dict)  # and until when
     tried: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
+    fed: dict[int, int] = field(default_factory=dict)  # what a consumer does not take
 
     def group(self, offset: int) -> Any:
         """What it must not share with another that is out; a value of its own for none."""
@@ -100,8 +103,9 @@ class Life:
                     self.check(offset, hand.consumer)
                     self.out[offset] = hand.consumer.id
                     self.tried.add(offset)
-            if self.made._order is not None:
-                self.made._order._check()
+            for part in (self.made._order, self.made._skipping):
+                if part is not None:
+                    part._check()
         return count
 
     def check(self, offset: int, to: Consumer) -> None:
@@ -180,12 +184,44 @@ class Life:
         self.made.advance(self.now_ms)
         self.waiting = {o: at for o, at in self.waiting.items() if at > self.now_ms - 10}
 
+    def starve(self, id: int, permits: int) -> None:
+        """A consumer takes no more than this, until it is fed."""
+        for one in self.made.consumers:
+            if one.id == id:
+                self.fed[id] = self.fed.get(id, 0) + one.permits - permits
+                one.permits = permits
+
+    def feed(self) -> None:
+        """All consumers take again what they would."""
+        for one in self.made.consumers:
+            one.permits += self.fed.pop(one.id, 0)
+
+    def has_room(self, offset: int) -> bool:
+        """Whether somebody who gets it takes messages."""
+        slot = self.slots[offset]
+        there = self.made.consumers
+        ranges = [one.key_range for one in there if isinstance(one.key_range, tuple)]
+        owned = any(low <= slot <= high for low, high in ranges)
+        return any(
+            one.permits > 0
+            and (
+                slot < 0
+                or (
+                    isinstance(one.key_range, tuple)
+                    and one.key_range[0] <= slot <= one.key_range[1]
+                )
+                or (one.key_range is None and not owned)
+            )
+            for one in there
+        )
+
     def change(self, id: int, wanted: KeyRange) -> None:
         """A consumer comes, or goes if it is there."""
         there = [one for one in self.made.consumers if one.id == id]
         for one in there:
             self.made.leave(one, self.now_ms)
             self.out = {offset: who for offset, who in self.out.items() if who != id}
+            self.fed.pop(id, None)
         if not there:
             self.made.join(consumer(id, wanted))
 
@@ -200,6 +236,7 @@ steps = st.lists(
         st.tuples(st.just("expire"), st.sampled_from([1, 100, 2000])),
         st.tuples(st.just("turn"), st.sampled_from(["any", "key", "topic"])),
         st.tuples(st.just("change"), st.integers(2, 3)),
+        st.tuples(st.just("starve"), st.integers(2, 3), st.integers(0, 2)),
         st.tuples(st.just("hand")),
     ),
     max_size=30,
@@ -239,6 +276,7 @@ def test_of_each_key_one_is_out_in_due_order_and_all_come_to_an_end(
     for id in (2, 3):
         if not any(one.id == id for one in made.consumers):
             life.change(id, ranges[id - 2])
+    life.feed()
     life.sleep(1000)
     for _ in range(20):
         while life.hand() or life.out:
@@ -283,6 +321,124 @@ def test_where_nobody_asked_for_it_somebody_without_a_range_gets_it() -> None:
         pass
     assert sorted(life.out) == list(range(52))
     assert {life.out[offset] for offset in range(50)} == {3}
+
+
+def test_who_takes_nothing_holds_up_other_ranges_for_a_moment_only() -> None:
+    """V16: what is his is left in the index, and comes in its order once he takes it."""
+    made = subscription(ready_messages=40)
+    made.leave(made.consumers[0], 0)
+    life = Life(made, "any", False)
+    life.change(2, HALVES[0])
+    life.change(3, HALVES[1])
+    life.starve(2, 0)
+    for _ in range(30):
+        life.publish([0, 1, 2, 3, 4])
+    life.publish([40_000] * 20)
+    assert life.hand() == 0
+    life.sleep(STUCK_MS - 1)
+    assert life.hand() == 0
+    wake_ms = made.next_wake_ms()
+    assert wake_ms is not None
+    assert wake_ms <= life.now_ms + 10
+    life.sleep(1)
+    assert life.hand() == 20
+    for _ in range(20):
+        life.publish([5, 6, 7, 8] * 20 + [40_000])
+        assert life.hand() == 1, "and from then on at once"
+    assert made.ready_count <= 40
+    life.feed()
+    order: list[int] = []
+    while len(life.done) < len(life.slots):
+        before = {*life.out}
+        if not life.hand() and not life.out:
+            life.sleep(STUCK_MS)
+        order += sorted({*life.out} - before)
+        while life.out:
+            life.settle(0, "ack")
+    his = [offset for offset, slot in life.slots.items() if slot < 40_000]
+    assert order == his
+
+
+def test_who_takes_little_holds_up_other_ranges_no_longer() -> None:
+    """V16: there is always something of his ready, and there is always something that goes."""
+    made = subscription(ready_messages=40)
+    made.leave(made.consumers[0], 0)
+    life = Life(made, "any", False)
+    life.change(2, HALVES[0])
+    life.change(3, HALVES[1])
+    life.starve(2, 1)
+    life.publish([0, 1, 2, 3, 4] * 60)
+    life.publish([40_000] * 20)
+    for _ in range(8):
+        life.sleep(STUCK_MS // 4)
+        life.hand()
+        for offset in [offset for offset, whose in life.out.items() if whose == 2]:
+            life.settle(sorted(life.out).index(offset), "ack")
+    assert [life.slots[offset] for offset in life.out if life.out[offset] == 3] == [40_000] * 20
+
+
+def test_a_range_with_room_ends_what_was_left_out_of_one_that_gets_none() -> None:
+    """V16: its consumer leaves, and another gets its keys."""
+    made = subscription(ready_messages=8)
+    made.leave(made.consumers[0], 0)
+    life = Life(made, "any", False)
+    life.change(2, HALVES[0])
+    life.change(3, HALVES[1])
+    life.starve(2, 0)
+    life.publish([0] * 30 + [40_000])
+    life.hand()
+    life.sleep(STUCK_MS)
+    assert life.hand() == 1
+    life.change(2, HALVES[0])
+    life.publish([1])
+    assert life.hand() == 0, "they are nobody's"
+    life.change(4, None)
+    while life.hand():
+        pass
+    assert sorted(life.out) == list(range(32))
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("publish"), st.lists(SLOTS, min_size=1, max_size=20)),
+            st.tuples(st.just("starve"), st.integers(2, 3), st.integers(0, 2)),
+            st.tuples(st.just("settle"), st.integers(0, 9), st.sampled_from(["ack", "nack"])),
+            st.tuples(st.just("sleep"), st.sampled_from([10, 1000])),
+            st.tuples(st.just("change"), st.integers(2, 3)),
+        ),
+        max_size=30,
+    ),
+    st.sampled_from([("auto", "auto"), tuple(HALVES), ((0, 1), None), (None, (0, 1))]),
+    st.sampled_from([4, 20]),
+)
+def test_who_takes_what_is_his_gets_it_whoever_takes_nothing(
+    actions: list[tuple[Any, ...]], ranges: tuple[KeyRange, KeyRange], ready_messages: int
+) -> None:
+    """V16: within a moment for each time that ready is full."""
+    made = subscription(ready_messages)
+    life = Life(made, "any", False)
+    made.leave(made.consumers[0], life.now_ms)
+    for action in actions:
+        match action:
+            case ("change", id):
+                life.change(id, ranges[id - 2])
+            case (name, *arguments):
+                getattr(life, name)(*arguments)
+        life.hand()
+    for id in (2, 3):
+        if not any(one.id == id for one in made.consumers):
+            life.change(id, ranges[id - 2])
+    life.feed()
+    life.starve(2, 0)
+    for _ in range(2 + 4 * len(life.slots) // ready_messages):
+        life.hand()
+        while his := [offset for offset, whose in life.out.items() if whose == 3]:
+            life.settle(sorted(life.out).index(his[0]), "ack")
+            life.hand()
+        life.sleep(STUCK_MS)
+    assert not [o for o in life.slots if o not in life.done | life.out.keys() and life.has_room(o)]
 
 
 def test_what_is_given_back_and_in_nobodys_range_takes_no_room() -> None:

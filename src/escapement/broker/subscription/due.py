@@ -5,8 +5,8 @@ finds is held and put where what is ready lies: a store for each band, or, where
 for an order by key, queues for all of them together
 (:mod:`~escapement.broker.subscription.keyorder`). What is *passed over* is neither: it waits in
 the index, and the lowest such key is remembered, so that reading can begin again there. It is of
-a key in nobody's range (:mod:`~escapement.broker.subscription.keyranges`), or of a key of which
-too much is ready.
+a key in nobody's range (:mod:`~escapement.broker.subscription.keyranges`), or of one of which
+too much is ready (:mod:`~escapement.broker.subscription.skipping`).
 
 What has expired, or is dropped by a quota, goes from ready, from what waits for another
 attempt, and from what has not been read.
@@ -24,9 +24,10 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.band import BANDS, NORMAL, Band, bands_of
 from escapement.broker.subscription.keyorder import KeyOrder
-from escapement.broker.subscription.keyqueues import KeyQueues
+from escapement.broker.subscription.keyqueues import KeyQueues, Slots, slots_of
 from escapement.broker.subscription.keyranges import KeyRanges
 from escapement.broker.subscription.ready import Ready, Rows
+from escapement.broker.subscription.skipping import Skipping
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s, UInt32s
 from escapement.storage.catalog import SubscriptionRecord
@@ -57,6 +58,7 @@ class DueSubscription(Subscription):
         self._bands: dict[int, Band] = {}
         self._order: KeyOrder | None = None  # where the policy asks for one
         self._ranges: KeyRanges | None = None  # where a consumer asked for keys
+        self._skipping: Skipping | None = None  # where there is one of the two
         self._passed: Key | None = None  # the lowest key that was of nobody's range
         self.normal = self._add_band(NORMAL, mark)
 
@@ -85,7 +87,13 @@ class DueSubscription(Subscription):
         rows = self._open(rows)
         if self._ranges is not None:
             rows = self._pass_over(rows, self._ranges)
-        return rows if self._order is None else self._order.pass_over(rows)
+        if self._skipping is None or not self._skipping.skips:
+            return rows
+        return self._skipping.pass_over(rows, self._slots_of(rows))
+
+    def _slots_of(self, rows: Rows) -> Slots:
+        """What of the rows stands in each other's way; ``NO_SLOT`` for nothing. intp[n]."""
+        return slots_of(rows, self._order is not None and self._order.hold.whole)
 
     def _open(self, rows: Rows) -> Rows:
         """Those of the rows that are mine and neither acknowledged nor held."""
@@ -156,7 +164,7 @@ class DueSubscription(Subscription):
     @property
     def _passed_from(self) -> Key | None:
         """The lowest key that was passed over; None if there is none."""
-        skipped_from = None if self._order is None else self._order.skipped_from
+        skipped_from = None if self._skipping is None else self._skipping.skipped_from
         if skipped_from is None or self._passed is None:
             return skipped_from or self._passed
         return min(skipped_from, self._passed)
@@ -304,8 +312,8 @@ class DueSubscription(Subscription):
         """Read once more what was passed over; what is passed over again is noted again."""
         self._read_from(self._passed_from)
         self._passed = None
-        if self._order is not None:
-            self._order.skipped_from = None
+        if self._skipping is not None:
+            self._skipping.skipped_from = None
 
     def count_open(self, due_ms: Int64s, offsets: Int64s) -> int:
         """How many of these keys are to be done and not held."""

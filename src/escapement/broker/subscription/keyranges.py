@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from escapement.broker.subscription.consumer import Consumer
 from escapement.broker.subscription.dispatcher import level_out, share_out
-from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.ready import Ready, Rows
 from escapement.errors import Conflict
 from escapement.message import Int64s
 from escapement.traits import AUTO, SLOTS, KeyRange, have_keys, key_slots
@@ -44,9 +44,10 @@ def check_range(consumers: Sequence[Consumer], wanted: KeyRange) -> None:
 class KeyRanges:
     """See the module's docstring."""
 
-    __slots__ = ("_owners", "_rest", "_turn")
+    __slots__ = ("_consumers", "_owners", "_rest", "_turn")
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
+        self._consumers = len(consumers)
         self._owners = np.full(SLOTS, _REST, np.intp)
         for position, consumer in enumerate(consumers):
             if isinstance(consumer.key_range, tuple):
@@ -75,6 +76,14 @@ class KeyRanges:
         """
         rest_has_none = not any(room[at] > 0 for at in self._rest)
         return np.array([*(left <= 0 for left in room), rest_has_none])[self._owners]
+
+    def slots_beside(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """The slots of whoever gets one of these rows for its key; bool[SLOTS]."""
+        there = np.zeros(self._consumers + 1, bool)  # the last: what is in nobody's range
+        if rows.traits is not None:
+            there[self._owners[key_slots(rows.traits[have_keys(rows.traits)])]] = True
+        found: npt.NDArray[np.bool_] = there[self._owners]
+        return found
 
     def deal(
         self,
@@ -135,3 +144,22 @@ class KeyRanges:
             last = np.sort(np.concatenate([at for _, at in found]))[most - 1]
             found = [(position, at[at <= last]) for position, at in found]
         return [(position, at) for position, at in found if len(at)]
+
+
+def shorten(ready: Ready, most: int) -> Rows:
+    """Take out the last of what is ready, so that ``most`` rows are left that take room.
+
+    What has no key stays: it goes to anybody. What was sent before stays as well, and takes
+    no room from now on. So more may be left. O(rows).
+    """
+    rows = ready.rows()
+    if rows.traits is None:
+        return Rows.none()
+    rows = rows.pick(have_keys(rows.traits)).in_order(ready.ageing_ms)
+    sent = rows.pick(rows.attempts > 0)
+    ready.withdraw(sent.offsets)
+    ready.push_tried(sent)
+    fresh = rows.pick(rows.attempts == 0)
+    gone = fresh.pick(slice(fresh.height - min(fresh.height, max(0, ready.untried - most)), None))
+    ready.withdraw(gone.offsets)
+    return gone

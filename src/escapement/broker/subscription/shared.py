@@ -7,7 +7,8 @@ so whoever waits is passed only by what becomes due a bounded time later, and no
 
 Where the policy asks for an order by key or of the topic, of each key one message is out at a
 time (:mod:`~escapement.broker.subscription.keyorder`); where consumers ask for ranges of keys,
-they get those (:mod:`~escapement.broker.subscription.keyranges`).
+they get those (:mod:`~escapement.broker.subscription.keyranges`). In both cases what may not go
+does not hold up the rest for long (:mod:`~escapement.broker.subscription.skipping`).
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ from escapement.broker.subscription.due import DueSubscription
 from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.keyorder import KeyOrder
 from escapement.broker.subscription.keyqueues import Bools
-from escapement.broker.subscription.keyranges import KeyRanges
+from escapement.broker.subscription.keyranges import KeyRanges, shorten
 from escapement.broker.subscription.ready import Ready, Rows
+from escapement.broker.subscription.skipping import Skipping
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.index import Key
 from escapement.storage.items import Acks, Attempts
 from escapement.storage.policy import ANY_ORDER, HOLD, TOPIC_ORDER, SubscriptionPolicy
+from escapement.traits import SLOTS
 
+# Of what is ready for those who take little so much stays, where it is in the way of others:
+# each time something is handed out, it is looked at first.
+_LEFT_SHARE: Final = 8
 # Where keys matter, so many rows are looked at in one go, at least.
 _WINDOW_ROWS: Final = 8192
 
@@ -189,7 +195,7 @@ class SharedSubscription(DueSubscription):
     # -- keys ----------------------------------------------------------------------
 
     def _set_order(self, policy: SubscriptionPolicy) -> None:
-        old, ready = self._order, Rows.concat([store.drain() for store in self._stores])
+        old, ready = self._skipping, Rows.concat([store.drain() for store in self._stores])
         self._order = None
         if policy.order != ANY_ORDER:
             self._dealer = KeyRanges(self.consumers)
@@ -200,6 +206,8 @@ class SharedSubscription(DueSubscription):
                 self._order.hold.take(self.retries.waiting()[0])
         for band in self.bands:
             band.queues = None if self._order is None else self._order.queues
+        either = self._order is not None or self._ranges is not None
+        self._skipping = Skipping() if either else None
         if ready.height:
             self._again(ready, waited=False)  # what has waited comes in its order now
         if old is not None:
@@ -222,6 +230,8 @@ class SharedSubscription(DueSubscription):
         self._dealer = KeyRanges(self.consumers)
         self._ranges = self._dealer if asked else None
         self.look_again()
+        if self._order is None:
+            self._skipping = (self._skipping or Skipping()) if asked else None
         if self._ranges is None:
             return
         if self._order is not None and self._order.hold.whole:
@@ -264,16 +274,43 @@ class SharedSubscription(DueSubscription):
         return order.hold.busy | self._ranges.without_room(rooms)
 
     def _skip_keys(self, now_ms: int) -> None:
-        order = self._order
-        wants_room = order is not None and order.wants_room(now_ms, self.limits.ready_messages)
-        if order is None or not (wants_room or order.skips):
+        skipping = self._skipping
+        if skipping is None:
             return
+        wants_room = skipping.wants_room(now_ms, self.limits.ready_messages)
+        if not (wants_room or skipping.skips):
+            return
+        if self._order is not None:
+            dry = self._skip_in_order(self._order, skipping, wants_room)
+        else:
+            dry = self._skip_by_range(self._dealer, skipping, wants_room)
+        self._read_from(skipping.take_in_again(dry, now_ms))
+
+    def _skip_in_order(self, order: KeyOrder, skipping: Skipping, wants_room: bool) -> Bools:
+        """Leave out the ends of long queues, if room is wanted; returns what is dry then."""
         order.settle(self.held)
         closed = self._closed(order, self._rooms(1))
         if wants_room:
-            rows = order.make_room(closed, self.limits.ready_messages // 2)
-            self.held.discard(rows.offsets)
-        self._read_from(order.take_in_again(closed, now_ms))
+            rows = order.queues.shorten(closed, self.limits.ready_messages // 2)
+            slots = np.zeros(SLOTS, bool)
+            slots[self._slots_of(rows)] = True
+            self._leave_out(skipping, rows, slots)
+        return order.queues.empty & ~closed
+
+    def _skip_by_range(self, ranges: KeyRanges, skipping: Skipping, wants_room: bool) -> Bools:
+        """The same, where it is of those who have much ready and take little."""
+        if wants_room:
+            most = self.limits.ready_messages // _LEFT_SHARE
+            rows = Rows.concat([shorten(band.ready, most) for band in self.bands])
+            self._leave_out(skipping, rows, ranges.slots_beside(rows))
+        dry = ~ranges.without_room(self._rooms(1))
+        if skipping.skips_any(dry):
+            dry &= ~ranges.slots_beside(self._ready_again())
+        return dry
+
+    def _leave_out(self, skipping: Skipping, rows: Rows, slots: Bools) -> None:
+        self.held.discard(rows.offsets)
+        skipping.leave_out(rows.in_order(), slots)
 
     def _assign_in_order(
         self, order: KeyOrder, ready: int, now_ms: int, frame_messages: int
@@ -286,8 +323,9 @@ class SharedSubscription(DueSubscription):
             return []
         closed, ranged = self._closed(order, room), self._ranges is not None
         count = order.queues.count_open(closed)
+        assert self._skipping is not None
         is_stuck = count < wanted and any(band.is_stuck for band in self.bands)
-        order.found_stuck(is_stuck, now_ms)
+        self._skipping.found_stuck(is_stuck, now_ms)
         if not order.is_worthwhile(count, wanted, len(self.in_flight), now_ms):
             return []
         while True:
@@ -303,6 +341,7 @@ class SharedSubscription(DueSubscription):
             return []
         gone = np.sort(np.concatenate([at for _, at in dealt]))
         order.hand_over(rows.pick(gone))
+        self._skipping.handed(len(gone))
         return [
             self._hand_over(self.consumers[position], rows.pick(at), now_ms)
             for position, at in dealt
@@ -312,6 +351,7 @@ class SharedSubscription(DueSubscription):
         self, ready: int, now_ms: int, frame_messages: int, tried: bool
     ) -> list[HandOver]:
         """As ``assign``, where it matters to whom a message goes."""
+        assert self._skipping is not None
         room = self._rooms(frame_messages)
         wanted = min(ready, sum(room))
         runs: dict[tuple[int, bool], list[Rows]] = {}
@@ -337,10 +377,15 @@ class SharedSubscription(DueSubscription):
             band.ready.put_first(part)
         for band, part in self._split(Rows.concat(aside[1])):
             band.ready.push_tried(part)
+        is_stuck = any(band.is_stuck for band in self.bands)
+        # Nothing of all that is ready is for those who have room; or else it is not known.
+        if not is_stuck or (wanted > 0 and not runs):
+            self._skipping.found_stuck(is_stuck, now_ms)
         hands = []
         for (position, is_old), found in runs.items():
             hand = self._hand_over(self.consumers[position], Rows.concat(found), now_ms)
             hands.append(hand._replace(tried=is_old))
+            self._skipping.handed(hand.rows.height)
         return hands
 
     # -- time ----------------------------------------------------------------------
@@ -349,12 +394,14 @@ class SharedSubscription(DueSubscription):
         if self._early_ms is not None and self._early_ms <= now_ms:
             self._early_ms = None
         may_go = self.expiry.advance(now_ms)
-        may_go |= self._order is not None and self._order.advance(now_ms)
+        for waiting in (self._order, self._skipping):
+            may_go |= waiting is not None and waiting.advance(now_ms)
         return super().advance(now_ms) or may_go
 
     def next_wake_ms(self) -> int | None:
-        gathered_ms = None if self._order is None else self._order.next_wake_ms()
-        wakes = (super().next_wake_ms(), self._early_ms, self.expiry.next_wake_ms(), gathered_ms)
+        wakes = [super().next_wake_ms(), self._early_ms, self.expiry.next_wake_ms()]
+        waiting = (self._order, self._skipping)
+        wakes += [one.next_wake_ms() for one in waiting if one is not None]
         return min((wake for wake in wakes if wake is not None), default=None)
 
     def rewind(self, now_ms: int) -> None:
