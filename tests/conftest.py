@@ -105,6 +105,12 @@ def mysql_url(mysql_server: SqlServer) -> Iterator[str]:
     yield from _fresh_database(mysql_server)
 
 
+@pytest.fixture(scope="module")
+def mysql_url_of_module(mysql_server: SqlServer) -> Iterator[str]:
+    """The URL of a database that only the tests of one file have."""
+    yield from _fresh_database(mysql_server)
+
+
 @pytest.fixture(params=["sqlite", "mysql"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     """An empty database on each engine."""

@@ -184,6 +184,12 @@ class LogDamaged(StorageError):
     code = "log_damaged"
 
 
+class LogForgotten(StorageError):
+    """Is raised when messages that were to be read are in the log no more."""
+
+    code = "log_forgotten"
+
+
 class LetterDamaged(StorageError):
     """Is raised when a letter of the inbox does not decode; it is held, the rest goes on."""
 

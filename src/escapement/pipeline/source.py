@@ -7,8 +7,11 @@ the next as a pickle, so it holds its options and nothing else.
 from __future__ import annotations
 
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
 
 from escapement.pipeline.columns import read_schema
+from escapement.pipeline.options import Options
+from escapement.pipeline.reader import BatchReader
 
 
 class EscapementSource(DataSource):
@@ -20,3 +23,6 @@ class EscapementSource(DataSource):
 
     def schema(self) -> str:
         return read_schema()
+
+    def reader(self, schema: StructType) -> BatchReader:
+        return BatchReader(Options(self.options), schema)

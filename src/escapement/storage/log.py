@@ -29,12 +29,14 @@ from escapement.storage.logtable import (
     KEYS_AT_ONCE,
     NO_END,
     LogRow,
+    RowHead,
     RowKey,
     bounded,
     dated_keys,
     decoded,
     fetch,
     first_accepted,
+    heads,
     keys_at,
     keys_from_last_to,
     keys_of_shard,
@@ -98,6 +100,15 @@ class Log(Generations):
                 reached = end
                 looked += 1
         return self._fetch_found(connection, keys), max(reached, until_offset)
+
+    def heads(
+        self, connection: Connection, topic_id: int, from_offset: int, until_offset: int
+    ) -> Iterator[RowHead]:
+        """What a topic's rows with any of ``[from_offset, until_offset)`` say, in order."""
+        for generation, low in self._start(connection, topic_id, from_offset):
+            for head in heads(connection, generation, topic_id, low, until_offset):
+                if head.key.base_offset + head.key.message_count > from_offset:
+                    yield head
 
     def first_accepted(
         self, connection: Connection, topic_id: int, at_ms: int, until_offset: int

@@ -54,6 +54,15 @@ class RowKey(NamedTuple):
     size_bytes: int
 
 
+class RowHead(NamedTuple):
+    """What a row says of itself outside of its data."""
+
+    key: RowKey
+    min_due_ms: int
+    max_due_ms: int
+    accepted_at_ms: int
+
+
 class LogRow(NamedTuple):
     """A row read back; of a restatement, ``end_offset`` means nothing."""
 
@@ -112,16 +121,25 @@ def dated_keys(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> Iterator[tuple[RowKey, int]]:
     """The same, each with when the last of its messages is due."""
+    for head in heads(connection, generation, topic_id, low, until):
+        yield head.key, head.max_due_ms
+
+
+def heads(
+    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
+) -> Iterator[RowHead]:
+    """The same, with all that is said of them outside of their data."""
     while True:
         rows = connection.execute(
-            "SELECT topic_id, base_offset, message_count, size_bytes, max_due_ms"
+            "SELECT topic_id, base_offset, message_count, size_bytes,"
+            " min_due_ms, max_due_ms, accepted_at_ms"
             f" FROM {generation.table(topic_id)}"
             " WHERE topic_id = ? AND base_offset >= ? AND base_offset < ?"
             f" ORDER BY base_offset LIMIT {KEYS_AT_ONCE}",
             (topic_id, low, until),
         ).rows
-        for *row, max_due_ms in rows:
-            yield RowKey(generation.id, *row), max_due_ms
+        for row in rows:
+            yield RowHead(RowKey(generation.id, *row[:4]), *row[4:])
         if len(rows) < KEYS_AT_ONCE:
             return
         low = rows[-1][1] + 1

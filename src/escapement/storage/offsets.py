@@ -316,6 +316,20 @@ class OffsetSet:
         twin._changed = {*self._chunks, FULL_CHUNKS}
         return twin
 
+    def part(self, low: int, high: int) -> OffsetSet:
+        """Those in chunks that have any of ``[low, high)``, in a set of its own."""
+        twin = OffsetSet()
+        first, end = low >> CHUNK_BITS, -(-high >> CHUNK_BITS)
+        for chunk_no, chunk in self._chunks.items():
+            if first <= chunk_no < end:
+                twin._chunks[chunk_no] = chunk.copy()
+                twin._length += len(chunk)
+        for chunk_no in offsetchunk.members(self._full, low, high):
+            twin._full.add(chunk_no)
+            twin._length += CHUNK_SIZE
+        twin._changed = {*twin._chunks, FULL_CHUNKS}
+        return twin
+
     # -- rows ------------------------------------------------------------------
 
     def dirty_chunks(self) -> dict[int, bytes]:

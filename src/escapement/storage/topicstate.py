@@ -3,8 +3,8 @@
 What is acknowledged, cancelled, moved and attempted is a checkpoint's state and the journal's
 tail on top of it (storage/journaltail.py), as in a broker's recovery. Both, and the catalog,
 are read in one snapshot: a checkpoint that is written meanwhile moves things from the one to
-the other. The log's rows are not: they never change, and a table that a snapshot has read
-could not be dropped.
+the other. So is where the log begins, but none of its rows: they never change, and a table that
+a snapshot has read cannot be dropped until it ends.
 
 So what this says is true of one moment, and of what was committed by then. It does not know
 what is only in a broker's memory: what is in flight, or acknowledged and not yet committed.
@@ -61,10 +61,15 @@ class SubscriptionState:
 
 @dataclass(slots=True, eq=False)
 class TopicState:
-    """A topic at one moment; ``end_offset`` is where its log goes on."""
+    """A topic at one moment.
+
+    Its log has ``[begin_offset, end_offset)`` in the rows that first stated these messages. Of
+    what lies before, it has what ``moves`` names, in the rows that these stand for.
+    """
 
     record: TopicRecord
     read_at_ms: int  # by the database's clock
+    begin_offset: int
     end_offset: int
     log: Log
     cancelled: OffsetSet
@@ -93,11 +98,16 @@ def read_topic(engine: Engine, connection: Connection, name: TopicName) -> Topic
         record = find_topic(connection, name)
         now_ms = int(connection.execute(f"SELECT {engine.dialect.now_ms}").rows[0][0])
         tail = JournalTail(list(journal.read(connection, record.bundle_id)))
+        end = max(record.next_offset, tail.next_offsets().get(record.id, 0))
+        log = Log.look(connection)
+        # The one look at the log's tables: what is moved must be of the same moment.
+        begin = log.first_offset(connection, record.id)
         state = TopicState(
             record,
             now_ms,
-            max(record.next_offset, tail.next_offsets().get(record.id, 0)),
-            Log.look(connection),
+            end if begin is None else begin,
+            end,
+            log,
             _offsets(connection, cancellations_id(record.id)),
             _moves(connection, record.id),
             [

@@ -1,0 +1,126 @@
+"""Columns of messages as Arrow's record batches, over the same bytes wherever they fit.
+
+Arrow's columns are what ours are: numbers as they are, and strings as all bytes end to end with
+the place where each begins. So no message is looked at; only lengths are summed up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escapement.message import Blobs, Int64s
+from escapement.pipeline.columns import READ_COLUMNS
+from escapement.pipeline.maps import Maps
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_STRINGS: Final = pa.map_(pa.string(), pa.string())
+_TYPES: Final[Mapping[str, Any]] = {
+    "STRING": pa.string(),
+    "BIGINT": pa.int64(),
+    "INT": pa.int32(),
+    "SMALLINT": pa.int16(),
+    "TIMESTAMP": _INSTANT,
+    "BINARY": pa.binary(),
+    "MAP<STRING, STRING>": _STRINGS,
+}
+
+
+def arrow_schema(columns: Sequence[tuple[str, bool]]) -> Any:
+    """The schema of these columns of ``READ_COLUMNS``, each with whether it may be null."""
+    return pa.schema(
+        [pa.field(name, _TYPES[READ_COLUMNS[name]], nullable) for name, nullable in columns]
+    )
+
+
+def numbers(values: npt.NDArray[Any], kind: Any, present: npt.NDArray[np.bool_] | None) -> Any:
+    """A column of numbers; null where they are not ``present``."""
+    buffers = [_validity(present), pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(kind, len(values), buffers)
+
+
+def integers(values: Int64s, present: npt.NDArray[np.bool_] | None = None) -> Any:
+    """An ``INT``."""
+    return numbers(values.astype(np.int32), pa.int32(), present)
+
+
+def longs(values: Int64s) -> Any:
+    """A ``BIGINT``."""
+    return numbers(values, pa.int64(), None)
+
+
+def shorts(values: npt.NDArray[Any]) -> Any:
+    """A ``SMALLINT``."""
+    return numbers(values.astype(np.int16), pa.int16(), None)
+
+
+def instants(times_ms: Int64s) -> Any:
+    """A ``TIMESTAMP``, of Unix milliseconds."""
+    return numbers(times_ms * 1000, _INSTANT, None)
+
+
+def binaries(blobs: Blobs, empty_is_null: bool = False) -> Any:
+    """A ``BINARY``, over the very bytes of ``blobs``."""
+    present = blobs.lengths > 0 if empty_is_null else None
+    buffers = [_validity(present), _places(blobs.lengths), pa.py_buffer(blobs.data)]
+    return pa.Array.from_buffers(pa.binary(), len(blobs), buffers)
+
+
+def words(vocabulary: Sequence[str], codes: npt.NDArray[np.uint8]) -> Any:
+    """A ``STRING``: of each message the word that its code names."""
+    return pa.array(vocabulary, pa.string()).take(pa.array(codes))
+
+
+def same(text: str, count: int) -> Any:
+    """A ``STRING``: the same for all."""
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def maps(found: Maps) -> Any:
+    """A ``MAP<STRING, STRING>``."""
+    names, values = (
+        pa.Array.from_buffers(
+            pa.string(),
+            len(blobs),
+            [None, _places(blobs.lengths), pa.py_buffer(blobs.data)],
+        )
+        for blobs in (found.names, found.values)
+    )
+    offsets = pa.Array.from_buffers(
+        pa.int32(), len(found.counts) + 1, [None, _places(found.counts)]
+    )
+    return pa.MapArray.from_arrays(offsets, names, values)
+
+
+def no_maps(count: int) -> Any:
+    """A ``MAP<STRING, STRING>`` without entries."""
+    empty = Blobs.empty(0)
+    return maps(Maps(np.zeros(count, np.int64), empty, empty))
+
+
+def no_binaries(count: int) -> Any:
+    """A ``BINARY`` of nulls."""
+    return pa.nulls(count, pa.binary())
+
+
+def record_batch(schema: Any, columns: Mapping[str, Any]) -> Any:
+    """The columns that the schema names."""
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def _places(lengths: npt.NDArray[Any]) -> Any:
+    """Where each string begins, and where the last ends."""
+    places = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=places[1:])
+    assert places[-1] < 1 << 31, "a batch is bounded far below what Arrow's places reach"
+    return pa.py_buffer(places.astype(np.int32))
+
+
+def _validity(present: npt.NDArray[np.bool_] | None) -> Any:
+    if present is None or present.all():
+        return None
+    return pa.py_buffer(np.packbits(present, bitorder="little"))

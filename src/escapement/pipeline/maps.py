@@ -1,0 +1,115 @@
+"""Properties of messages, as msgpack maps, turned into columns of names and values.
+
+All maps are walked at the same time, entry by entry: one step of numpy reads the next name, or
+value, of every message that has one. What is no string (a number, a list, nothing) is rare, and
+is written as JSON, one message at a time; so is a map of more than ``_MOST_ENTRIES``.
+
+No I/O. What is no map at all counts as an empty one, as everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Blobs, Int64s, UInt8s, gather
+
+# Longer maps, which have another head, are read one by one.
+_MOST_ENTRIES: Final = 15
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Maps:
+    """Entries of ``len(counts)`` maps, end to end: how many each has, names and values."""
+
+    counts: Int64s
+    names: Blobs
+    values: Blobs
+
+
+def decode_maps(packed: Blobs) -> Maps:
+    """The maps, each an entry of ``packed``; O(bytes), with a step for each entry of a map."""
+    # A byte behind the end, so that looking at the next one needs no care.
+    data = np.frombuffer(bytes(packed.data) + b"\0", np.uint8)
+    starts, lengths = packed.starts(), packed.lengths.astype(np.int64)
+    ends = starts + lengths
+    heads = data[np.minimum(starts, len(data) - 1)]
+    plain = (lengths > 0) & (heads & 0xF0 == 0x80)
+    counts = np.where(plain, heads & 0x0F, 0).astype(np.int64)
+    cursor = starts + 1
+    # By entry: the row, and where its name and its value begin, and how long they are.
+    steps: list[tuple[Int64s, ...]] = []
+    odd = (lengths > 0) & ~plain
+    for step in range(int(counts.max(initial=0))):
+        rows = np.flatnonzero((counts > step) & ~odd)
+        name_at, name_len, name_fits = _strings(data, cursor[rows], ends[rows])
+        value_at, value_len, value_fits = _strings(data, name_at + name_len, ends[rows])
+        fits = name_fits & value_fits
+        odd[rows[~fits]] = True
+        cursor[rows[fits]] = (value_at + value_len)[fits]
+        steps.append(tuple(c[fits] for c in (rows, name_at, name_len, value_at, value_len)))
+    entries = [np.concatenate(column) for column in zip(*steps, strict=True)] if steps else []
+    table = np.stack(entries) if entries else np.zeros((5, 0), np.int64)
+    table = table[:, ~odd[table[0]]]
+    table, data = _with_odd(table, data, packed, np.flatnonzero(odd))
+    table = table[:, np.argsort(table[0], kind="stable")]
+    rows, name_at, name_len, value_at, value_len = table
+    order = np.arange(len(rows))
+    return Maps(
+        np.bincount(rows, minlength=len(packed)).astype(np.int64),
+        gather(data.data, name_at, name_len.astype(np.uint32), order),
+        gather(data.data, value_at, value_len.astype(np.uint32), order),
+    )
+
+
+def _strings(
+    data: UInt8s, at: Int64s, ends: Int64s
+) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_]]:
+    """Of strings that begin here: where their bytes are, how many, and whether they are any."""
+    last = len(data) - 1
+    head = data[np.minimum(at, last)]
+    short, byte, word = head & 0xE0 == 0xA0, head == 0xD9, head == 0xDA
+    first = data[np.minimum(at + 1, last)].astype(np.int64)
+    second = data[np.minimum(at + 2, last)]
+    length = np.select([short, byte, word], [head & 0x1F, first, (first << 8) | second])
+    begin = at + np.select([short, byte, word], [1, 2, 3])
+    fits = (short | byte | word) & (begin + length <= ends)
+    return begin, length.astype(np.int64), fits
+
+
+def _with_odd(table: Int64s, data: UInt8s, packed: Blobs, odd: Int64s) -> tuple[Int64s, UInt8s]:
+    """The table and its bytes with the entries of maps that were left out so far."""
+    if not len(odd):
+        return table, data
+    at = len(data)
+    texts: list[bytes] = []
+    entries: list[tuple[int, int, int, int, int]] = []
+    for row, one in zip(odd.tolist(), packed.take(odd).to_list(), strict=True):
+        for name, value in _read(one).items():
+            key, text = _text(name), _text(value)
+            entries.append((row, at, len(key), at + len(key), len(text)))
+            texts += [key, text]
+            at += len(key) + len(text)
+    more = np.array(entries, np.int64).reshape(-1, 5).T
+    joined = np.concatenate([data, np.frombuffer(b"".join(texts), np.uint8)])
+    return np.concatenate([table, more], axis=1), joined
+
+
+def _read(packed: bytes) -> dict[Any, Any]:
+    try:
+        read = msgpack.unpackb(packed, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _text(value: Any) -> bytes:
+    """A string as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    return json.dumps(value, default=repr, ensure_ascii=False).encode("utf-8", "replace")

@@ -1,0 +1,108 @@
+"""What one task reads: a range of a topic's offsets, and what it must know of them.
+
+A part is cut in the driver out of one state of the topic and travels to the task, so that all
+tasks of a query see the same moment, whatever the broker does meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from escapement.message import Int64s
+from escapement.pipeline.selection import Selection, Span
+from escapement.pipeline.standing import Standing
+from escapement.storage.topicstate import TopicState
+
+# Unless it is asked for otherwise: some hundred megabytes of small messages at most, and enough
+# work for a task to be worth its start.
+MOST_RECORDS: Final = 1_000_000
+_FEWEST_RECORDS: Final = 50_000
+_PARTS: Final = 8
+# Columns that need the state of subscriptions.
+STANDING_COLUMNS: Final = frozenset({"state", "attempt"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """Messages of the range whose time was moved, or that were relocated; columns."""
+
+    offsets: Int64s  # ascending
+    due_ms: Int64s
+    bases: Int64s  # the key of the row that stated each last
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The messages ``offsets`` of a topic, as they stood when the query was planned.
+
+    The log had ``[begin_offset, ...)`` in the rows that first stated these messages.
+    """
+
+    topic: str
+    topic_id: int
+    offsets: Span
+    selection: Selection
+    begin_offset: int
+    moved: Moved
+    standing: Standing | None
+    fail_on_loss: bool
+
+
+def cut(
+    topic: str,
+    state: TopicState,
+    selection: Selection,
+    columns: Sequence[str],
+    subscription: str | None,
+    *,
+    min_parts: int | None,
+    most_records: int | None,
+    fail_on_loss: bool,
+) -> list[Part]:
+    """The parts of what is selected of one topic, in the order of offsets.
+
+    Raises:
+      NotFound: if there is no such subscription.
+    """
+    wanted = selection.offsets & Span(0, state.end_offset)
+    earlier = state.moves.between(wanted.low, min(wanted.high, state.begin_offset))
+    # Before its beginning the log has little: that goes to the first part.
+    start = min(max(wanted.low, state.begin_offset), wanted.high)
+    if start >= wanted.high and not len(earlier):
+        return []
+    count = wanted.high - start
+    parts = -(-count // (most_records or MOST_RECORDS))
+    parts = max(parts, min_parts or min(_PARTS, count // _FEWEST_RECORDS), 1)
+    bounds = np.linspace(start, wanted.high, parts + 1).astype(np.int64).tolist()
+    bounds[0], bounds[-1] = wanted.low, wanted.high
+    with_standing = not STANDING_COLUMNS.isdisjoint(columns)
+    if subscription is not None:
+        state.subscription(subscription)
+    return [
+        Part(
+            topic,
+            state.record.id,
+            Span(low, high),
+            selection,
+            state.begin_offset,
+            _moved(state, low, high),
+            Standing.of(state, subscription, low, high) if with_standing else None,
+            fail_on_loss,
+        )
+        for low, high in pairwise(bounds)
+        if low < high
+    ]
+
+
+def _moved(state: TopicState, low: int, high: int) -> Moved:
+    offsets = state.moves.between(low, high)
+    return Moved(
+        offsets.copy(),
+        state.moves.current(offsets, np.zeros(len(offsets), np.int64)),
+        state.moves.bases(offsets),
+    )

@@ -1,0 +1,108 @@
+"""What a read is to give: from the user's options to parts, one for each task.
+
+Runs in the driver, or in a Python process beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+from escapement.errors import LogForgotten
+from escapement.names import TopicName
+from escapement.pipeline import selection
+from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
+from escapement.pipeline.part import Part, cut
+from escapement.pipeline.selection import EARLIEST, LATEST, Places, Span
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.topicstate import TopicState, read_topic
+
+BATCH_OPTIONS: Final = (
+    *ADDRESS_OPTIONS,
+    *selection.TOPIC_OPTIONS,
+    *selection.TIME_OPTIONS,
+    *selection.SPLIT_OPTIONS,
+    "startingOffsets",
+    "endingOffsets",
+)
+
+
+class BatchPlan:
+    """What a batch read was asked for; checked, and nothing looked at yet."""
+
+    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        """Raises ``InvalidRequest``."""
+        options.check(BATCH_OPTIONS)
+        self.address = LogAddress.of(options)
+        self.topics = selection.topics(options)
+        self.selection = selection.times(options)
+        self._columns = list(columns)
+        self._subscription = options.text("subscription")
+        self._starts = Places(options, "startingOffsets", EARLIEST)
+        self._ends = Places(options, "endingOffsets", LATEST)
+        for places in (self._starts, self._ends):
+            places.check(self.topics)
+        self._min_parts = options.number("minPartitions")
+        self._most_records = options.number("maxRecordsPerPartition")
+        self._fail_on_loss = options.flag("failOnDataLoss", True)
+
+    def parts(self) -> list[Part]:
+        """The parts as the topics stand now.
+
+        Raises:
+          NotFound: if a topic or the subscription does not exist.
+          LogForgotten: if the first offsets asked for are in the log no more.
+          StorageUnavailable: when the database cannot be reached.
+        """
+        found: list[Part] = []
+        with looking(self.address) as (engine, connection):
+            for topic in self.topics:
+                state = read_topic(engine, connection, topic)
+                found += cut(
+                    topic.full,
+                    state,
+                    replace(self.selection, offsets=self._offsets(topic, state)),
+                    self._columns,
+                    self._subscription,
+                    min_parts=self._min_parts,
+                    most_records=self._most_records,
+                    fail_on_loss=self._fail_on_loss,
+                )
+        return found
+
+    def _offsets(self, topic: TopicName, state: TopicState) -> Span:
+        start, end = self._starts.of(topic), self._ends.of(topic)
+        if isinstance(start, int) and self._fail_on_loss and start < state.begin_offset:
+            raise forgotten(topic, start, state.begin_offset)
+        low = _offset(start, state.end_offset)
+        return Span(low, _offset(end, state.end_offset)) & self.selection.offsets
+
+
+def _offset(place: int | str, end_offset: int) -> int:
+    if isinstance(place, int):
+        return place
+    return 0 if place == EARLIEST else end_offset
+
+
+def forgotten(topic: TopicName, start: int, begin: int) -> LogForgotten:
+    """What to say where a read was to begin before the log does."""
+    return LogForgotten(
+        f"the log of {topic.full} begins at {begin}, not at {start}: what lay before was done and"
+        " is forgotten; begin at earliest, or set failOnDataLoss to false"
+    )
+
+
+@contextmanager
+def looking(address: LogAddress) -> Iterator[tuple[Engine, Connection]]:
+    """A connection for a short look."""
+    engine = address.engine()
+    try:
+        connection = engine.connect()
+        try:
+            yield engine, connection
+        finally:
+            connection.close()
+    finally:
+        engine.close()

@@ -1,0 +1,113 @@
+"""Spark's face of a batch read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import StructType
+
+from escapement.errors import InvalidRequest
+from escapement.pipeline.arrow import arrow_schema
+from escapement.pipeline.columns import READ_COLUMNS
+from escapement.pipeline.options import LogAddress, Options
+from escapement.pipeline.part import Part
+from escapement.pipeline.planning import BatchPlan
+from escapement.pipeline.reading import read_part
+
+_OPERATORS: Final = {
+    EqualTo: "=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+}
+
+
+class BatchReader(DataSourceReader):
+    """One read of a DataFrame."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        check_types(schema)
+        self._columns = columns_of(schema)
+        self._plan = BatchPlan(options, [name for name, _ in self._columns])
+
+    @property
+    def pushFilters(self) -> _Pushing:
+        return _Pushing(self._plan)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(part) for part in self._plan.parts()]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_partition(self._plan.address, self._columns, partition)
+
+
+class _Pushing:
+    """Takes filters as hints of what need not be read.
+
+    Spark refuses readers that take filters while pushing them down is disabled, so that none is
+    overlooked. It finds out by comparing the method with that of the base class. Here Spark
+    evaluates every filter again, so there is nothing to overlook, and it shall compare equal.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, plan: BatchPlan) -> None:
+        self._plan = plan
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        for one in filters:
+            operator = _OPERATORS.get(type(one))
+            if operator is None or len(one.attribute) != 1:
+                continue
+            (column,) = one.attribute
+            plan = self._plan
+            if column == "topic" and operator == "=":
+                plan.topics = tuple(t for t in plan.topics if t.full == one.value)
+            plan.selection = plan.selection.narrowed(column, operator, one.value)
+        return filters
+
+
+def read_partition(
+    address: LogAddress, columns: Sequence[tuple[str, bool]], partition: InputPartition
+) -> Iterator[Any]:
+    """What a task gives for a partition; without a part, of a read of nothing, nothing."""
+    part: Part | None = partition.value
+    if part is None:
+        return
+    engine = address.engine()
+    try:
+        yield from read_part(engine, part, arrow_schema(columns))
+    finally:
+        engine.close()
+
+
+def columns_of(schema: StructType) -> list[tuple[str, bool]]:
+    """Names, and whether they may be null."""
+    return [(field.name, field.nullable) for field in schema.fields]
+
+
+def check_types(schema: StructType) -> None:
+    """Raise ``InvalidRequest`` for a column that is none of ours, or not of its type."""
+    for field in schema.fields:
+        known = READ_COLUMNS.get(field.name)
+        if known is None:
+            raise InvalidRequest(
+                f"messages have no column {field.name!r}, but these: {', '.join(READ_COLUMNS)}"
+            )
+        asked, ours = field.dataType.simpleString(), known.lower().replace(" ", "")
+        if asked != ours:
+            raise InvalidRequest(
+                f"the column {field.name} is {ours}, not {asked}: cast it behind the read"
+            )

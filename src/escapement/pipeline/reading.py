@@ -1,0 +1,213 @@
+"""Reads messages of a part out of the log, as Arrow's record batches.
+
+What a task does: it looks which rows of the log its part lies in, leaves out those that no
+range of times can want, and turns the rest into batches of some megabytes. Nothing of it needs
+a broker, and none has to run.
+
+A message comes once, with its content as it was published and the time when it is due now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.errors import LogForgotten, StorageError, StorageUnavailable
+from escapement.message import DEFAULT_PRIORITY, Int64s
+from escapement.pipeline import arrow
+from escapement.pipeline.maps import decode_maps
+from escapement.pipeline.part import Part
+from escapement.pipeline.standing import NO_COUNT, STATES
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.log import Log
+from escapement.storage.logtable import LogRow, RowHead, RowKey
+from escapement.storage.published import Published
+
+# Log rows of one record batch: large enough that what a batch costs by itself does not count.
+_STEP_BYTES: Final = 8 << 20
+
+Bools = npt.NDArray[np.bool_]
+
+
+def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
+    """The part's messages, in batches with the columns of ``schema``.
+
+    Raises:
+      LogForgotten: if the log has lost some of them since the query was planned.
+      LogDamaged: if a row fails its checksum.
+      StorageUnavailable: when the database cannot be reached.
+    """
+    connection = engine.connect()
+    try:
+        log = Log.look(connection)
+        for published in _earlier(log, connection, part):
+            yield from _batches(part, published, schema)
+        for rows in _rows(log, connection, part):
+            published = Published.concat([Published.of(row) for row in rows])
+            yield from _batches(part, published, schema)
+    finally:
+        connection.close()
+
+
+# -- which rows ------------------------------------------------------------------
+
+
+def _earlier(log: Log, connection: Connection, part: Part) -> Iterator[Published]:
+    """Messages from before the log's beginning: each in the row that stated it last."""
+    moved = part.moved
+    count = int(moved.offsets.searchsorted(min(part.offsets.high, part.begin_offset)))
+    offsets, bases = moved.offsets[:count], moved.bases[:count]
+    wanted = np.unique(bases)[::-1].tolist()
+    while wanted:
+        rows, looked = log.restatements(connection, part.topic_id, wanted, _STEP_BYTES)
+        if len(rows) < looked:
+            _lost(part, "rows that stated them again")
+        for row in rows:
+            yield Published.of(row).of_these(offsets[bases == row.key.base_offset])
+        wanted = wanted[looked:]
+
+
+def _rows(log: Log, connection: Connection, part: Part) -> Iterator[list[LogRow]]:
+    """The rows that first stated the part's messages, in steps."""
+    start = max(part.offsets.low, part.begin_offset)
+    if start >= part.offsets.high:
+        return
+    heads = list(log.heads(connection, part.topic_id, start, part.offsets.high))
+    begin = log.first_offset(connection, part.topic_id)
+    if begin is None or begin > start:
+        _lost(part, f"messages before {begin}")
+    keys = [head.key for head in heads if _wanted(part, head)]
+    for step in _steps(keys):
+        try:
+            rows = list(log.fetch(connection, step, _STEP_BYTES))
+        except StorageUnavailable:
+            raise
+        except StorageError as error:
+            # Is it the table that is gone, or something else?
+            there = {one.id for one in Log.look(connection).generations}
+            if step[0].generation in there and step[-1].generation in there:
+                raise
+            _lost(part, str(error))
+            continue
+        found = [row for some in rows for row in some]
+        if len(found) < len(step):
+            _lost(part, "rows that were deleted")
+        if found:
+            yield found
+
+
+def _steps(keys: Sequence[RowKey]) -> Iterator[list[RowKey]]:
+    """Runs of rows of one generation, of some megabytes."""
+    step: list[RowKey] = []
+    size = 0
+    for key in keys:
+        if step and (size + key.size_bytes > _STEP_BYTES or key.generation != step[0].generation):
+            yield step
+            step, size = [], 0
+        step.append(key)
+        size += key.size_bytes
+    if step:
+        yield step
+
+
+def _wanted(part: Part, head: RowHead) -> bool:
+    """Whether any of a row's messages may be in the ranges of times."""
+    if not part.selection.published.meets(head.accepted_at_ms, head.accepted_at_ms):
+        return False
+    if part.selection.due.meets(head.min_due_ms, head.max_due_ms):
+        return True
+    bounds = [head.key.base_offset, head.key.base_offset + head.key.message_count]
+    low, high = part.moved.offsets.searchsorted(bounds).tolist()
+    return bool(low < high)
+
+
+def _lost(part: Part, what: str) -> None:
+    if part.fail_on_loss:
+        raise LogForgotten(
+            f"topic {part.topic} has forgotten some of [{part.offsets.low}, {part.offsets.high})"
+            f" since this was planned: {what}; read again, or set failOnDataLoss to false"
+        )
+
+
+# -- their columns ---------------------------------------------------------------
+
+
+def _batches(part: Part, published: Published, schema: Any) -> Iterator[Any]:
+    """One record batch, or none if nothing of it is wanted."""
+    due_ms = _current(part, published.offsets, published.due_ms)
+    wanted = _selected(part, published, due_ms)
+    if not wanted.all():
+        rows = np.flatnonzero(wanted)
+        if not len(rows):
+            return
+        published, due_ms = published.take(rows), due_ms[rows]
+    if len(published.offsets):
+        columns = {name: _COLUMNS[name] for name in schema.names if name in _COLUMNS}
+        filled = {name: make(part, published) for name, make in columns.items()}
+        if "deliver_at" in schema.names:
+            filled["deliver_at"] = arrow.instants(due_ms)
+        if part.standing is not None:
+            codes, counts = part.standing.codes_and_counts(due_ms, published.offsets)
+            filled["state"] = arrow.words(STATES, codes)
+            filled["attempt"] = arrow.integers(counts, counts != NO_COUNT)
+        yield arrow.record_batch(schema, filled)
+
+
+def _current(part: Part, offsets: Int64s, due_ms: Int64s) -> Int64s:
+    """When each is due now; by the rows it was when they were published."""
+    moved = part.moved
+    if not len(moved.offsets):
+        return due_ms
+    at = np.minimum(moved.offsets.searchsorted(offsets), len(moved.offsets) - 1)
+    there = moved.offsets[at] == offsets
+    if not there.any():
+        return due_ms
+    due_ms = due_ms.copy()
+    due_ms[there] = moved.due_ms[at[there]]
+    return due_ms
+
+
+def _selected(part: Part, published: Published, due_ms: Int64s) -> Bools:
+    selection = part.selection
+    wanted: Bools = published.offsets >= part.offsets.low
+    wanted &= published.offsets < part.offsets.high
+    for column, span in (
+        (published.published_ms, selection.published),
+        (due_ms, selection.due),
+    ):
+        wanted &= (column >= span.low) & (column < span.high)
+    return wanted
+
+
+def _key(part: Part, published: Published) -> Any:
+    keys = published.batch.keys
+    count = len(published.offsets)
+    return arrow.no_binaries(count) if keys is None else arrow.binaries(keys, empty_is_null=True)
+
+
+def _properties(part: Part, published: Published) -> Any:
+    packed = published.batch.properties
+    if packed is None:
+        return arrow.no_maps(len(published.offsets))
+    return arrow.maps(decode_maps(packed))
+
+
+def _priority(part: Part, published: Published) -> Any:
+    priorities = published.batch.priorities
+    if priorities is None:
+        priorities = np.full(len(published.offsets), DEFAULT_PRIORITY, np.uint8)
+    return arrow.shorts(priorities)
+
+
+_COLUMNS: Final[dict[str, Callable[[Part, Published], Any]]] = {
+    "topic": lambda part, published: arrow.same(part.topic, len(published.offsets)),
+    "offset": lambda part, published: arrow.longs(published.offsets),
+    "published_at": lambda part, published: arrow.instants(published.published_ms),
+    "key": _key,
+    "properties": _properties,
+    "priority": _priority,
+    "payload": lambda part, published: arrow.binaries(published.batch.payloads),
+}

@@ -1,0 +1,238 @@
+"""What a read gives, without Spark: from options to parts to Arrow's batches."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from storied import HOUR_MS, TOPIC, Expected, fill
+
+from escapement.errors import InvalidRequest, LogForgotten, NotFound
+from escapement.message import Blobs
+from escapement.pipeline import arrow
+from escapement.pipeline.arrow import arrow_schema
+from escapement.pipeline.columns import READ_COLUMNS
+from escapement.pipeline.maps import decode_maps
+from escapement.pipeline.options import Options
+from escapement.pipeline.planning import BatchPlan
+from escapement.pipeline.reading import read_part
+from escapement.pipeline.selection import Span
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.open import open_engine
+
+Log = tuple[Engine, dict[str, str], list[Expected]]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "mysql"])
+def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
+    """A log that has seen much, the options that name it, and what is in it."""
+    url = request.getfixturevalue("mysql_url_of_module") if request.param == "mysql" else None
+    directory = tmp_path_factory.mktemp("log")
+    engine = open_engine(url, directory)
+    expected = fill(engine)
+    yield engine, {"url": url} if url else {"data": str(directory)}, expected
+    engine.close()
+
+
+def read(log: Log, *columns: str, **options: str) -> list[dict[str, Any]]:
+    """The messages, by offset, of parts that have travelled."""
+    engine, address, _ = log
+    names = columns or tuple(READ_COLUMNS)
+    plan = BatchPlan(Options({"topic": TOPIC, **address, **options}), names)
+    return rows_of(engine, plan, names)
+
+
+def rows_of(engine: Engine, plan: BatchPlan, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for part in pickle.loads(pickle.dumps(plan.parts())):
+        for batch in read_part(engine, part, arrow_schema([(name, True) for name in names])):
+            batch.validate(full=True)
+            found += batch.to_pylist()
+    return sorted(found, key=lambda row: row["offset"])
+
+
+def offsets(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["offset"] for row in rows]
+
+
+def instant(ms: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+
+
+def test_every_message_comes_once_as_it_stands_now(log: Log) -> None:
+    """B7, V15: acknowledged, cancelled, tried, moved and relocated messages, live and done."""
+    for options in ({}, {"minPartitions": "7"}, {"maxRecordsPerPartition": "40"}):
+        rows = read(log, **options)
+        assert offsets(rows) == [one.offset for one in log[2]]
+        for row, one in zip(rows, log[2], strict=True):
+            assert row == {
+                "topic": TOPIC,
+                "offset": one.offset,
+                "deliver_at": instant(one.deliver_ms),
+                "published_at": instant(one.published_ms),
+                "key": one.key,
+                "properties": list(one.properties.items()),
+                "priority": one.priority,
+                "attempt": one.attempt,
+                "state": one.state,
+                "payload": one.payload,
+            }
+
+
+def test_what_a_subscription_thinks_of_them(log: Log) -> None:
+    """B7, Q2."""
+    theirs = {"acked": "acknowledged", "cancelled": "cancelled", "to_be_fired": "pending"}
+    rows = read(log, "offset", "state", "attempt", subscription="s")
+    assert [(row["state"], row["attempt"]) for row in rows] == [
+        (theirs.get(one.state, "in retry" if one.attempt else "waiting"), one.attempt)
+        for one in log[2]
+    ]
+    with pytest.raises(NotFound, match="no subscription nobody"):
+        read(log, subscription="nobody")
+
+
+def test_ranges_of_offsets_and_times_are_options(log: Log) -> None:
+    """B7."""
+    expected = log[2]
+    now_ms = expected[-1].published_ms
+    due_ms = now_ms + 2 * HOUR_MS
+    span = [one.offset for one in expected if 250 <= one.offset < 320]
+    later = [one.offset for one in expected if one.deliver_ms >= due_ms]
+    earlier = [one.offset for one in expected if one.deliver_ms < due_ms]
+    for options, wanted in (
+        ({"startingOffsets": "250", "endingOffsets": "320"}, span),
+        ({"startingOffsets": json.dumps({TOPIC: 250}), "endingOffsets": "320"}, span),
+        ({"startingOffsets": "latest"}, []),
+        ({"startingTimestamp": str(now_ms)}, [one.offset for one in expected[2:]]),
+        ({"endingTimestamp": str(now_ms)}, [50, 150]),
+        ({"startingDeliverAt": instant(due_ms).isoformat()}, later),
+        ({"endingDeliverAt": str(due_ms)}, earlier),
+    ):
+        assert offsets(read(log, "offset", **options)) == wanted, options
+
+
+def test_filters_narrow_what_is_read_and_take_nothing_away(log: Log) -> None:
+    """B7: what they exclude by the row is left to whoever filters behind."""
+    engine, address, expected = log
+    now_ms = expected[-1].published_ms
+    names = ("offset", "deliver_at", "published_at")
+    compare = {
+        "=": lambda a, b: a == b,
+        "<": lambda a, b: a < b,
+        "<=": lambda a, b: a <= b,
+        ">": lambda a, b: a > b,
+        ">=": lambda a, b: a >= b,
+    }
+    for column, values in {
+        "offset": [0, 150, 311, 499, 10_000],
+        "published_at": [instant(now_ms), instant(now_ms) + timedelta(microseconds=1)],
+        "deliver_at": [instant(now_ms + n * HOUR_MS) for n in range(4)],
+    }.items():
+        for value in values:
+            for operator, holds in compare.items():
+                plan = BatchPlan(Options({"topic": TOPIC, **address}), names)
+                plan.selection = plan.selection.narrowed(column, operator, value)
+                rows = rows_of(engine, plan, names)
+                there = [row["offset"] for row in rows if holds(row[column], value)]
+                ours = {"offset": lambda one: one.offset}.get(
+                    column,
+                    lambda one, c=column: instant(
+                        one.deliver_ms if c == "deliver_at" else one.published_ms
+                    ),
+                )
+                assert there == [one.offset for one in expected if holds(ours(one), value)]
+                if column == "offset":
+                    assert len(rows) == len(there)
+
+
+def test_beginning_where_the_log_has_forgotten_is_refused_unless_it_is_wanted(log: Log) -> None:
+    """B7."""
+    with pytest.raises(LogForgotten, match="begins at 200, not at 100"):
+        read(log, startingOffsets="100")
+    rows = read(log, "offset", startingOffsets="100", failOnDataLoss="false")
+    assert offsets(rows) == [150, *range(200, 500)]
+
+
+def test_what_is_forgotten_between_planning_and_reading_is_noticed(log: Log) -> None:
+    """B7."""
+    engine, address, _ = log
+    for fail in ("true", "false"):
+        options = {"topic": TOPIC, **address, "failOnDataLoss": fail}
+        (part,) = BatchPlan(Options(options), ["offset"]).parts()
+        # As if the log had begun earlier when the read was planned.
+        part = replace(part, begin_offset=0, offsets=Span(100, 300))
+        schema = arrow_schema([("offset", True)])
+        if fail == "true":
+            with pytest.raises(LogForgotten, match=r"forgotten some of \[100, 300\)"):
+                list(read_part(engine, part, schema))
+        else:
+            batches = list(read_part(engine, part, schema))
+            assert [n for batch in batches for n in batch["offset"].to_pylist()] == [
+                *range(200, 300)
+            ]
+
+
+def test_what_cannot_be_meant_is_refused() -> None:
+    """B7."""
+    for options, said in (
+        ({"startingOfsets": "3"}, "unknown option 'startingofsets'"),
+        ({"startingOffsets": "soon"}, "earliest, latest or an offset"),
+        ({"startingOffsets": "{3"}, "no JSON object"),
+        ({"startingOffsets": '{"other": 3}'}, "names public/default/other: it is not read"),
+        ({"endingTimestamp": "2027-01-31T09:00:00"}, "its offset from UTC"),
+        ({"topics": "a,b"}, "one of the two"),
+        ({"minPartitions": "0"}, "an integer from 1 on"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            BatchPlan(Options({"topic": TOPIC, "url": "mysql://db/log", **options}), ["offset"])
+
+
+# -- columns ---------------------------------------------------------------------
+
+PLAIN = st.dictionaries(st.text(max_size=300), st.text(max_size=300), max_size=20)
+VALUES = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.lists(st.text(), max_size=2)
+MIXED = st.dictionaries(st.text(max_size=5), st.text(max_size=5) | VALUES, max_size=4)
+
+
+@given(st.lists(st.none() | PLAIN | MIXED | st.binary(max_size=6), max_size=12))
+def test_properties_come_as_they_were_whatever_they_are(given: list[Any]) -> None:
+    """B7, N2: strings as they are, other values as JSON, what is no map as an empty one."""
+    packed = [
+        b"" if one is None else one if isinstance(one, bytes) else msgpack.packb(one)
+        for one in given
+    ]
+    found = arrow.maps(decode_maps(Blobs.of(packed))).to_pylist()
+    for one, pairs in zip(given, found, strict=True):
+        if isinstance(one, dict):
+            assert dict(pairs) == {
+                name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                for name, value in one.items()
+            }
+        elif one is None:
+            assert pairs == []
+
+
+@given(st.lists(st.binary(max_size=20), max_size=40))
+def test_strings_of_bytes_become_a_column_without_being_looked_at(given: list[bytes]) -> None:
+    """B7."""
+    assert arrow.binaries(Blobs.of(given)).to_pylist() == given
+    assert arrow.binaries(Blobs.of(given), empty_is_null=True).to_pylist() == [
+        one or None for one in given
+    ]
+
+
+def test_numbers_become_columns_with_nulls_where_there_are_none() -> None:
+    """B7."""
+    values = np.array([3, -1, 7, 2**40])
+    assert arrow.integers(values[:3], values[:3] >= 0).to_pylist() == [3, None, 7]
+    assert arrow.longs(values).to_pylist() == values.tolist()
+    assert arrow.instants(values).to_pylist() == [instant(ms) for ms in values.tolist()]

@@ -1,0 +1,184 @@
+"""Topics as DataFrames: what a batch read gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from storied import HOUR_MS, TOPIC, Expected, fill
+
+from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+
+SECRET = "s3cr3t-of-the-log"
+
+
+@pytest.fixture(scope="module")
+def log(mysql_url_of_module: str) -> str:
+    """The URL of a log that has seen much."""
+    return mysql_url_of_module
+
+
+@pytest.fixture(scope="module")
+def expected(log: str) -> list[Expected]:
+    """What is in it."""
+    engine = MysqlEngine(MysqlAddress.parse(log))
+    try:
+        return fill(engine)
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def reader(spark: SparkSession, log: str, expected: list[Expected]) -> DataFrameReader:
+    return spark.read.format("escapement").option("url", log).option("topic", TOPIC)
+
+
+def found(frame: DataFrame) -> list[Expected]:
+    """The rows of a read of all columns, by offset."""
+    rows = []
+    for row in frame.collect():
+        assert row.topic == TOPIC
+        rows.append(
+            Expected(
+                row.offset,
+                _ms(row.deliver_at),
+                _ms(row.published_at),
+                None if row.key is None else bytes(row.key),
+                row.properties,
+                row.priority,
+                bytes(row.payload),
+                row.state,
+                row.attempt,
+            )
+        )
+    return sorted(rows, key=lambda row: row.offset)
+
+
+def _ms(instant: datetime) -> int:
+    return round(instant.replace(tzinfo=instant.tzinfo or UTC).timestamp() * 1000)
+
+
+def offsets(frame: DataFrame) -> list[int]:
+    return sorted(row.offset for row in frame.select("offset").collect())
+
+
+def test_all_that_the_log_has_comes_once_as_it_stands_now(
+    reader: DataFrameReader, expected: list[Expected]
+) -> None:
+    """B7, V15: acknowledged, cancelled, tried, moved and relocated messages, live and done."""
+    assert found(reader.option("maxRecordsPerPartition", "100").load()) == expected
+
+
+def test_only_the_columns_of_the_users_schema_are_read(
+    reader: DataFrameReader, expected: list[Expected]
+) -> None:
+    """B7."""
+    frame = reader.schema("payload BINARY, offset BIGINT").load()
+    assert frame.columns == ["payload", "offset"]
+    rows = {row.offset: bytes(row.payload) for row in frame.collect()}
+    assert rows == {one.offset: one.payload for one in expected}
+    with pytest.raises(PySparkException, match="have no column 'body'"):
+        reader.schema("body BINARY").load().count()
+    with pytest.raises(PySparkException, match="the column offset is bigint, not string"):
+        reader.schema("offset STRING").load().count()
+
+
+def test_filters_are_pushed_down_and_take_nothing_away(
+    reader: DataFrameReader, expected: list[Expected]
+) -> None:
+    """B7."""
+    now_ms = expected[-1].published_ms
+    instant = f"timestamp_millis({now_ms + 2 * HOUR_MS})"
+    frame = reader.load()
+    for where, wanted in (
+        ("offset >= 250 AND offset < 320", list(range(250, 320))),
+        (f"deliver_at = {instant}", [310, 311, 312, 313, 314]),
+        ("topic = 'other'", []),
+        (f"topic = '{TOPIC}' AND state = 'cancelled'", list(range(300, 310))),
+    ):
+        assert offsets(frame.where(where)) == wanted, where
+    # Of a range a task reads no more than that range.
+    assert frame.where("offset >= 250 AND offset < 320").rdd.getNumPartitions() == 1
+
+
+def test_a_read_that_takes_no_filters_is_not_refused(
+    spark: SparkSession, reader: DataFrameReader
+) -> None:
+    """B7: as it is by default, Spark does not push filters down."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert offsets(reader.load().where("offset = 311")) == [311]
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+def test_what_cannot_be_meant_is_refused_before_anything_runs(
+    spark: SparkSession, reader: DataFrameReader
+) -> None:
+    """B7."""
+    broken = spark.read.format("escapement").option("topic", TOPIC).option("startingOfsets", "3")
+    with pytest.raises(PySparkException, match="unknown option 'startingofsets'"):
+        broken.load().count()
+    with pytest.raises(PySparkException, match="topic shop/eu/nothing does not exist"):
+        reader.option("topic", "shop/eu/nothing").load().count()
+
+
+def test_a_password_is_in_no_plan_and_no_error(
+    spark: SparkSession,
+    log: str,
+    mysql_server: Any,
+    tmp_path: Path,
+    expected: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """B7."""
+    user, database = "reader_of_a_log", urlsplit(log).path.strip("/")
+    mysql_server.admin(f"CREATE USER {user}@'%' IDENTIFIED BY '{SECRET}'")
+    try:
+        # Who only reads needs no other right.
+        mysql_server.admin(f"GRANT SELECT ON {database}.* TO {user}@'%'")
+        file = tmp_path / "password"
+        file.write_text(SECRET)
+        reader = spark.read.format("escapement").option("topic", TOPIC).option("user", user)
+        reader = reader.option("url", log).option("passwordFile", str(file))
+        frame = reader.load()
+        assert frame.count() == len(expected)
+        frame.explain("extended")
+        shown = capsys.readouterr().out + str(frame) + frame._jdf.queryExecution().toString()
+        assert "escapement" in shown
+        assert SECRET not in shown
+        file.write_text(SECRET + "x")
+        with pytest.raises(PySparkException, match="refuses this user") as refused:
+            reader.load().count()
+        assert SECRET not in str(refused.value)
+    finally:
+        mysql_server.admin(f"DROP USER {user}@'%'")
+
+
+def test_a_log_on_sqlite_is_read_where_its_file_is(spark: SparkSession, tmp_path: Path) -> None:
+    """B7."""
+    engine = SqliteEngine(tmp_path / FILE_NAME)
+    try:
+        expected = fill(engine)
+        reader = spark.read.format("escapement").option("topic", TOPIC)
+        assert found(reader.option("data", str(tmp_path)).load()) == expected
+    finally:
+        engine.close()
+
+
+def test_without_spark_and_arrow_everything_else_works() -> None:
+    """B7."""
+    program = (
+        "import sys; sys.modules.update(pyspark=None, pyarrow=None, pandas=None)\n"
+        "import escapement, escapement.sync, escapement.cli.main, escapement.testing"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
