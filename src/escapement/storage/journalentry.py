@@ -22,7 +22,6 @@ The checksum covers everything but itself. No I/O.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -35,6 +34,7 @@ from escapement.message import Buffer, Int64s
 from escapement.storage.dedupkeys import Keyed, decode_keys, encode_keys
 from escapement.storage.logtable import RowKey
 from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
+from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
 
 _VERSION: Final = 1
 # With dedup keys; else it is as the first version was.
@@ -42,8 +42,7 @@ _KEYED: Final = 2
 # With groups, and perhaps dedup keys.
 _GROUPED: Final = 3
 _HEAD: Final = struct.Struct("<BxxxIIII")
-_CRC: Final = struct.Struct("<I")
-_START: Final = _HEAD.size + _CRC.size
+_START: Final = _HEAD.size + SEAL_BYTES
 _COUNT: Final = struct.Struct("<I")
 
 Table = npt.NDArray[np.int64]
@@ -130,10 +129,7 @@ def encode_entry(entry: JournalEntry) -> bytes:
     count = 0 if attempts is None else len(attempts)
     version = _GROUPED if entry.grouped else _KEYED if entry.keyed else _VERSION
     head = _HEAD.pack(version, len(entry.rows), len(entry.acks), count, len(entry.producers))
-    crc = zlib.crc32(head)
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return b"".join([head, _CRC.pack(crc), *parts])
+    return sealed(head, parts)
 
 
 def decode_entry(data: Buffer) -> JournalEntry:
@@ -146,8 +142,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
     if len(view) < _START:
         raise LogDamaged(f"a journal entry of {len(view)} bytes has no header")
     version, rows, acks, attempts, producers = _HEAD.unpack_from(view)
-    (crc,) = _CRC.unpack_from(view, _HEAD.size)
-    if zlib.crc32(view[_START:], zlib.crc32(view[: _HEAD.size])) != crc:
+    if not is_whole(view, _HEAD.size):
         raise LogDamaged("a journal entry fails its checksum")
     if version not in (_VERSION, _KEYED, _GROUPED):
         raise LogDamaged(f"a journal entry has the unknown version {version}")

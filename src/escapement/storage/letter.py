@@ -24,6 +24,7 @@ import numpy as np
 
 from escapement.errors import LetterDamaged, RemoteProtocolError
 from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times
+from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
 
 # What the database's columns take.
 MAX_TARGET_BYTES: Final = 640
@@ -41,8 +42,7 @@ _HAS_DELAYS: Final = 1
 _HAS_TIMES: Final = 2
 _COMPRESSED: Final = 4
 _HEAD: Final = struct.Struct("<BBxxI")
-_CRC: Final = struct.Struct("<I")
-_START: Final = _HEAD.size + _CRC.size
+_START: Final = _HEAD.size + SEAL_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,10 +80,7 @@ def encode_letter(letter: Letter) -> bytes:
             parts.append(column.astype("<i8", copy=False).tobytes())
     flags |= _COMPRESSED * bool(letter.inflated_bytes)
     head = _HEAD.pack(_VERSION, flags, letter.count)
-    crc = zlib.crc32(head)
-    for part in (*parts, letter.body):
-        crc = zlib.crc32(part, crc)
-    return b"".join([head, _CRC.pack(crc), *parts, letter.body])
+    return sealed(head, [*parts, letter.body])
 
 
 def decode_letter(data: Buffer) -> tuple[MessageBatch, Times]:
@@ -96,8 +93,7 @@ def decode_letter(data: Buffer) -> tuple[MessageBatch, Times]:
     if not _START <= len(view) <= MAX_LETTER_BYTES:
         raise LetterDamaged(f"a letter cannot have {len(view)} bytes")
     version, flags, count = _HEAD.unpack_from(view)
-    (crc,) = _CRC.unpack_from(view, _HEAD.size)
-    if zlib.crc32(view[_START:], zlib.crc32(view[: _HEAD.size])) != crc:
+    if not is_whole(view, _HEAD.size):
         raise LetterDamaged("a letter fails its checksum")
     if version != _VERSION or flags & ~(_HAS_DELAYS | _HAS_TIMES | _COMPRESSED):
         raise LetterDamaged(f"a letter has the unknown version {version} or flags {flags:#x}")

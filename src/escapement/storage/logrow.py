@@ -24,7 +24,6 @@ copies none but the due column. No I/O.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -34,13 +33,13 @@ import numpy as np
 from escapement.errors import LogDamaged, RemoteProtocolError, StorageError
 from escapement.message import Buffer, Int64s, MessageBatch
 from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
+from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
 
 _FIRST, _RESTATED_BARELY, _RESTATED = 1, 2, 3
 _LENGTH: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<BBxxII")
-_CRC: Final = struct.Struct("<I")
 _TIMES: Final = struct.Struct("<qq")
-_START: Final = _HEAD.size + _CRC.size + _TIMES.size
+_START: Final = _HEAD.size + SEAL_BYTES + _TIMES.size
 # Delays of one row mostly lie within 49 days of each other, and then take half the room.
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<u4"), 8: np.dtype("<i8")}
 
@@ -103,10 +102,7 @@ def encode_row(
     version = _FIRST if restating is None else _RESTATED
     head = _HEAD.pack(version, width, len(due_ms), len(bodies))
     parts = [_TIMES.pack(accepted_at_ms, first), due, restated, lengths, *bodies]
-    crc = zlib.crc32(head)
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return b"".join([head, _CRC.pack(crc), *parts])
+    return sealed(head, parts)
 
 
 def decode_row(data: Buffer) -> RowContent:
@@ -119,12 +115,11 @@ def decode_row(data: Buffer) -> RowContent:
     if len(view) < _START:
         raise LogDamaged(f"a log row of {len(view)} bytes has no header")
     version, width, count, body_count = _HEAD.unpack_from(view)
-    (crc,) = _CRC.unpack_from(view, _HEAD.size)
-    if zlib.crc32(view[_HEAD.size + _CRC.size :], zlib.crc32(view[: _HEAD.size])) != crc:
+    if not is_whole(view, _HEAD.size):
         raise LogDamaged("a log row fails its checksum")
     if version not in (_FIRST, _RESTATED_BARELY, _RESTATED) or width not in (0, 4, 8):
         raise LogDamaged(f"a log row has the unknown version {version}, width {width}")
-    accepted_at_ms, first = _TIMES.unpack_from(view, _HEAD.size + _CRC.size)
+    accepted_at_ms, first = _TIMES.unpack_from(view, _HEAD.size + SEAL_BYTES)
     at = _START
     if len(view) - at < count * width:
         raise LogDamaged("a log row ends inside its columns")

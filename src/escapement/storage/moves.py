@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -115,24 +116,22 @@ class Moves:
 
     def current(self, offsets: Int64s, due_ms: Int64s) -> Int64s:
         """When each of these is due; ``due_ms`` of what was not moved. int64[n]."""
-        if self.empty:
-            return due_ms
-        for entries in (self._old, self._young):
-            at, there = entries.find(offsets)
-            if there.any():
-                due_ms = due_ms.copy()
-                due_ms[there] = entries.due_ms[at[there]]
-        return due_ms
+        return self._times(offsets, due_ms, lambda entries: entries.due_ms)
 
     def first(self, offsets: Int64s, due_ms: Int64s) -> Int64s:
         """When each of these was due first; ``due_ms`` of what was not moved. int64[n]."""
+        return self._times(offsets, due_ms, lambda entries: entries.first_ms)
+
+    def _times(
+        self, offsets: Int64s, due_ms: Int64s, column: Callable[[_Entries], Int64s]
+    ) -> Int64s:
         if self.empty:
             return due_ms
         for entries in (self._old, self._young):
             at, there = entries.find(offsets)
             if there.any():
                 due_ms = due_ms.copy()
-                due_ms[there] = entries.first_ms[at[there]]
+                due_ms[there] = column(entries)[at[there]]
         return due_ms
 
     def bases(self, offsets: Int64s) -> Int64s:
