@@ -47,6 +47,18 @@ def fill(engine: Engine) -> list[Expected]:
     return testing.run(_live, engine, int(time.time() * 1000) - DAY_MS - HOUR_MS // 2)
 
 
+def more(engine: Engine, count: int) -> None:
+    """Another broker on that database is sent so many more messages."""
+    testing.run(_more, engine, count)
+
+
+async def _more(engine: Engine, count: int) -> None:
+    begun = testing.start(config=CONFIG, engine=engine, start_ms=int(time.time() * 1000))
+    async with begun as world, world.connect() as broker:
+        async with await broker.producer(TOPIC) as producer:
+            await producer.send_many([b"more %d" % n for n in range(count)])
+
+
 async def _live(engine: Engine, start_ms: int) -> list[Expected]:
     begun = testing.start(config=CONFIG, engine=engine, start_ms=start_ms)
     async with begun as world, world.connect() as broker:

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from escapement.pipeline.columns import read_schema
 from escapement.pipeline.options import Options
 from escapement.pipeline.reader import BatchReader
+from escapement.pipeline.stream import StreamReader
 
 
 class EscapementSource(DataSource):
@@ -26,3 +27,6 @@ class EscapementSource(DataSource):
 
     def reader(self, schema: StructType) -> BatchReader:
         return BatchReader(Options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        return StreamReader(Options(self.options), schema)

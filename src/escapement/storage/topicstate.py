@@ -131,6 +131,19 @@ def read_topic(engine: Engine, connection: Connection, name: TopicName) -> Topic
     return state
 
 
+def read_range(connection: Connection, name: TopicName) -> tuple[int, int, int]:
+    """A topic's id, where its log goes on, and where it begins now; a few short queries.
+
+    Rows of one topic are committed in order, so all before the end is committed. Raises as
+    :func:`read_topic`.
+    """
+    record = find_topic(connection, name)
+    log = Log.look(connection)
+    end = max(record.next_offset, log.end_offset(connection, record.id))
+    begin = log.first_offset(connection, record.id)
+    return record.id, end, end if begin is None else begin
+
+
 def _replay(state: TopicState, tail: JournalTail, attempts: dict[int, list[AttemptTable]]) -> None:
     by_id = {one.record.id: one for one in state.subscriptions}
     for acked in tail.acknowledged():

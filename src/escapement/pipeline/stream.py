@@ -1,0 +1,55 @@
+"""Spark's face of a streaming read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from escapement.pipeline.options import Options
+from escapement.pipeline.reader import check_types, columns_of, read_partition
+from escapement.pipeline.streaming import Positions, StreamPlan, admit, from_json, to_json
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's source."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        check_types(schema)
+        self._columns = columns_of(schema)
+        self._plan = StreamPlan(options, [name for name, _ in self._columns])
+        # With Trigger.AvailableNow: where the query ends.
+        self._target: Positions | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        return to_json(self._plan.initial())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._plan.most_at_once
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        latest = self._plan.latest() if self._target is None else self._target
+        return to_json(admit(from_json(start), latest, most))
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return to_json(self._plan.latest())
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._plan.latest()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        parts = self._plan.parts(from_json(start), from_json(end))
+        return [InputPartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_partition(self._plan.address, self._columns, partition)

@@ -1,0 +1,163 @@
+"""Topics as streams: where they begin, how far each batch goes, and that nothing is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from storied import TOPIC, fill, more
+
+from escapement.errors import InvalidRequest, LogForgotten
+from escapement.names import TopicName
+from escapement.pipeline.arrow import arrow_schema
+from escapement.pipeline.options import Options
+from escapement.pipeline.reading import read_part
+from escapement.pipeline.streaming import Position, StreamPlan, admit, from_json, to_json
+from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+
+NAME = TopicName.parse(TOPIC)
+OTHERS = [TopicName.parse(name) for name in ("a", "b", "c")]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """A log on SQLite that has seen much, in the test's directory."""
+    opened = SqliteEngine(tmp_path / FILE_NAME)
+    fill(opened)
+    yield opened
+    opened.close()
+
+
+def plan(directory: Path, **options: str) -> StreamPlan:
+    given = {"topic": TOPIC, "data": str(directory), **options}
+    return StreamPlan(Options(given), ["offset"])
+
+
+def read(engine: Engine, stream: StreamPlan, start: Any, end: Any) -> list[int]:
+    """The offsets of a batch."""
+    found: list[int] = []
+    for part in stream.parts(start, end):
+        for batch in read_part(engine, part, arrow_schema([("offset", True)])):
+            found += batch["offset"].to_pylist()
+    return sorted(found)
+
+
+def test_a_stream_begins_where_it_was_told_to(engine: Engine, tmp_path: Path) -> None:
+    """B7."""
+    latest = plan(tmp_path).latest()
+    assert plan(tmp_path).initial() == latest
+    for options, first, count in (
+        ({"startingOffsets": "earliest"}, 50, 302),
+        ({"startingOffsets": "200"}, 200, 300),
+        ({"startingOffsets": json.dumps({TOPIC: 480})}, 480, 20),
+        ({"startingTimestamp": "1"}, 200, 300),
+        ({"startingTimestamp": str(1 << 50)}, 500, 0),
+        ({"startingOffsets": "100", "failOnDataLoss": "false"}, 100, 301),
+    ):
+        stream = plan(tmp_path, **options)
+        start = stream.initial()
+        assert start[NAME].next_offset == first, options
+        assert len(read(engine, stream, start, latest)) == count, options
+    with pytest.raises(LogForgotten, match="begins at 200, not at 100"):
+        plan(tmp_path, startingOffsets="100").initial()
+    with pytest.raises(InvalidRequest, match="unknown option 'endingoffsets'"):
+        plan(tmp_path, endingOffsets="3")
+
+
+def test_batches_follow_each_other_without_gap_or_overlap(engine: Engine, tmp_path: Path) -> None:
+    """B7."""
+    stream = plan(tmp_path, startingOffsets="earliest")
+    at, found, sizes = stream.initial(), [], []
+    while (end := admit(at, stream.latest(), 70)) != at:
+        batch = read(engine, stream, at, end)
+        found += batch
+        sizes.append(len(batch))
+        at = from_json(json.loads(json.dumps(to_json(end))))
+    assert found == [50, 150, *range(200, 500)]
+    assert max(sizes) <= 70
+    more(engine, 10)
+    end = admit(at, stream.latest(), None)
+    assert read(engine, stream, at, end) == list(range(500, 510))
+
+
+def test_what_a_stream_missed_is_noticed(engine: Engine, tmp_path: Path) -> None:
+    """B7: forgotten behind its back, or of a topic that is another one now."""
+    stream, lenient = plan(tmp_path), plan(tmp_path, failOnDataLoss="false")
+    latest = stream.latest()
+    at = latest[NAME]
+    behind = {NAME: at._replace(next_offset=100, begin_offset=0)}
+    with pytest.raises(LogForgotten, match="begins at 200, not at 100"):
+        stream.parts(behind, latest)
+    assert len(read(engine, lenient, behind, latest)) == 301
+    # What was forgotten when the stream began there is no loss.
+    assert stream.parts({NAME: at._replace(next_offset=100, begin_offset=200)}, latest)
+    other = {NAME: Position(at.topic_id + 1, 100, 0)}
+    with pytest.raises(LogForgotten, match="made anew"):
+        stream.parts(other, latest)
+    assert len(read(engine, lenient, other, latest)) == 302
+    assert read(engine, lenient, other, {NAME: Position(at.topic_id + 1, 200, 0)}) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=3),
+    st.none() | st.integers(1, 60),
+)
+def test_a_batch_takes_no_more_than_it_may_and_always_something(
+    ranges: list[tuple[int, int]], most: int | None
+) -> None:
+    """B7."""
+    topics = OTHERS[: len(ranges)]
+    start = {t: Position(1, low, 0) for t, (low, _) in zip(topics, ranges, strict=True)}
+    # The log's beginning has moved on; of a topic without news the position stays the same.
+    latest = {t: Position(1, low + n, 7) for t, (low, n) in zip(topics, ranges, strict=True)}
+    total = sum(n for _, n in ranges)
+    reached = admit(start, latest, most)
+    taken = {t: reached[t].next_offset - start[t].next_offset for t in topics}
+    assert sum(taken.values()) == min(total, most or total)
+    assert all(0 <= taken[t] <= n for t, (_, n) in zip(topics, ranges, strict=True))
+    assert all(reached[t] == start[t] for t in topics if not taken[t])
+
+
+def test_a_topic_that_is_new_to_a_stream_comes_from_its_beginning() -> None:
+    """B7."""
+    one, two = OTHERS[:2]
+    reached = admit({one: Position(1, 5, 0)}, {one: Position(1, 9, 0), two: Position(2, 6, 3)}, 5)
+    assert reached == {one: Position(1, 7, 0), two: Position(2, 3, 3)}
+
+
+def test_a_query_goes_on_after_its_checkpoint(
+    spark: SparkSession, mysql_url: str, tmp_path: Path
+) -> None:
+    """B7: with Trigger.AvailableNow, in bounded batches, and each message once."""
+    engine = MysqlEngine(MysqlAddress.parse(mysql_url))
+    fill(engine)
+    source = spark.readStream.format("escapement").option("url", mysql_url)
+    source = source.option("topic", TOPIC).option("startingOffsets", "earliest")
+    frame = source.option("maxOffsetsPerTrigger", "200").schema("offset BIGINT, payload BINARY")
+
+    def run() -> list[int]:
+        sink = frame.load().writeStream.format("parquet").trigger(availableNow=True)
+        query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start(
+            str(tmp_path / "out")
+        )
+        query.awaitTermination()
+        return [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
+
+    assert sum(run()) == 302
+    more(engine, 100)
+    assert run() == [100]
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(row.offset for row in rows) == [50, 150, *range(200, 600)]
+    assert {bytes(row.payload) for row in rows if row.offset >= 500} == {
+        b"more %d" % n for n in range(100)
+    }
+    engine.close()
