@@ -285,6 +285,32 @@ def test_subscriptions_are_created_listed_and_deleted(say: Say) -> None:
     )
 
 
+def test_a_policy_is_shown_in_words_and_told_in_numbers(say: Say) -> None:
+    """A 0 mostly stands for something else."""
+    say("admin", "subscriptions", "create", "worded", "s", "--max-deliveries", "3")
+    shown = say("admin", "subscriptions", "get", "worded", "s")
+    for name, value in (
+        ("ack wait", "the broker's, or without end if not shared"),
+        ("max backoff", "no bound"),
+        ("max deliveries", "3"),
+        ("dead letter topic", "TOPIC-SUBSCRIPTION-DLQ"),
+        ("expired to dead letter", "no"),
+        ("paused until", "not paused"),
+        ("max rate", "no limit"),
+    ):
+        assert re.search(rf"^{name} +{value} *$", shown, re.MULTILINE), name
+    shown = say("admin", "topics", "update", "worded", "--quota-bytes", "64MiB")
+    for name, value in (("ttl", "the namespace's"), ("quota bytes", "67.1 MB")):
+        assert re.search(rf"^{name} +{value} *$", shown, re.MULTILINE), name
+    shown = say("admin", "namespaces", "get", "public/default")
+    for name, value in (("ttl", "never"), ("retention", "1d"), ("retention bytes", "no bound")):
+        assert re.search(rf"^{name} +{value} *$", shown, re.MULTILINE), name
+    told = json.loads(say("admin", "subscriptions", "get", "worded", "s", "-o", "json"))
+    assert (told["ack_wait_ms"], told["dead_letter_topic"], told["max_rate"]) == (0, "", 0)
+    helped = say("admin", "subscriptions", "update", "--help")
+    assert "No wait for another attempt is longer. 0: no bound." in " ".join(helped.split())
+
+
 def test_a_subscriptions_policy_is_changed_shown_and_set_back(say: Say) -> None:
     """V4: durations in words, a value at a time, and back to the default."""
     subscriptions = ["admin", "subscriptions"]

@@ -1,16 +1,18 @@
-"""Options for what a policy has: one for each field, made from its rule.
+"""What a policy has, on a command line: an option for each field, and each value in words.
 
-``ack_wait_ms`` is ``--ack-wait``. Who writes ``default`` for a value sets the field back.
+Both are made from the fields' rules. ``ack_wait_ms`` is ``--ack-wait``. Who writes ``default``
+for a value sets the field back. What is printed says what a 0 means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Final
 
 import click
 
+from escapement.cli.table import print_record
 from escapement.errors import InvalidRequest
 from escapement.storage.policy import Policy, rule_of
 from escapement.storage.rule import Rule
@@ -50,6 +52,21 @@ def policy_options(policy: type[Policy]) -> Callable[[Function], Function]:
         return decorated
 
     return decorate
+
+
+def policy_printer(policy: type[Policy]) -> Callable[[Mapping[str, Any]], None]:
+    """Prints a record with the fields of a policy among its values."""
+    names = policy.names()
+
+    def show(record: Mapping[str, Any]) -> None:
+        print_record(
+            {
+                name: rule_of(policy, name).in_words(value) if name in names else value
+                for name, value in record.items()
+            }
+        )
+
+    return show
 
 
 def _flag(name: str) -> str:

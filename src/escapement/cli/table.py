@@ -50,10 +50,11 @@ def print_record(record: Mapping[str, Any]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    titles = [_title(name) for name in record]
-    for name, title, value in zip(record, titles, record.values(), strict=True):
-        if titles.count(title) > 1 and name.endswith("_bytes"):
-            title = name.replace("_", " ")
+    for name, value in record.items():
+        title = _title(name)
+        stem = name.removesuffix("_bytes") + "_"
+        if stem != name + "_" and any(other.startswith(stem) for other in record if other != name):
+            title = name.replace("_", " ")  # the same is said of something else than bytes
         table.add_row(title, Text(_cell(name, value)))
     console().print(table)
 
@@ -67,6 +68,8 @@ def _title(name: str) -> str:
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, str):
+        return value or "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):

@@ -138,17 +138,19 @@ class NamespacePolicy(Policy):
     retention_bytes: int = rule.number(
         0,
         1 << 62,
-        "Of those, no more is kept than this many bytes of the log, however young; 0: no bound.",
+        "Of those, no more is kept than this many bytes of the log, however young.",
+        "no bound",
     )
     ttl_ms: int = rule.duration(
-        0, "So long after its delivery time a message that is not acknowledged expires; 0: never."
+        0, "So long after its delivery time a message that is not acknowledged expires.", "never"
     )
     quota_messages: int = rule.number(
         0,
         1 << 53,
-        "Of each topic: when so many messages wait, publishing is refused for now; 0: no quota.",
+        "Of each topic: when so many messages wait, publishing is refused for now.",
+        "no quota",
     )
-    quota_bytes: int = rule.size("Of each topic: the same for their size; 0: no quota.")
+    quota_bytes: int = rule.size("Of each topic: the same for their size.", "no quota")
     quota_counts: str = rule.word(
         "due", ("due", "all"), "Whether what is not yet due counts: due, or all there is."
     )
@@ -159,10 +161,10 @@ class NamespacePolicy(Policy):
         "messages are dropped.",
     )
     total_quota_messages: int = rule.number(
-        0, 1 << 53, "Of all topics together: the same for their sum; 0: no quota."
+        0, 1 << 53, "Of all topics together: the same for their sum.", "no quota"
     )
     total_quota_bytes: int = rule.size(
-        "Of all topics together: the same for their size; 0: no quota."
+        "Of all topics together: the same for their size.", "no quota"
     )
 
 
@@ -175,11 +177,11 @@ class TopicPolicy(Policy):
     paused_until_ms: int = rule.moment(
         "Until then nothing of it is handed out, to any subscription; forever: until it is resumed."
     )
-    ttl_ms: int = rule.duration(0, "As of the namespace, for this topic; 0: the namespace's.")
+    ttl_ms: int = rule.duration(0, "As of the namespace, for this topic.", "the namespace's")
     quota_messages: int = rule.number(
-        0, 1 << 53, "As of the namespace, for this topic; 0: the namespace's."
+        0, 1 << 53, "As of the namespace, for this topic.", "the namespace's"
     )
-    quota_bytes: int = rule.size("As of the namespace, for this topic; 0: the namespace's.")
+    quota_bytes: int = rule.size("As of the namespace, for this topic.", "the namespace's")
     quota_counts: str = rule.word(
         "namespace",
         ("namespace", "due", "all"),
@@ -191,15 +193,15 @@ class TopicPolicy(Policy):
         "As of the namespace, for this topic, or the namespace's.",
     )
     max_publish_rate: float = rule.rate(
-        "Messages a second that may be published; more are held back. 0: no limit."
+        "Messages a second that may be published; more are held back."
     )
     max_publish_rate_per_producer: float = rule.rate(
-        "Messages a second that each producer may publish. 0: no limit."
+        "Messages a second that each producer may publish."
     )
     dedup_window_ms: int = rule.duration(
         600_000,
-        "How long after a message was published another with its dedup key is taken for the "
-        "same; 0: dedup keys are ignored.",
+        "How long after a message was published another with its dedup key is taken for the same.",
+        "dedup keys are ignored",
     )
     group_retention_ms: int = rule.duration(
         86_400_000, "How long a group is remembered after its last follow-up has fired."
@@ -215,10 +217,11 @@ class SubscriptionPolicy(Policy):
     ack_wait_ms: int = rule.duration(
         0,
         "How long a message may go unacknowledged, where its consumer does not say; doubled "
-        "with each attempt. 0: the broker's, or without end if not shared.",
+        "with each attempt.",
+        "the broker's, or without end if not shared",
     )
-    min_backoff_ms: int = rule.duration(0, "No wait for another attempt is shorter.")
-    max_backoff_ms: int = rule.duration(0, "No wait for another attempt is longer; 0: no bound.")
+    min_backoff_ms: int = rule.duration(0, "No wait for another attempt is shorter.", "none")
+    max_backoff_ms: int = rule.duration(0, "No wait for another attempt is longer.", "no bound")
     jitter: float = rule.share(
         0.33,
         "Up to this share of a wait is added to it, within max_backoff, so that not all come back "
@@ -227,7 +230,8 @@ class SubscriptionPolicy(Policy):
     priority_ageing_ms: int = rule.duration(
         1_000,
         "What a step of priority is worth, if shared: a message goes before what is due up to "
-        "this much earlier for each step that its priority is the lower number. 0: nothing.",
+        "this much earlier for each step that its priority is the lower number.",
+        "nothing",
     )
     order: str = rule.word(
         ANY_ORDER,
@@ -245,12 +249,10 @@ class SubscriptionPolicy(Policy):
     max_deliveries: int = rule.number(
         0,
         30_000,
-        "A message that has failed so often goes to the dead-letter topic; 0: it is tried "
-        "without end.",
+        "A message that has failed so often goes to the dead-letter topic.",
+        "tried without end",
     )
-    dead_letter_topic: str = rule.topic(
-        "", "Where dead letters go; TOPIC-SUBSCRIPTION-DLQ, where nothing is said."
-    )
+    dead_letter_topic: str = rule.topic("", "Where dead letters go.", "TOPIC-SUBSCRIPTION-DLQ")
     expired_to_dead_letter: bool = rule.flag(
         "Whether messages that expire go to the dead-letter topic."
     )
@@ -260,9 +262,9 @@ class SubscriptionPolicy(Policy):
     paused_until_ms: int = rule.moment(
         "Until then nothing is handed out; forever: until it is resumed."
     )
-    max_rate: float = rule.rate("Messages a second that are handed out. 0: no limit.")
+    max_rate: float = rule.rate("Messages a second that are handed out.")
     max_in_flight: int = rule.number(
-        0, 4_000_000, "Messages in the hands of all consumers together. 0: the broker's bound."
+        0, 4_000_000, "Messages in the hands of all consumers together.", "the broker's bound"
     )
     dispatch: str = rule.word(
         "round_robin",

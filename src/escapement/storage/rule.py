@@ -37,22 +37,32 @@ class Rule:
     """What the values of one field may be.
 
     Args:
-      help: what the field decides, as a sentence.
+      help: what the field decides, in sentences.
       metavar: what stands for a value in a command's help.
       read: the value, from a plain value or from text; raises ``InvalidRequest``.
+      nothing: what is meant where the value is 0 or empty; "" for just that.
     """
 
     help: str
     metavar: str
     read: Callable[[Any], Any]
+    nothing: str = ""
+
+    def in_words(self, value: Any) -> Any:
+        """The value, or what it means if it is not what it says."""
+        return self.nothing if self.nothing and value in (0, "") else value
 
 
-def _ruled(default: Value, help: str, metavar: str, read: Callable[[Any], Any]) -> Value:
-    value: Value = field(default=default, metadata={"rule": Rule(help, metavar, read)})
+def _ruled(
+    default: Value, help: str, metavar: str, read: Callable[[Any], Any], nothing: str
+) -> Value:
+    if nothing:
+        help += f" {'Empty' if isinstance(default, str) else '0'}: {nothing}."
+    value: Value = field(default=default, metadata={"rule": Rule(help, metavar, read, nothing)})
     return value
 
 
-def duration(default_ms: int, help: str) -> int:
+def duration(default_ms: int, help: str, nothing: str = "") -> int:
     """Milliseconds, or text such as ``30s``; the field's name ends in ``_ms``."""
 
     def read(value: Any) -> int:
@@ -61,7 +71,7 @@ def duration(default_ms: int, help: str) -> int:
             raise InvalidRequest(f"{duration_text(found)} is longer than 366 days")
         return found
 
-    return _ruled(default_ms, help, "DURATION", read)
+    return _ruled(default_ms, help, "DURATION", read, nothing)
 
 
 def share(default: float, help: str) -> float:
@@ -76,7 +86,7 @@ def share(default: float, help: str) -> float:
             raise InvalidRequest(f"{value!r} is not from 0 to 1")
         return found
 
-    return _ruled(default, help, "SHARE", read)
+    return _ruled(default, help, "SHARE", read, "")
 
 
 def word(default: str, words: tuple[str, ...], help: str) -> str:
@@ -88,10 +98,10 @@ def word(default: str, words: tuple[str, ...], help: str) -> str:
         found: str = value
         return found
 
-    return _ruled(default, help, "|".join(words), read)
+    return _ruled(default, help, "|".join(words), read, "")
 
 
-def number(default: int, most: int, help: str) -> int:
+def number(default: int, most: int, help: str, nothing: str = "") -> int:
     """A whole number from 0 to ``most``."""
 
     def read(value: Any) -> int:
@@ -100,7 +110,7 @@ def number(default: int, most: int, help: str) -> int:
             raise InvalidRequest(f"{found} is more than {most}")
         return found
 
-    return _ruled(default, help, "NUMBER", read)
+    return _ruled(default, help, "NUMBER", read, nothing)
 
 
 def rate(help: str) -> float:
@@ -117,17 +127,17 @@ def rate(help: str) -> float:
             )
         return found
 
-    return _ruled(0.0, help, "RATE", read)
+    return _ruled(0.0, help, "RATE", read, "no limit")
 
 
-def size(help: str) -> int:
+def size(help: str, nothing: str) -> int:
     """Bytes, or text such as ``64MiB``; 0 is none."""
 
     def read(value: Any) -> int:
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
         return _whole(value) if match is None else int(match[1]) << _SHIFT[match[2]]
 
-    return _ruled(0, help, "SIZE", read)
+    return _ruled(0, help, "SIZE", read, nothing)
 
 
 def flag(help: str) -> bool:
@@ -140,10 +150,10 @@ def flag(help: str) -> bool:
             raise InvalidRequest(f"{value!r} is neither yes nor no")
         return value
 
-    return _ruled(False, help, "yes|no", read)
+    return _ruled(False, help, "yes|no", read, "")
 
 
-def topic(default: str, help: str) -> str:
+def topic(default: str, help: str, nothing: str) -> str:
     """A topic's name, kept in full; "" for none."""
 
     def read(value: Any) -> str:
@@ -151,7 +161,7 @@ def topic(default: str, help: str) -> str:
             raise InvalidRequest(f"{value!r} is not the name of a topic")
         return TopicName.parse(value).full if value else ""
 
-    return _ruled(default, help, "TOPIC", read)
+    return _ruled(default, help, "TOPIC", read, nothing)
 
 
 def moment(help: str) -> int:
@@ -173,7 +183,7 @@ def moment(help: str) -> int:
             return max(0, -((_EPOCH - at) // _MILLISECOND))
         return _whole(value)
 
-    return _ruled(0, help, "TIME", read)
+    return _ruled(0, help, "TIME", read, "not paused")
 
 
 def _whole(value: Any) -> int:

@@ -8,11 +8,12 @@ import click
 
 from escapement.cli.admin.group import Desk, verb
 from escapement.cli.parameters import positive_duration_ms
-from escapement.cli.policy import policy_options
+from escapement.cli.policy import policy_options, policy_printer
 from escapement.cli.table import print_record, print_rows
 from escapement.storage.policy import NamespacePolicy
 
 _NAMESPACE_COLUMNS: Final = ("namespace", "delays_enabled", "granularity_ms", "tick_ms")
+_print: Final = policy_printer(NamespacePolicy)
 
 
 @click.group()
@@ -34,7 +35,7 @@ def list_namespaces(desk: Desk) -> None:
 @_namespace
 def get_namespace(desk: Desk, namespace: str) -> None:
     """Show one namespace."""
-    desk.ask("namespaces.get", print_record, namespace=namespace)
+    desk.ask("namespaces.get", _print, namespace=namespace)
 
 
 @verb(namespaces, "update", "shop/eu")
@@ -45,7 +46,7 @@ def update_namespace(desk: Desk, namespace: str, policy: dict[str, Any]) -> None
 
     What is not named stays; the value "default" sets it back. Takes effect at once.
     """
-    desk.ask("namespaces.update", print_record, namespace=namespace, policy=policy)
+    desk.ask("namespaces.update", _print, namespace=namespace, policy=policy)
 
 
 @verb(namespaces, "create", "shop/eu")
@@ -54,7 +55,7 @@ def create_namespace(desk: Desk, namespace: str) -> None:
     """Create a namespace, with delays enabled.
 
     The time partition granularity is 5m and the tick 1s."""
-    desk.ask("namespaces.create", print_record, namespace=namespace)
+    desk.ask("namespaces.create", _print, namespace=namespace)
 
 
 @verb(namespaces, "delete", "shop/eu")
@@ -103,7 +104,7 @@ def enable_delayed_message(
     """
     desk.ask(
         "namespaces.enable_delayed_message",
-        print_record,
+        _print,
         namespace=namespace,
         granularity_ms=granularity_ms,
         tick_ms=tick_ms,
@@ -117,4 +118,4 @@ def disable_delayed_message(desk: Desk, namespace: str) -> None:
 
     Messages that are pending keep theirs, and are delivered then.
     """
-    desk.ask("namespaces.disable_delayed_message", print_record, namespace=namespace)
+    desk.ask("namespaces.disable_delayed_message", _print, namespace=namespace)

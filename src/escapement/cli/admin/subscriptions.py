@@ -10,7 +10,7 @@ import click
 from escapement.cli.admin.group import Desk, subscription_argument, topic_argument, verb
 from escapement.cli.options import kind_option
 from escapement.cli.parameters import moment, place
-from escapement.cli.policy import policy_options
+from escapement.cli.policy import policy_options, policy_printer
 from escapement.cli.table import print_record, print_rows
 from escapement.client import schedule
 from escapement.client.schedule import Where
@@ -26,6 +26,7 @@ SUBSCRIPTION_COLUMNS: Final = (
     "delivered",
     "redelivered",
 )
+_print: Final = policy_printer(SubscriptionPolicy)
 
 
 @click.group()
@@ -49,7 +50,7 @@ def list_subscriptions(desk: Desk, topic: str) -> None:
 @subscription_argument
 def get_subscription(desk: Desk, topic: str, subscription: str) -> None:
     """Show what was decided for a subscription."""
-    desk.ask("subscriptions.get", print_record, topic=topic, subscription=subscription)
+    desk.ask("subscriptions.get", _print, topic=topic, subscription=subscription)
 
 
 @verb(
@@ -68,7 +69,7 @@ def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[
     """
     desk.ask(
         "subscriptions.update",
-        print_record,
+        _print,
         topic=topic,
         subscription=subscription,
         policy=policy,

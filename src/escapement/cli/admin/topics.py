@@ -8,11 +8,12 @@ import click
 
 from escapement.cli.admin.group import Desk, topic_argument, verb
 from escapement.cli.admin.subscriptions import SUBSCRIPTION_COLUMNS
-from escapement.cli.policy import policy_options
+from escapement.cli.policy import policy_options, policy_printer
 from escapement.cli.table import print_record, print_rows
 from escapement.storage.policy import TopicPolicy
 
 _PRODUCER_COLUMNS: Final = ("name", "connected", "last_sequence")
+_print: Final = policy_printer(TopicPolicy)
 
 
 @click.group()
@@ -53,7 +54,7 @@ def topic_stats(desk: Desk, topic: str) -> None:
 @topic_argument
 def get_topic(desk: Desk, topic: str) -> None:
     """Show what was decided for a topic."""
-    desk.ask("topics.get", print_record, topic=topic)
+    desk.ask("topics.get", _print, topic=topic)
 
 
 @verb(topics, "update", "shop/eu/orders")
@@ -64,7 +65,7 @@ def update_topic(desk: Desk, topic: str, policy: dict[str, Any]) -> None:
 
     What is not named stays; the value "default" sets it back. Takes effect at once.
     """
-    desk.ask("topics.update", print_record, topic=topic, policy=policy)
+    desk.ask("topics.update", _print, topic=topic, policy=policy)
 
 
 @verb(topics, "create", "shop/eu/orders")
