@@ -157,12 +157,12 @@ def test_an_aborted_attempt_is_given_up_and_no_other(
     ours = stage(engine, connection, load, 0, "ours", b"1")
     theirs = stage(engine, connection, load, 0, "theirs", b"1")
     with transaction(connection):
-        assert job.abandon(connection, load, ["ours", "never"]) == 1
+        assert job.abandon(connection, load, "our") == 1
     with pytest.raises(StagingLost):
         commit(engine, connection, load, ours)
     assert commit(engine, connection, load, theirs)
     with transaction(connection):
-        assert job.abandon(connection, load, ["theirs"]) == 0
+        assert job.abandon(connection, load, "theirs") == 0
     purge(engine, connection)
     assert adopt(engine, connection) == {"t/n/x": [b"1"]}
 
@@ -303,7 +303,7 @@ def _random_life(rng: random.Random, seed: int) -> None:
             attempts = staged[chosen]
             if move == "stage":
                 payloads = [b"%d" % next(names) for _ in range(rng.randrange(1, 4))]
-                name = f"{next(names)}"
+                name = f"{next(names)}."
                 part = rng.randrange(2)
                 try:
                     counted = stage(engine, connection, chosen, part, name, *payloads)
@@ -313,7 +313,7 @@ def _random_life(rng: random.Random, seed: int) -> None:
             elif move == "abandon" and attempts:
                 one = attempts.pop(rng.randrange(len(attempts)))
                 with transaction(connection):
-                    job.abandon(connection, chosen, [one[0].attempt])
+                    job.abandon(connection, chosen, one[0].attempt)
             elif move == "commit":
                 parts = {one[0].part: one for one in attempts}
                 if commit(engine, connection, chosen, *(one[0] for one in parts.values())):

@@ -1,4 +1,4 @@
-"""One Spark for the whole test session, on this machine, with two tasks at a time."""
+"""One Spark for the whole test session, on this machine: two tasks at a time, three tries each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spark() -> Iterator[SparkSession]:
     provide_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master("local[2, 3]")
         .appName("escapement tests")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")

@@ -13,6 +13,7 @@ from escapement.pipeline.columns import read_schema
 from escapement.pipeline.options import Options
 from escapement.pipeline.reader import BatchReader
 from escapement.pipeline.stream import StreamReader
+from escapement.pipeline.writer import BatchWriter, StreamWriter
 
 
 class EscapementSource(DataSource):
@@ -30,3 +31,9 @@ class EscapementSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:
         return StreamReader(Options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        return BatchWriter(Options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        return StreamWriter(Options(self.options), schema, overwrite)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from escapement.errors import AlreadyExists, Conflict, NotFound
-from escapement.names import TopicName
+from escapement.names import NamespaceName, TopicName
 from escapement.storage import eventgroup, removal
 from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
 from escapement.storage.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
@@ -103,6 +103,19 @@ def create_namespace(
         f"namespace {tenant}/{name}",
     )
     return Namespace(id, tenant, name, delays_enabled, granularity_ms, tick_ms, now_ms)
+
+
+def find_namespace(connection: Connection, name: NamespaceName) -> Namespace:
+    """Raises ``NotFound``, also of one that is being deleted."""
+    rows = connection.execute(
+        "SELECT id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
+        " FROM namespaces n WHERE n.tenant = ? AND n.name = ? AND NOT EXISTS"
+        " (SELECT 1 FROM removals r WHERE r.kind = 'namespace' AND r.id = n.id)",
+        (name.tenant, name.namespace),
+    ).rows
+    if not rows:
+        raise NotFound(f"namespace {name.full} does not exist")
+    return _namespace(rows[0])
 
 
 def update_namespace(connection: Connection, namespace: Namespace) -> None:
@@ -280,9 +293,7 @@ def delete_subscription(connection: Connection, subscription_id: int) -> None:
 
 def read_namespaces(connection: Connection) -> Iterator[Namespace]:
     columns = "id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
-    for id, tenant, name, enabled, *rest, policy in _pages(connection, "namespaces", columns):
-        row = (id, tenant, name, bool(enabled), *rest, NamespacePolicy.decode(policy))
-        yield Namespace(*row)
+    yield from map(_namespace, _pages(connection, "namespaces", columns))
 
 
 def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]:
@@ -310,6 +321,12 @@ def _subscription(row: Row) -> SubscriptionRecord:
     *rest, policy = row
     columns = (*rest, SubscriptionPolicy.decode(policy))
     return SubscriptionRecord(*columns)
+
+
+def _namespace(row: Row) -> Namespace:
+    id, tenant, name, enabled, *rest, policy = row
+    fields = (id, tenant, name, bool(enabled), *rest, NamespacePolicy.decode(policy))
+    return Namespace(*fields)
 
 
 def _pages(connection: Connection, table: str, columns: str) -> Iterator[Row]:

@@ -21,7 +21,7 @@ side, each perhaps by several *attempts*, of which the commit names the one that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from escapement.errors import StagingLost
@@ -37,12 +37,16 @@ _PURGE_STEP: Final = 500
 
 
 class Job(NamedTuple):
-    """A job that was entered; ``committed`` if there is nothing left to be done for it."""
+    """A job that was entered; ``committed`` if there is nothing left to be done for it.
+
+    ``entered_at_ms``, by the database's clock, is the same for all who enter it.
+    """
 
     id: int
     series: str
     version: int
     committed: bool
+    entered_at_ms: int
 
 
 class Attempt(NamedTuple):
@@ -91,8 +95,8 @@ class JobState(NamedTuple):
 def enter(engine: Engine, connection: Connection, series: str, version: int) -> Job:
     """The job of this name and number; made if there is none."""
     if _is_committed(connection, series, version):
-        return Job(0, series, version, True)
-    find = "SELECT id FROM jobs WHERE series = ? AND version = ?"
+        return Job(0, series, version, True, 0)
+    find = "SELECT id, created_at_ms FROM jobs WHERE series = ? AND version = ?"
     rows = connection.execute(find, (series, version)).rows
     if not rows:
         connection.execute(
@@ -101,7 +105,8 @@ def enter(engine: Engine, connection: Connection, series: str, version: int) -> 
             (series, version),
         )
         rows = connection.execute(find, (series, version)).rows
-    return Job(int(rows[0][0]), series, version, False)
+    ((id, entered_at_ms),) = rows
+    return Job(id, series, version, False, entered_at_ms)
 
 
 def stage(
@@ -121,7 +126,7 @@ def stage(
       StagingLost: what the attempt had staged before was given up.
     """
     boxes: dict[str, int] = {}
-    now_ms = _now_ms(engine.dialect, connection)
+    at_ms = now_ms(engine.dialect, connection)
     for target in sorted({letter.target for letter in letters}):
         tally = tallies[target]
         key = (attempt.job_id, attempt.part, attempt.name, target.encode())
@@ -136,7 +141,7 @@ def stage(
             "UPDATE parcels SET letter_count = ?, message_count = ?, size_bytes = ?,"
             " touched_at_ms = ? WHERE job_id = ? AND part = ? AND attempt = ? AND target = ?"
             " AND mailbox_id = 0",
-            (*tally, now_ms, *key),
+            (*tally, at_ms, *key),
         ).affected
         if not found:
             raise StagingLost(f"what {attempt.name} had staged for {target} was given up")
@@ -145,7 +150,7 @@ def stage(
             key,
         ).rows
         boxes[target] = -id
-    inbox.insert_into(engine, connection, letters, boxes, now_ms)
+    inbox.insert_into(engine, connection, letters, boxes, at_ms)
 
 
 def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[Counted]) -> bool:
@@ -157,9 +162,11 @@ def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[C
     lock = engine.dialect.update_lock
     if not connection.execute(f"SELECT id FROM jobs WHERE id = ?{lock}", (job.id,)).rows:
         if _is_committed(connection, job.series, job.version):
+            _put_on_disk(connection, job.series)
             return False
         raise StagingLost(f"the job {job.series}/{job.version} was given up before its commit")
     if _is_committed(connection, job.series, job.version):
+        _put_on_disk(connection, job.series)
         return False
     rows = connection.execute(
         "SELECT id, part, attempt, target, message_count, size_bytes FROM parcels"
@@ -176,13 +183,13 @@ def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[C
             "UPDATE parcels SET mailbox_id = ? WHERE id = ?",
             [(boxes[bytes(row[3])], row[0]) for row in taken],
         )
-    now_ms = _now_ms(engine.dialect, connection)
+    at_ms = now_ms(engine.dialect, connection)
     connection.execute(
         "UPDATE jobs SET committed_at_ms = ?, adopted_at_ms = ?, message_count = ?,"
         " size_bytes = ? WHERE id = ?",
         (
-            now_ms,
-            None if taken else now_ms,
+            at_ms,
+            None if taken else at_ms,
             sum(row[4] for row in taken),
             sum(row[5] for row in taken),
             job.id,
@@ -191,17 +198,25 @@ def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[C
     return True
 
 
-def abandon(connection: Connection, job: Job, attempts: Iterable[str]) -> int:
-    """Give up what these attempts have staged, inside the open transaction; how many parcels.
+def _put_on_disk(connection: Connection, series: str) -> None:
+    """A server may show a commit before it is durable: what was seen is changed and committed."""
+    connection.execute(
+        "UPDATE jobs SET created_at_ms = created_at_ms + 1"
+        " WHERE series = ? AND committed_at_ms IS NOT NULL",
+        (series,),
+    )
 
-    What is committed stays.
+
+def abandon(connection: Connection, job: Job, run: str) -> int:
+    """Give up what attempts have staged whose names begin with ``run``; how many parcels.
+
+    Inside the open transaction. What is committed stays.
     """
-    names = set(attempts)
     rows = connection.execute(
         "SELECT id, attempt, touched_at_ms FROM parcels WHERE job_id = ? AND mailbox_id = 0",
         (job.id,),
     ).rows
-    ours = [(id, touched) for id, attempt, touched in rows if attempt in names]
+    ours = [(id, touched) for id, attempt, touched in rows if attempt.startswith(run)]
     return sum(parcel.give_up(connection, id, touched) for id, touched in ours)
 
 
@@ -226,10 +241,10 @@ def _check_whole(job: Job, wanted: Mapping[tuple[int, str], int], taken: Sequenc
             )
 
 
-def _now_ms(dialect: Dialect, connection: Connection) -> int:
+def now_ms(dialect: Dialect, connection: Connection) -> int:
     """The database's clock, which is the same for all who stage."""
-    ((now_ms,),) = connection.execute(f"SELECT {dialect.now_ms}").rows
-    return int(now_ms)
+    ((at_ms,),) = connection.execute(f"SELECT {dialect.now_ms}").rows
+    return int(at_ms)
 
 
 # -- looking, and forgetting -----------------------------------------------------

@@ -1,0 +1,304 @@
+"""A bulk write from its plan to its report: what the driver decides, and what tasks do.
+
+::
+
+    driver  BulkWrite.plan   refuses what cannot work, before anything runs
+    tasks   write_part       each attempt at a part stages its rows
+    driver  commit | abandon
+
+The plan travels to the tasks, so it holds plain values. Exactly once: see storage/job.py.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from escapement.errors import DelaysDisabled, EscapementError, InvalidRequest, NotFound
+from escapement.names import TopicName
+from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
+from escapement.pipeline.shape import Shape
+from escapement.pipeline.staging import Stager
+from escapement.pipeline.transactions import Transactions
+from escapement.storage import catalog, job
+from escapement.storage.engine.base import Connection
+from escapement.storage.job import Attempt, Counted, Job
+from escapement.storage.schema import require
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# What a user may say of a write; a stream also says where its checkpoints are.
+WRITE_OPTIONS: Final = (
+    *ADDRESS_OPTIONS,
+    "topic",
+    "createTopics",
+    "jobId",
+    "txnAppId",
+    "txnVersion",
+    "report",
+    "checkpointLocation",
+)
+# A series and an attempt's name must fit their columns.
+_MAX_NAME_CHARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What an attempt at a part has staged; travels to the driver."""
+
+    series: str
+    version: int
+    counted: Counted
+    by_topic: Mapping[str, int]  # messages
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of a write."""
+
+    job: str
+    version: int
+    repeated: bool  # it had been committed before, and added nothing
+    messages: int = 0
+    size_bytes: int = 0
+    by_topic: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def line(self) -> str:
+        """All of it for people, on a line."""
+        name = f"job {self.job}, version {self.version}"
+        if self.repeated:
+            return f"{name}: committed before; nothing was added"
+        rate = self.messages / self.seconds if self.seconds else 0.0
+        return (
+            f"{name}: {self.messages:,} messages ({self.size_bytes:,} bytes) for"
+            f" {len(self.by_topic)} topics committed in {self.seconds:.1f} s, {rate:,.0f} a second"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BulkWrite:
+    """The plan of a write."""
+
+    address: LogAddress
+    shape: Shape
+    topic: str  # for rows that name none; "" if each must
+    creates_topics: bool
+    series: str  # "": a stream's, which its batches name
+    version: int
+    run: str  # what the names of its attempts begin with
+    report: str | None
+    began_s: float
+    start_ms: int | None  # delays count from here; None: from when the job was entered
+
+    @classmethod
+    def plan(
+        cls, options: Options, columns: Mapping[str, str], *, of_stream: bool = False
+    ) -> BulkWrite:
+        """Look at everything that can be known before anything runs.
+
+        Raises:
+          InvalidRequest: the options, or the columns, cannot be meant.
+          NotFound, DelaysDisabled: the topic that is named does not take these messages.
+          StorageError: the log cannot be reached, or not be written.
+        """
+        options.check(WRITE_OPTIONS)
+        address = LogAddress.of(options)
+        if address.data is not None:
+            raise InvalidRequest(
+                "writing needs a log on MySQL or MariaDB: SQLite lets one process write"
+            )
+        series, version = _name(options, of_stream)
+        shape = Shape.of(columns)
+        topic = options.text("topic")
+        if topic is None and "topic" not in shape.places:
+            raise InvalidRequest("say where to: with the option topic, or a column of that name")
+        plan = cls(
+            address,
+            shape,
+            "" if topic is None else TopicName.parse(topic).full,
+            options.flag("createTopics", False),
+            series,
+            version,
+            secrets.token_hex(8),
+            options.text("report"),
+            time.time(),
+            None,
+        )
+        return plan._checked(of_stream)
+
+    def _checked(self, of_stream: bool) -> BulkWrite:
+        """The plan, after a look at the database."""
+        transactions = Transactions(self.address.engine())
+        try:
+            transactions.run(require)
+            if self.topic:
+                timed = self.shape.has_times
+                transactions.run(lambda connection: self.admit(connection, self.topic, timed))
+            if of_stream:
+                return self
+            now_ms = transactions.run(
+                lambda connection: job.now_ms(transactions.engine.dialect, connection)
+            )
+            return replace(self, start_ms=now_ms)
+        finally:
+            transactions.close()
+
+    def of_batch(self, series: str, version: int) -> BulkWrite:
+        """The plan of a stream's batch, unless the stream was given a name of its own."""
+        return replace(self, series=self.series or series, version=version)
+
+    def admit(self, connection: Connection, topic: str, timed: bool) -> str:
+        """The full name of a topic that takes these messages.
+
+        Raises:
+          NotFound, DelaysDisabled, InvalidRequest: it does not.
+        """
+        name = TopicName.parse(topic)
+        try:
+            namespace = catalog.find_namespace(connection, name.in_namespace)
+            if timed and not namespace.delays_enabled:
+                raise DelaysDisabled(
+                    f"delayed messages are disabled in {namespace.tenant}/{namespace.name}; enable"
+                    " them with `escapement admin namespaces enable-delayed-message`"
+                )
+            if not self.creates_topics:
+                catalog.find_topic(connection, name)
+        except NotFound as error:
+            if not self.creates_topics:
+                raise NotFound(
+                    f"{error}; create it, or set the option createTopics to true, where the broker"
+                    " creates topics by itself"
+                ) from None
+        return name.full
+
+    def enter(self, transactions: Transactions) -> Job:
+        """The job of this plan, made if there is none yet."""
+        assert self.series, "a stream's plan names no job before its batch does"
+        return transactions.run(
+            lambda connection: job.enter(transactions.engine, connection, self.series, self.version)
+        )
+
+
+def _name(options: Options, of_stream: bool) -> tuple[str, int]:
+    """What a job is to be known by: a name that was given, or one of its own."""
+    job_id, application = options.text("jobId"), options.text("txnAppId")
+    version = options.number("txnVersion", least=0)
+    for name in (job_id, application):
+        if name is not None and len(name) > _MAX_NAME_CHARS:
+            raise InvalidRequest(f"jobId and txnAppId have {_MAX_NAME_CHARS} characters at most")
+    if of_stream:
+        if job_id is not None or version is not None:
+            raise InvalidRequest(
+                "a stream's batches have numbers of their own: give txnAppId alone, or nothing"
+            )
+        return f"txn/{application}" if application else "", 0
+    if (application is None) != (version is None):
+        raise InvalidRequest("txnAppId and txnVersion go together")
+    if application is not None and version is not None:
+        if job_id is not None:
+            raise InvalidRequest("a job is named by jobId, or by txnAppId and txnVersion: not both")
+        return f"txn/{application}", version
+    return f"job/{job_id or secrets.token_hex(16)}", 0
+
+
+def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) -> Part:
+    """Stage the rows of a part, as one attempt; in a task.
+
+    Raises:
+      EscapementError: the attempt failed; what it staged is given up.
+    """
+    from escapement.pipeline.rows import RowReader
+
+    name = f"{plan.run}-{part}-{secrets.token_hex(8)}"
+    transactions = Transactions(plan.address.engine())
+    try:
+        entered = plan.enter(transactions)
+        if entered.committed:
+            return Part(plan.series, plan.version, Counted(part, name, 0), {}, 0)
+        start_ms = entered.entered_at_ms if plan.start_ms is None else plan.start_ms
+        reader = RowReader(plan.shape, plan.topic, start_ms)
+        stager = Stager(
+            transactions,
+            Attempt(entered.id, part, name),
+            lambda topic, timed: transactions.run(
+                lambda connection: plan.admit(connection, topic, timed)
+            ),
+        )
+        try:
+            for batch in batches:
+                for rows in reader.read(batch):
+                    stager.add(*rows)
+            counted = stager.finish()
+        except BaseException:
+            _give_up(transactions, entered, name)
+            raise
+        by_topic = {target: tally.messages for target, tally in stager.tallies.items()}
+        size_bytes = sum(tally.size_bytes for tally in stager.tallies.values())
+        return Part(plan.series, plan.version, counted, by_topic, size_bytes)
+    finally:
+        transactions.close()
+
+
+def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
+    """Make what these have staged visible, as a whole; in the driver.
+
+    Raises:
+      StagingLost: something of it was given up meanwhile; nothing was added.
+    """
+    transactions = Transactions(plan.address.engine())
+    try:
+        entered = plan.enter(transactions)
+        counted = [part.counted for part in parts]
+        added = transactions.run(
+            lambda connection: job.commit(transactions.engine, connection, entered, counted)
+        )
+        added = added or transactions.in_doubt
+    finally:
+        transactions.close()
+    report = Report(plan.series, plan.version, True)
+    if added:
+        by_topic: dict[str, int] = {}
+        for part in parts:
+            for topic, messages in part.by_topic.items():
+                by_topic[topic] = by_topic.get(topic, 0) + messages
+        report = Report(
+            plan.series,
+            plan.version,
+            False,
+            sum(part.counted.messages for part in parts),
+            sum(part.size_bytes for part in parts),
+            by_topic,
+            round(time.time() - plan.began_s, 3),
+        )
+    if plan.report is not None:
+        Path(plan.report).write_text(json.dumps(asdict(report), indent=1) + "\n", "utf-8")
+    return report
+
+
+def abandon(plan: BulkWrite) -> None:
+    """Give up what attempts of this plan have staged; in the driver, best as it goes.
+
+    Whatever cannot be done now the broker's upkeep does.
+    """
+    transactions = Transactions(plan.address.engine())
+    try:
+        with suppress(EscapementError):
+            entered = plan.enter(transactions)
+            _give_up(transactions, entered, plan.run)
+    finally:
+        transactions.close()
+
+
+def _give_up(transactions: Transactions, entered: Job, run: str) -> None:
+    with suppress(EscapementError):
+        transactions.run(lambda connection: job.abandon(connection, entered, run))

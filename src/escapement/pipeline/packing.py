@@ -1,0 +1,87 @@
+"""Maps of text to text, in columns, as msgpack: the properties of many messages at once.
+
+All names and values are written at the same time, by numpy. The other way is
+:mod:`~escapement.pipeline.maps`. No I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Blobs, Int64s, UInt8s, copy_strings
+
+_FIXMAP, _MAP16 = 0x80, 0xDE
+_FIXSTR, _STR8, _STR16, _STR32 = 0xA0, 0xD9, 0xDA, 0xDB
+_NIL: Final = 0xC0
+# The largest map that is written here; a map of more is none that a message has.
+MOST_ENTRIES: Final = 65_535
+
+
+def encode_maps(
+    counts: Int64s, names: Blobs, values: Blobs, absent: npt.NDArray[np.bool_] | None = None
+) -> Blobs:
+    """A map for each of ``counts``, whose entries stand end to end; nothing for an empty one.
+
+    Args:
+      counts: how many entries each map has; ``MOST_ENTRIES`` at most.
+      names, values: UTF-8 text.
+      absent: of each value, whether it is null.
+    """
+    entries = len(names)
+    assert entries == len(values) == int(counts.sum()), "columns of unequal height"
+    assert not len(counts) or int(counts.max()) <= MOST_ENTRIES, "a map of too many entries"
+    strings = _interleaved(names, values)
+    lengths = strings.lengths.astype(np.int64)
+    heads = _head_sizes(lengths)
+    if absent is not None:
+        gone = np.zeros(2 * entries, bool)
+        gone[1::2] = absent
+        lengths, heads = np.where(gone, 0, lengths), np.where(gone, 1, heads)
+    sizes = np.concatenate([[0], np.cumsum(lengths + heads)])
+    map_heads = np.where(counts == 0, 0, np.where(counts < 16, 1, 3))
+    ends = np.cumsum(counts)
+    bodies = sizes[2 * ends] - sizes[2 * (ends - counts)]
+    starts = np.cumsum(map_heads + bodies) - (map_heads + bodies)
+    out = np.zeros(int((map_heads + bodies).sum()), np.uint8)
+    _put_map_heads(out, starts, counts)
+    # Where each string begins: behind its map's head and the strings before it there.
+    owner = np.repeat(np.arange(len(counts)), 2 * counts)
+    first = sizes[2 * (ends - counts)]
+    places = starts[owner] + map_heads[owner] + sizes[:-1] - first[owner]
+    _put_string_heads(out, places, lengths, heads)
+    if absent is not None:
+        out[places[gone]] = _NIL
+    copy_strings(out, places + heads, strings.data, strings.starts(), lengths)
+    return Blobs((map_heads + bodies).astype(np.uint32), out.data)
+
+
+def _interleaved(names: Blobs, values: Blobs) -> Blobs:
+    """Name, value, name, value, ..."""
+    both = Blobs.concat([names, values])
+    rows = np.arange(2 * len(names)).reshape(2, -1).T.ravel()
+    return both.take(rows)
+
+
+def _head_sizes(lengths: Int64s) -> Int64s:
+    return np.select([lengths < 32, lengths < 1 << 8, lengths < 1 << 16], [1, 2, 3], 5)
+
+
+def _put_map_heads(out: UInt8s, starts: Int64s, counts: Int64s) -> None:
+    few = (counts > 0) & (counts < 16)
+    out[starts[few]] = _FIXMAP | counts[few]
+    many = counts >= 16
+    at, count = starts[many], counts[many]
+    out[at], out[at + 1], out[at + 2] = _MAP16, count >> 8, count & 0xFF
+
+
+def _put_string_heads(out: UInt8s, places: Int64s, lengths: Int64s, heads: Int64s) -> None:
+    short = heads == 1
+    out[places[short]] = _FIXSTR | lengths[short]
+    for size, word in ((2, _STR8), (3, _STR16), (5, _STR32)):
+        at, length = places[heads == size], lengths[heads == size]
+        out[at] = word
+        for byte in range(1, size):
+            out[at + byte] = length >> 8 * (size - 1 - byte) & 0xFF

@@ -1,0 +1,157 @@
+"""One attempt at one part of a job: messages in, letters in the database out.
+
+Messages are gathered by target until they fill a letter, and letters until they are worth a
+transaction; each of these may be done twice (storage/job.py), so a database that goes away for
+a while is waited for. What is in memory is bounded by ``BUFFER_BYTES``, one batch, and one
+transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from escapement.errors import InvalidRequest
+from escapement.message import NO_TIME, NO_TIMES, Int64s, MessageBatch, Times
+from escapement.pipeline.transactions import Transactions
+from escapement.storage import job
+from escapement.storage.engine.base import Connection
+from escapement.storage.job import Attempt, Counted, Tally
+from escapement.storage.letter import (
+    MAX_LETTER_BYTES,
+    MAX_LETTER_MESSAGES,
+    Letter,
+    compressed,
+)
+
+# A letter is one group commit of the broker's: larger ones make others wait.
+LETTER_BYTES: Final = 1 << 20
+# What a transaction has at least, unless it is the last: a COMMIT costs an fsync.
+TRANSACTION_BYTES: Final = 4 << 20
+# Messages gathered for all targets; beyond it letters go that are not full.
+BUFFER_BYTES: Final = 16 << 20
+# Of a message beside its columns: its time, and lengths of what it has.
+_ROW_BYTES: Final = 32
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Messages of one target that are in no letter yet."""
+
+    batches: list[MessageBatch] = field(default_factory=list)
+    at_ms: list[Int64s] = field(default_factory=list)
+    size_bytes: int = 0
+    count: int = 0
+
+
+class Stager:
+    """See the module's docstring. Blocking; for one thread.
+
+    Args:
+      admit: called with each target before anything is gathered for it; raises what is
+        wrong with it.
+    """
+
+    def __init__(
+        self, transactions: Transactions, attempt: Attempt, admit: Callable[[str, bool], str]
+    ) -> None:
+        self._transactions = transactions
+        self._attempt = attempt
+        self._admit = admit
+        self._names: dict[tuple[str, bool], str] = {}
+        self._gathered: dict[str, _Gathered] = {}
+        self._gathered_bytes = 0
+        self._letters: list[Letter] = []
+        self._letter_bytes = 0
+        self.tallies: dict[str, Tally] = {}  # of each target, what is or will be staged
+
+    def add(self, topic: str, batch: MessageBatch, at_ms: Int64s | None) -> None:
+        """Stage messages for a topic, written in any way; ``at_ms`` as in ``Times``.
+
+        Raises:
+          InvalidRequest: a message is too large.
+        """
+        timed = at_ms is not None and bool((at_ms != NO_TIME).any())
+        target = self._names.get((topic, timed))
+        if target is None:
+            target = self._names[topic, timed] = self._admit(topic, timed)
+        gathered = self._gathered.setdefault(target, _Gathered())
+        size_bytes = batch.size_bytes + 8 * len(batch)
+        gathered.batches.append(batch)
+        gathered.at_ms.append(np.full(len(batch), NO_TIME) if at_ms is None else at_ms)
+        gathered.size_bytes += size_bytes
+        gathered.count += len(batch)
+        self._gathered_bytes += size_bytes
+        if gathered.size_bytes >= LETTER_BYTES or gathered.count >= MAX_LETTER_MESSAGES:
+            self._close(target)
+        elif self._gathered_bytes >= BUFFER_BYTES:
+            self._close_all()
+
+    def finish(self) -> Counted:
+        """All that was added is staged; what the commit is to be told."""
+        self._close_all()
+        self._write()
+        messages = sum(tally.messages for tally in self.tallies.values())
+        return Counted(self._attempt.part, self._attempt.name, messages)
+
+    def _close_all(self) -> None:
+        for target in list(self._gathered):
+            self._close(target)
+
+    def _close(self, target: str) -> None:
+        """Put what was gathered for a target into letters."""
+        gathered = self._gathered.pop(target)
+        self._gathered_bytes -= gathered.size_bytes
+        batch = MessageBatch.concat(gathered.batches)
+        at_ms = np.concatenate(gathered.at_ms)
+        for low, high in _cuts(batch):
+            self._put(target, batch.part(low, high), at_ms[low:high])
+
+    def _put(self, target: str, batch: MessageBatch, at_ms: Int64s) -> None:
+        tally = self.tallies.get(target, Tally(0, 0, 0))
+        times = Times(at_ms=at_ms) if bool((at_ms != NO_TIME).any()) else NO_TIMES
+        body = batch.encode()
+        if len(body) + _ROW_BYTES * len(batch) > MAX_LETTER_BYTES:
+            raise InvalidRequest(f"a message of {len(body)} bytes for {target} fits no letter")
+        small = compressed(body)
+        inflated_bytes = 0 if small is None else len(body)
+        letter = Letter(
+            target, f"{tally.letters}", small or body, len(batch), times, inflated_bytes
+        )
+        self.tallies[target] = Tally(
+            tally.letters + 1, tally.messages + letter.count, tally.size_bytes + letter.size_bytes
+        )
+        self._letters.append(letter)
+        self._letter_bytes += letter.size_bytes
+        if self._letter_bytes >= TRANSACTION_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        letters, self._letters = self._letters, []
+        self._letter_bytes = 0
+        if letters:
+            self._transactions.run(lambda connection: self._stage(connection, letters))
+
+    def _stage(self, connection: Connection, letters: list[Letter]) -> None:
+        job.stage(self._transactions.engine, connection, self._attempt, letters, self.tallies)
+
+
+def _cuts(batch: MessageBatch) -> list[tuple[int, int]]:
+    """Where a batch is to be cut into letters: of one message, or of as many as fit."""
+    sizes = batch.payloads.lengths.astype(np.int64) + _ROW_BYTES
+    for column in (batch.keys, batch.properties):
+        if column is not None:
+            sizes += column.lengths
+    ends = np.cumsum(sizes)
+    cuts: list[tuple[int, int]] = []
+    low = 0
+    while low < len(ends):
+        begins = int(ends[low] - sizes[low])
+        high = int(np.searchsorted(ends, begins + LETTER_BYTES, "right"))
+        high = min(max(high, low + 1), low + MAX_LETTER_MESSAGES)
+        cuts.append((low, high))
+        low = high
+    return cuts

@@ -1,0 +1,255 @@
+"""Bulk writes as Spark's driver and tasks do them, in plain Python on MariaDB or MySQL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from bulk import transaction
+from committing import FaultyEngine, Once
+from escapement.errors import (
+    DelaysDisabled,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    SchemaError,
+    StagingLost,
+    StorageUnavailable,
+)
+from escapement.pipeline import bulk
+from escapement.pipeline.bulk import BulkWrite, Part
+from escapement.pipeline.options import LogAddress, Options
+from escapement.pipeline.staging import LETTER_BYTES
+from escapement.storage import catalog, inbox, job, parcel, schema
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.open import open_engine
+from escapement.storage.letter import decode_letter
+
+COLUMNS = {"payload": "binary", "deliver_at": "timestamp"}
+DRIVER = """
+import json, os, sys
+import pyarrow as pa
+from escapement.pipeline import bulk
+from escapement.pipeline.bulk import BulkWrite
+from escapement.pipeline.options import Options
+options, columns, dies = json.loads(sys.argv[1])
+plan = BulkWrite.plan(Options(options), columns)
+rows = pa.RecordBatch.from_pydict({"payload": pa.array([b"%d" % n for n in range(1000)])})
+parts = [bulk.write_part(plan, part, [rows]) for part in range(2)]
+if dies == "before":
+    os.kill(os.getpid(), 9)
+bulk.commit(plan, parts)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def engine(mysql_url: str, tmp_path: Path) -> Iterator[Engine]:
+    """A log with a topic t/n/x, and a namespace t/off where delays are disabled."""
+    engine = open_engine(mysql_url, tmp_path)
+    schema.migrate(engine)
+    connection = engine.connect()
+    space = catalog.create_namespace(connection, "t", "n", 0)
+    catalog.create_topic(connection, space.id, "x", 0)
+    off = catalog.create_namespace(connection, "t", "off", 0, delays_enabled=False)
+    catalog.create_topic(connection, off.id, "x", 0)
+    connection.close()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    connection = engine.connect()
+    yield connection
+    connection.close()
+
+
+def plan(url: str, columns: dict[str, str] | None = None, **options: str) -> BulkWrite:
+    return BulkWrite.plan(Options({"url": url, **options}), columns or {"payload": "binary"})
+
+
+def rows(*payloads: bytes, topics: list[str] | None = None) -> pa.RecordBatch:
+    columns = {"payload": pa.array(payloads, pa.binary())}
+    if topics is not None:
+        columns["topic"] = pa.array(topics)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def adopted(engine: Engine, connection: Connection) -> dict[str, list[bytes]]:
+    """Take out all that is to be moved, as the owners of its targets would."""
+    found: dict[str, list[bytes]] = {}
+    while boxes := inbox.occupied(connection, 0, 100):
+        for box in boxes:
+            (step,) = inbox.read_steps(connection, [(box.id, True)], 1 << 20, 1 << 20)
+            for one in step.letters:
+                batch, _ = decode_letter(one.data)
+                found.setdefault(box.target, []).extend(batch.payloads.to_list())
+            with transaction(connection):
+                inbox.remove(connection, [one.id for one in step.letters])
+                parcel.settle(engine.dialect, connection, step.emptied)
+    return found
+
+
+def test_what_tasks_stage_is_committed_and_reported(
+    mysql_url: str, engine: Engine, connection: Connection, tmp_path: Path
+) -> None:
+    """B7: by topic, in letters of bounded size; a retried task counts once."""
+    report_file = tmp_path / "report.json"
+    columns = {"payload": "binary", "topic": "string"}
+    write = plan(mysql_url, columns, topic="t/n/x", createTopics="true", report=str(report_file))
+    big = [bytes([n]) * (LETTER_BYTES // 3) for n in range(8)]
+    bulk.write_part(write, 0, [rows(b"lost", topics=["t/n/x"])])
+    parts = [
+        bulk.write_part(write, 0, [rows(b"1", b"2", topics=["t/n/x", "t/n/new"]), rows(topics=[])]),
+        bulk.write_part(write, 1, [rows(*big, topics=["t/n/x"] * 8)]),
+    ]
+    assert adopted(engine, connection) == {}
+    report = bulk.commit(write, parts)
+    assert (report.messages, report.repeated) == (10, False)
+    assert report.by_topic == {"t/n/x": 9, "t/n/new": 1}
+    assert json.loads(report_file.read_text())["messages"] == 10
+    sizes = connection.execute("SELECT size_bytes FROM inbox").rows
+    assert len(sizes) == 7, "that of the lost attempt included"
+    assert max(size for (size,) in sizes) < 2 * LETTER_BYTES
+    assert adopted(engine, connection) == {"t/n/x": [b"1", *big], "t/n/new": [b"2"]}
+    assert "10 messages" in report.line
+
+
+@pytest.mark.parametrize(
+    "name", [{"jobId": "nightly"}, {"txnAppId": "app", "txnVersion": "7"}], ids=["job", "txn"]
+)
+def test_a_repeated_write_adds_nothing_and_says_so(
+    mysql_url: str, engine: Engine, connection: Connection, name: dict[str, str]
+) -> None:
+    """B7."""
+    for repeated in (False, True):
+        write = plan(mysql_url, topic="t/n/x", **name)
+        parts = [bulk.write_part(write, n, [rows(b"%d" % n)]) for n in range(2)]
+        report = bulk.commit(write, parts)
+        assert (report.repeated, report.messages) == (repeated, 0 if repeated else 2)
+    assert len(adopted(engine, connection)["t/n/x"]) == 2
+    assert connection.execute("SELECT COUNT(*) FROM inbox").rows == [(0,)]
+
+
+def test_an_aborted_write_leaves_nothing_and_a_failed_task_takes_its_own_back(
+    mysql_url: str, engine: Engine, connection: Connection
+) -> None:
+    write, other = (plan(mysql_url, topic="t/n/x", jobId="same") for _ in range(2))
+    part = bulk.write_part(write, 0, [rows(b"1")])
+    theirs = bulk.write_part(other, 0, [rows(b"2")])
+
+    def fails() -> Iterator[pa.RecordBatch]:
+        yield rows(*[bytes([n]) * LETTER_BYTES for n in range(6)])
+        raise ValueError("of the task's own")
+
+    with pytest.raises(ValueError, match="own"):
+        bulk.write_part(write, 1, fails())
+    assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(2,)]
+    bulk.abandon(write)
+    with pytest.raises(StagingLost):
+        bulk.commit(write, [part])
+    assert bulk.commit(other, [theirs]).messages == 1
+    assert adopted(engine, connection) == {"t/n/x": [b"2"]}
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_a_driver_killed_beside_its_commit_and_run_again_adds_everything_once(
+    mysql_url: str, engine: Engine, connection: Connection, dies: str
+) -> None:
+    """B7."""
+    options = {"url": mysql_url, "topic": "t/n/x", "jobId": "nightly"}
+    asked = json.dumps([options, {"payload": "binary"}, dies])
+    for end in (dies, "after"):
+        asked = json.dumps([options, {"payload": "binary"}, end])
+        ran = subprocess.run(
+            [sys.executable, "-c", DRIVER, asked], capture_output=True, check=False
+        )
+        assert ran.returncode == -9, ran.stderr.decode()
+    assert sorted(adopted(engine, connection)["t/n/x"]) == sorted(
+        [b"%d" % n for n in range(1000)] * 2
+    )
+    (state,) = job.states(connection, 9)
+    assert (state.series, state.messages) == ("job/nightly", 2000)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_database_that_goes_away_for_a_moment_is_waited_for(
+    mysql_url: str,
+    engine: Engine,
+    connection: Connection,
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B7: also where a COMMIT's reply is lost, of staging or of the job."""
+    faulty = FaultyEngine(engine)
+    kind = OutcomeUnknown if when == "after" else StorageUnavailable
+    fault = Once("commit", kind("away"), times=2)
+    setattr(faulty, when, fault)
+    write = plan(mysql_url, topic="t/n/x")
+    monkeypatch.setattr(LogAddress, "engine", lambda self: faulty)
+    parts: list[Part] = []
+    for n in range(3):
+        fault.arm()
+        parts.append(bulk.write_part(write, n, [rows(b"%d" % n)]))
+    fault.arm()
+    report = bulk.commit(write, parts)
+    assert (report.messages, report.repeated) == (3, False)
+    assert adopted(engine, connection) == {"t/n/x": [b"0", b"1", b"2"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "kind", "why"),
+    [
+        ({"topic": "t/n/y"}, {}, NotFound, "createTopics"),
+        ({"topic": "t/m/x", "createTopics": "maybe"}, {}, InvalidRequest, "true or false"),
+        ({"topic": "t/m/x"}, {}, NotFound, "namespace t/m does not exist"),
+        ({"topic": "t/off/x"}, COLUMNS, DelaysDisabled, "enable them"),
+        ({"topic": "a/b"}, {}, InvalidRequest, "not a topic"),
+        ({}, {}, InvalidRequest, "say where to"),
+        (
+            {"topic": "t/n/x", "jobid": "a", "txnAppId": "b", "txnVersion": "1"},
+            {},
+            InvalidRequest,
+            "not both",
+        ),
+        ({"topic": "t/n/x", "txnAppId": "b"}, {}, InvalidRequest, "go together"),
+        ({"topic": "t/n/x", "topics": "y"}, {}, InvalidRequest, "unknown option 'topics'"),
+        ({"topic": "t/n/x"}, {"payload": "float"}, InvalidRequest, "of type float"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(
+    mysql_url: str,
+    engine: Engine,
+    options: dict[str, str],
+    columns: dict[str, str],
+    kind: type[Exception],
+    why: str,
+) -> None:
+    """B7."""
+    with pytest.raises(kind, match=why):
+        plan(mysql_url, columns, **options)
+
+
+def test_a_row_for_a_topic_that_takes_none_fails_its_task(
+    mysql_url: str, engine: Engine, connection: Connection
+) -> None:
+    write = plan(mysql_url, {"payload": "binary", "topic": "string"})
+    with pytest.raises(NotFound, match="t/n/nowhere"):
+        bulk.write_part(write, 0, [rows(b"1", b"2", topics=["t/n/x", "t/n/nowhere"])])
+    assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(0,)]
+
+
+def test_a_log_that_cannot_be_written_by_many_or_is_none_is_refused(
+    mysql_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequest, match="MySQL or MariaDB"):
+        BulkWrite.plan(Options({"data": str(tmp_path), "topic": "x"}), {"payload": "binary"})
+    with pytest.raises(SchemaError):
+        plan(mysql_url, topic="t/n/x")

@@ -1,0 +1,221 @@
+"""DataFrames become scheduled messages, on a real Spark and a real MariaDB or MySQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from bulk import transaction
+from escapement.storage import catalog, inbox, job, parcel, schema
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.open import open_engine
+from escapement.storage.job import JobState
+from escapement.storage.letter import decode_letter
+
+ROWS = 100_000
+BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
+SCHEMA = "payload string, deliver_at timestamp, topic string, key string, priority int"
+
+
+class Log:
+    """A log with topics shop/eu/a and shop/eu/b."""
+
+    def __init__(self, url: str, engine: Engine) -> None:
+        self.url = url
+        self.engine = engine
+        self.connection: Connection = engine.connect()
+        space = catalog.create_namespace(self.connection, "shop", "eu", 0)
+        for name in ("a", "b"):
+            catalog.create_topic(self.connection, space.id, name, 0)
+
+    def write(self, rows: DataFrame, **options: str) -> None:
+        writer = rows.write.format("escapement").option("url", self.url)
+        writer.options(**options).mode("append").save()
+
+    def take(self) -> dict[str, list[tuple[bytes, bytes, int, int, bytes]]]:
+        """All that is visible: payload, key, priority, time, properties; out of the inbox."""
+        found: dict[str, list[tuple[bytes, bytes, int, int, bytes]]] = {}
+        while boxes := inbox.occupied(self.connection, 0, 9):
+            for box in boxes:
+                step = inbox.read_parcels(self.connection, box.id, 8 << 20)
+                for one in step.letters:
+                    batch, times = decode_letter(one.data)
+                    none = [b""] * len(batch)
+                    absent = np.full(len(batch), 50, np.uint8)
+                    columns = (
+                        batch.payloads.to_list(),
+                        none if batch.keys is None else batch.keys.to_list(),
+                        (absent if batch.priorities is None else batch.priorities).tolist(),
+                        [-1] * len(batch) if times.at_ms is None else times.at_ms.tolist(),
+                        none if batch.properties is None else batch.properties.to_list(),
+                    )
+                    found.setdefault(box.target, []).extend(zip(*columns, strict=True))
+                with transaction(self.connection):
+                    inbox.remove(self.connection, [one.id for one in step.letters])
+                    parcel.settle(self.engine.dialect, self.connection, step.emptied)
+        return found
+
+    def jobs(self) -> list[JobState]:
+        return job.states(self.connection, 99)
+
+    def parcels(self) -> int:
+        ((count,),) = self.connection.execute("SELECT COUNT(*) FROM parcels").rows
+        return int(count)
+
+
+@pytest.fixture
+def log(mysql_url: str, tmp_path: Path) -> Iterator[Log]:
+    engine = open_engine(mysql_url, tmp_path)
+    schema.migrate(engine)
+    made = Log(mysql_url, engine)
+    yield made
+    made.connection.close()
+    engine.close()
+
+
+def failing_once(marker: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Hands rows on; the first task that comes to its end fails there, with all of it staged."""
+    at = str(marker)
+
+    def hand_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        try:
+            Path(at).touch(exist_ok=False)
+        except FileExistsError:
+            return
+        raise RuntimeError("the first try of a task")
+
+    return hand_on
+
+
+def test_a_hundred_thousand_rows_are_scheduled_once_though_a_task_fails_behind_its_staging(
+    spark: SparkSession, log: Log, tmp_path: Path
+) -> None:
+    """B7."""
+    number = F.col("id")
+    rows = spark.range(ROWS, numPartitions=3).select(
+        F.concat(F.lit("message "), number.cast("string")).alias("payload"),
+        F.timestamp_seconds(F.lit(BEGIN.timestamp()) + number / 1000).alias("deliver_at"),
+        F.when(number % 2 == 0, "shop/eu/a").alias("topic"),
+        F.when(number % 3 == 0, number.cast("string")).alias("key"),
+        (number % 256).cast("int").alias("priority"),
+        F.when(number % 5 == 0, F.create_map(F.lit("n"), number.cast("string"))).alias(
+            "properties"
+        ),
+    )
+    schema = f"{SCHEMA}, properties map<string,string>"
+    flaky = rows.mapInArrow(failing_once(tmp_path / "failed"), schema)
+    log.write(flaky, topic="shop/eu/b", report=str(tmp_path / "report"))
+    assert (tmp_path / "failed").exists()
+    begin_ms = round(BEGIN.timestamp() * 1000)
+    wanted: dict[str, list[tuple[bytes, bytes, int, int, bytes]]] = {
+        f"shop/eu/{'ab'[odd]}": [
+            (
+                b"message %d" % n,
+                b"%d" % n if n % 3 == 0 else b"",
+                n % 256,
+                begin_ms + n,
+                msgpack.packb({"n": str(n)}) if n % 5 == 0 else b"",
+            )
+            for n in range(odd, ROWS, 2)
+        ]
+        for odd in (0, 1)
+    }
+    found = log.take()
+    assert {topic: len(messages) for topic, messages in found.items()} == {
+        "shop/eu/a": ROWS // 2,
+        "shop/eu/b": ROWS // 2,
+    }
+    assert {topic: sorted(messages) for topic, messages in found.items()} == {
+        topic: sorted(messages) for topic, messages in wanted.items()
+    }
+    (state,) = log.jobs()
+    assert (state.messages, state.waiting) == (ROWS, 0)
+    assert '"messages": 100000' in (tmp_path / "report").read_text()
+
+
+def test_a_write_that_fails_adds_nothing_and_takes_back_what_it_staged(
+    spark: SparkSession, log: Log
+) -> None:
+    """B7: a row of one task is refused, each time; another's rows are staged by then."""
+    rows = spark.range(20, numPartitions=2).select(
+        F.col("id").cast("string").alias("payload"),
+        F.when(F.col("id") < 19, "shop/eu/a").otherwise("shop/eu/nowhere").alias("topic"),
+    )
+    with pytest.raises(PySparkException, match="shop/eu/nowhere does not exist"):
+        log.write(rows)
+    assert log.take() == {}
+    assert log.parcels() == 0
+
+
+def test_a_repeated_job_adds_nothing(spark: SparkSession, log: Log) -> None:
+    """B7: delays count from one instant, and the job from one id."""
+    rows = spark.range(3).selectExpr("cast(id as string) payload", "interval 5 minutes delay")
+    before = datetime.now(UTC)
+    for _ in range(2):
+        log.write(rows, topic="shop/eu/a", jobId="nightly")
+    found = log.take()["shop/eu/a"]
+    assert sorted(payload for payload, *_ in found) == [b"0", b"1", b"2"]
+    (at_ms,) = {message[3] for message in found}
+    delay = datetime.fromtimestamp(at_ms / 1000, UTC) - before
+    assert timedelta(minutes=5, seconds=-1) < delay < timedelta(minutes=6)
+
+
+def test_what_cannot_work_is_refused_before_anything_runs(
+    spark: SparkSession, log: Log, tmp_path: Path
+) -> None:
+    """B7."""
+    rows = spark.range(3).selectExpr("cast(id as string) payload")
+
+    def refused(why: str, rows: DataFrame, mode: str = "append", **options: str) -> None:
+        writer = rows.write.format("escapement").options(**options).mode(mode)
+        with pytest.raises(PySparkException, match=why):
+            writer.save()
+
+    here = {"url": log.url, "topic": "shop/eu/a"}
+    refused('mode\\("append"\\)', rows, "overwrite", **here)
+    refused("MySQL or MariaDB", rows, data=str(tmp_path), topic="shop/eu/a")
+    refused("'offset' means nothing", rows.selectExpr("payload", "1 offset"), **here)
+    refused("no column 'payload'", rows.selectExpr("payload key"), **here)
+    assert log.jobs() == []
+
+
+def test_a_stream_adds_each_batch_once_also_where_spark_forgot_that_it_was_committed(
+    spark: SparkSession, log: Log, tmp_path: Path
+) -> None:
+    """B7: its driver died between our commit and the note of its own."""
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+
+    def run() -> None:
+        lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
+        query = (
+            lines.selectExpr("value payload", "cast(60000 as bigint) delay_ms")
+            .writeStream.format("escapement")
+            .options(url=log.url, topic="shop/eu/a")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+        assert query.exception() is None
+
+    for n in range(2):
+        (source / f"{n}.txt").write_text(f"{n}a\n{n}b\n")
+    run()
+    (checkpoint / "commits" / "1").unlink()
+    (checkpoint / "commits" / ".1.crc").unlink()
+    (source / "2.txt").write_text("2a\n2b\n")
+    run()
+    found = [payload for payload, *_ in log.take()["shop/eu/a"]]
+    assert sorted(found) == [b"0a", b"0b", b"1a", b"1b", b"2a", b"2b"]
+    assert sorted(state.version for state in log.jobs()) == [0, 1, 2]
