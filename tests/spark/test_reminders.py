@@ -1,0 +1,72 @@
+"""The example: 50,000 reminders out of a CSV, in many time zones, into a running broker."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import runpy
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import trio
+from pyspark.sql import SparkSession
+
+import escapement
+from brokers import PATIENT, broker_process
+
+EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "spark_reminders.py"
+ROWS: Final = 50_000
+TOPIC: Final = "shop/eu/reminders"
+ZONES: Final = ("Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "UTC")
+FIRST: Final = datetime(datetime.now(UTC).year + 1, 1, 2)
+
+
+def write_appointments(file: Path) -> dict[str, tuple[int, str]]:
+    """The CSV; when each customer is to be reminded, Unix ms, and the zone."""
+    rng = random.Random(3)
+    wanted: dict[str, tuple[int, str]] = {}
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(["customer", "phone", "at", "zone"])
+        for number in range(ROWS):
+            zone = rng.choice(ZONES)
+            # Between nine and six: none of the hours that come twice, or not at all.
+            at = FIRST + timedelta(days=rng.randrange(360), minutes=rng.randrange(540, 1080))
+            customer = f"c{number}, of {zone}"
+            writer.writerow([customer, f"+{number}", at.strftime("%Y-%m-%d %H:%M"), zone])
+            due = (at - timedelta(days=1)).replace(tzinfo=ZoneInfo(zone))
+            wanted[customer] = (round(due.timestamp() * 1000), zone)
+    return wanted
+
+
+async def stored(broker: escapement.Broker) -> AsyncIterator[tuple[str, int, str]]:
+    """Customer, time and zone of each message in the topic's log."""
+    async for page in broker.read(TOPIC):
+        for entry in page:
+            assert json.loads(entry.payload)["customer"] == entry.key
+            yield entry.key, entry.due_ms, entry.properties["zone"]
+
+
+async def test_fifty_thousand_reminders_of_a_file_are_scheduled_once_each_at_its_time(
+    spark: SparkSession, mysql_url: str, tmp_path: Path
+) -> None:
+    """B7: end to end, and again for the same file."""
+    file = tmp_path / "appointments.csv"
+    wanted = write_appointments(file)
+    with broker_process(tmp_path / "data", mysql_url) as process:
+        example = runpy.run_path(str(EXAMPLE))
+        for _ in range(2):
+            example["schedule"](spark, file, mysql_url, TOPIC)
+        async with escapement.connect(process.url, settings=PATIENT) as broker:
+            with trio.fail_after(60):
+                while (await broker.admin("jobs.list"))[0]["state"] != "adopted":  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+            found = [one async for one in stored(broker)]
+            assert len(found) == ROWS
+            assert {customer: (at, zone) for customer, at, zone in found} == wanted
+            coming = await broker.forecast(TOPIC, by=(1, "day"), within=(800, "days"))
+            assert coming.total == ROWS
