@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
 from trio.testing import MockClock
 
 import escapement
+from committing import FaultyEngine, no_fault
+from dying import finish
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import NotFound, SchemaError
 from escapement.names import TopicName
 from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.schema import migrate
 from escapement.storage.topicstate import TopicState, read_topic
 from escapement.testing import World, arrived
@@ -81,6 +85,63 @@ async def test_a_state_read_beside_a_broker_is_its_own(
         assert state_of(engine).subscription("a").counts.tolist() == (
             before.subscription("a").counts.tolist()
         )
+
+
+async def test_a_state_is_that_of_one_moment_at_every_step_of_a_checkpoint(
+    mock_clock: MockClock, tmp_path: Path
+) -> None:
+    """B7: what a checkpoint moves is read where it was, or where it is, and never at neither."""
+    real = SqliteEngine(tmp_path / FILE_NAME)
+    engine = FaultyEngine(real)
+    steps = 0
+
+    async with testing.start(engine=engine) as world, world.connect() as broker:
+
+        def look(step: str) -> None:
+            nonlocal steps
+            steps += 1
+            agree(world, real)
+
+        for name, first in (("a", 0), ("b", 40)):
+            await live(broker, name, first)
+            engine.before = engine.after = look
+            await world.checkpoint()
+            engine.before = engine.after = no_fault
+        assert steps > 20
+    real.close()
+
+
+@pytest.mark.parametrize("engine", ["mysql"], indirect=True)
+async def test_a_generation_that_is_dropped_under_a_look_is_looked_for_again(
+    mock_clock: MockClock, engine: Engine
+) -> None:
+    """B7: the state is that after it was forgotten."""
+    faulty = FaultyEngine(engine)
+    async with testing.start(config=BrokerConfig(seed=0), engine=engine) as world:
+        async with world.connect() as broker, await broker.producer("t") as producer:
+            await producer.send_many([b"%d" % n for n in range(20)])
+            await world.checkpoint()
+            world.clock.set_back(-86_400_000)
+            await finish(world, world.server.works.housekeeper.round)
+            await producer.send_many([b"%d" % n for n in range(5)])
+        dropped = 0
+
+        def drop(step: str) -> None:
+            nonlocal dropped
+            if dropped or "FROM log_1_" not in step:
+                return
+            dropped = 1
+            connection = engine.connect()
+            parallelism = world.server.works.log.generations[0].parallelism
+            for shard in range(parallelism):
+                connection.execute(f"DROP TABLE log_1_{shard}")
+            connection.execute("DELETE FROM generations WHERE id = 1")
+            connection.close()
+
+        faulty.before = drop
+        state = state_of(faulty)
+        assert dropped
+        assert (state.begin_offset, state.end_offset) == (20, 25)
 
 
 async def live(broker: escapement.Broker, name: str, first: int) -> None:

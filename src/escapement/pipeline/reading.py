@@ -143,7 +143,11 @@ def _batches(part: Part, published: Published, schema: Any) -> Iterator[Any]:
         rows = np.flatnonzero(wanted)
         if not len(rows):
             return
-        published, due_ms = published.take(rows), due_ms[rows]
+        low, high = int(rows[0]), int(rows[-1]) + 1
+        # At the edges of a part the rest is one piece, which need not be copied.
+        whole = len(rows) == high - low
+        published = published.part(low, high) if whole else published.take(rows)
+        due_ms = due_ms[rows]
     if len(published.offsets):
         columns = {name: _COLUMNS[name] for name in schema.names if name in _COLUMNS}
         filled = {name: make(part, published) for name, make in columns.items()}

@@ -55,6 +55,12 @@ class Published(NamedTuple):
         batch = self.batch.take(rows)
         return Published(self.offsets[rows], self.due_ms[rows], self.published_ms[rows], batch)
 
+    def part(self, low: int, high: int) -> Published:
+        """The rows ``[low, high)``, not copied."""
+        some = slice(low, high)
+        batch = self.batch.part(low, high)
+        return Published(self.offsets[some], self.due_ms[some], self.published_ms[some], batch)
+
     def of_these(self, offsets: Int64s) -> Published:
         """Those of some messages that are here; ``offsets`` ascend. O(log n) for each."""
         rows = self.offsets.searchsorted(offsets)

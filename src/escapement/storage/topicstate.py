@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from escapement.errors import NotFound
+from escapement.errors import NotFound, StorageError
 from escapement.message import Int64s
 from escapement.names import TopicName
 from escapement.storage import journal
@@ -92,6 +92,17 @@ def read_topic(engine: Engine, connection: Connection, name: TopicName) -> Topic
       SchemaError: if the database was not written by this program's broker.
       StorageUnavailable: when the database cannot be reached.
     """
+    try:
+        return _read(engine, connection, name)
+    except StorageError as error:
+        if type(error) is not StorageError:
+            raise
+        # A generation that the snapshot knows was dropped before its table was looked at. The
+        # next snapshot does not know it; whatever else it is will happen again.
+        return _read(engine, connection, name)
+
+
+def _read(engine: Engine, connection: Connection, name: TopicName) -> TopicState:
     connection.snapshot()
     try:
         require(connection)

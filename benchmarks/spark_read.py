@@ -1,0 +1,166 @@
+"""How fast Spark reads a topic, beside Spark's JDBC source on a row for each message.
+
+    python benchmarks/spark_read.py [--messages 10000000] [--jdbc-jar FILE] [--runs 3]
+
+Starts a private MariaDB or MySQL server and a broker on it, publishes messages of 100 random
+bytes with random delays in batches of a thousand, and stops the broker. Then Spark, with two
+tasks at a time on this machine, reads everything into nothing: offset, time and payload; all ten
+columns; and, from a table with a row for each message, the same three columns by JDBC, in as
+many partitions. The driver is MariaDB's Connector/J (``apt-get install libmariadb-java``), and
+without its jar that part is left out. Prints rows a second, the median of the runs after one to
+warm up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+import escapement
+from escapement.errors import InvalidRequest
+from escapement.message import Blobs, MessageBatch, Times
+from escapement.pipeline.jvm import provide_java
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.open import open_engine
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from brokers import broker_process
+from servers import private_server
+
+TOPIC = "x"
+BATCH, PAYLOAD_BYTES = 1_000, 100
+# Batches without a receipt yet, and how many different ones there are.
+IN_FLIGHT, VARIETY = 32, 32
+DAY_MS = 86_400_000
+JDBC_JAR = "/usr/share/java/mariadb-java-client.jar"
+# Rows that the JDBC driver fetches at once.
+FETCH_ROWS = 10_000
+
+
+def batches() -> list[MessageBatch]:
+    rng = np.random.default_rng(1)
+    size = BATCH * PAYLOAD_BYTES
+    lengths = np.full(BATCH, PAYLOAD_BYTES, np.uint32)
+    return [MessageBatch(Blobs(lengths, rng.bytes(size))) for _ in range(VARIETY)]
+
+
+async def publish(url: str, messages: int) -> None:
+    """All messages, some batches at a time."""
+    different, left = batches(), iter(range(messages // BATCH))
+    rng = np.random.default_rng(2)
+    async with escapement.connect(url) as broker:
+        async with await broker.producer(TOPIC) as producer, trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                for number in left:
+                    delays = rng.integers(0, 30 * DAY_MS, BATCH)
+                    await producer.send_batch(different[number % VARIETY], Times(delays))
+
+            for _ in range(IN_FLIGHT):
+                nursery.start_soon(send)
+
+
+def fill_table(engine: Engine, messages: int) -> None:
+    """The same payloads, a row for each message."""
+    payloads = [batch.payloads.to_list() for batch in batches()]
+    connection = engine.connect()
+    connection.execute(
+        f"CREATE TABLE messages (id BIGINT PRIMARY KEY, deliver_at BIGINT NOT NULL,"
+        f" payload VARBINARY({PAYLOAD_BYTES}) NOT NULL){engine.dialect.table_end}"
+    )
+    for number in range(messages // BATCH):
+        first = number * BATCH
+        connection.begin()
+        connection.execute_many(
+            "INSERT INTO messages (id, deliver_at, payload) VALUES (?, ?, ?)",
+            [(first + n, first + n, one) for n, one in enumerate(payloads[number % VARIETY])],
+        )
+        connection.commit()
+    connection.close()
+
+
+def session(jar: str | None) -> Any:
+    from pyspark.sql import SparkSession
+
+    provide_java()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.memory", "2g")
+    if jar is not None:
+        builder = builder.config("spark.jars", jar)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def measure(name: str, frame: Callable[[], Any], messages: int, runs: int) -> None:
+    """Read it some times, and print what the middle one did."""
+    found = []
+    for _ in range(runs + 1):
+        began_s = time.perf_counter()
+        frame().write.format("noop").mode("overwrite").save()
+        found.append(messages / (time.perf_counter() - began_s))
+    each = ", ".join(f"{rate:,.0f}" for rate in found[1:])
+    print(f"{name:40} {statistics.median(found[1:]):>12,.0f} rows/s  ({each})", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--messages", type=int, default=10_000_000)
+    parser.add_argument("--jdbc-jar", default=JDBC_JAR)
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    if options.messages % BATCH or options.messages <= 0:
+        raise InvalidRequest(f"messages come in batches of {BATCH}")
+    jar = options.jdbc_jar if Path(options.jdbc_jar).is_file() else None
+    with private_server() as server, tempfile.TemporaryDirectory() as directory:
+        url = server.url("log")
+        began_s = time.perf_counter()
+        with broker_process(Path(directory) / "data", url) as broker:
+            trio.run(publish, broker.url, options.messages)
+            broker.stop()
+        print(f"published in {time.perf_counter() - began_s:.0f} s", flush=True)
+        spark = session(jar)
+        source = spark.read.format("escapement").option("url", url).option("topic", TOPIC)
+        three = source.schema("offset BIGINT, deliver_at TIMESTAMP, payload BINARY").load()
+        assert three.count() == options.messages
+        measure("offset, time, payload", lambda: three, options.messages, options.runs)
+        source = spark.read.format("escapement").option("url", url).option("topic", TOPIC)
+        measure("all columns", source.load, options.messages, options.runs)
+        if jar is None:
+            print(f"no JDBC: there is no {options.jdbc_jar} (apt-get install libmariadb-java)")
+            return
+        engine = open_engine(server.url("rows"), Path(directory))
+        fill_table(engine, options.messages)
+        table = (
+            spark.read.format("jdbc")
+            .option(
+                "url",
+                f"jdbc:mysql://127.0.0.1:{server.port}/rows?sessionVariables=sql_mode=ANSI_QUOTES",
+            )
+            .option("driver", "org.mariadb.jdbc.Driver")
+            .option("user", "root")
+            .option("dbtable", "messages")
+            .option("fetchsize", str(FETCH_ROWS))
+            .option("partitionColumn", "id")
+            .option("lowerBound", "0")
+            .option("upperBound", str(options.messages))
+            .option("numPartitions", str(three.rdd.getNumPartitions()))
+        )
+        measure("JDBC, a row for each message", table.load, options.messages, options.runs)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
