@@ -110,6 +110,23 @@ async def test_what_comes_due_goes_over_the_quota_without_any_traffic(
             assert await values(inbox) == list(range(190, 200))
 
 
+async def test_what_was_done_before_a_log_reader_began_is_not_counted_twice(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: neither what was cancelled then, nor what is acknowledged that it is not to get."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="x")
+        await publish(broker, range(10), delay="1h")
+        await broker.cancel(range(4), topic="x")
+        await begin(broker, 5, "exclusive")
+        async with broker.consumer("x", "s", kind="exclusive", permits=1) as inbox:
+            await inbox.ack([4, 5, 6], durable=True)
+        await publish(broker, range(10, 30))
+        await world.clock.advance(seconds=2)
+        async with broker.consumer("x", "s", kind="exclusive") as inbox:
+            assert await values(inbox) == list(range(25, 30))
+
+
 async def test_what_is_done_and_still_in_the_index_makes_nothing_go(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -105,6 +105,7 @@ class OffsetSetMachine(RuleBasedStateMachine):
         low, high = span
         expected = np.flatnonzero(self.model[low:high]) + low
         assert np.array_equal(self.set.to_array(low, high), expected)
+        assert self.set.count_below(high) - self.set.count_below(low) == len(expected)
 
     @rule(written=st.booleans())
     def checkpoint(self, written: bool) -> None:

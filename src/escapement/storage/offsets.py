@@ -235,6 +235,17 @@ class OffsetSet:
             at = self.first_missing((chunk_no + 1) << CHUNK_BITS)
         return offsetchunk.concatenate(parts)
 
+    def count_below(self, end: int) -> int:
+        """How many of the set are below ``end``; O(chunks)."""
+        last_no, rest = end >> CHUNK_BITS, end & _REMAINDER
+        count = sum(len(chunk) for chunk_no, chunk in self._chunks.items() if chunk_no < last_no)
+        if last_no:
+            count += int(self._full.rank(last_no - 1)) << CHUNK_BITS
+        if rest and last_no in self._full:
+            return count + rest
+        chunk = self._chunks.get(last_no)
+        return count + (int(chunk.rank(rest - 1)) if rest and chunk is not None else 0)
+
     def to_array(self, low: int, high: int) -> Int64s:
         """The offsets of the set in ``[low, high)``; int64[m], sorted."""
         parts = []

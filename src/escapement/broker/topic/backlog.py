@@ -153,9 +153,9 @@ def _most_due(topic: Topic, frontier: Key, count: _Count) -> int:
 
 def _due(topic: Topic, subscription: Subscription, frontier: Key, count: _Count) -> int:
     """What is due for a subscription; ``count`` counts what lies in a range of the index."""
-    most = topic.unacknowledged(subscription) - len(subscription.dead)
     if not isinstance(subscription, SharedSubscription):
-        return max(most - subscription.record.start_offset, 0)
+        return topic.behind_in_log(subscription)
+    most = topic.unacknowledged(subscription) - len(subscription.dead)
     waiting = len(subscription.held) - len(subscription.dead)
     unread = subscription.waits_from
     if unread is not None:

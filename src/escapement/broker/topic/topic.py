@@ -34,6 +34,7 @@ from escapement.names import TopicName
 from escapement.storage.catalog import Namespace
 from escapement.storage.group import Moved, Restated
 from escapement.storage.index import DelayedIndex, Plan
+from escapement.storage.offsets import OffsetSet
 from escapement.storage.policy import TopicPolicy
 from escapement.timewheel import Entries
 from escapement.traits import traits_of
@@ -383,15 +384,20 @@ class Topic:
             for due in reader.end_window(_entries(due_ms, offsets, traits)):
                 self._offer(due)
 
-    def unacknowledged(self, subscription: Subscription) -> int:
-        """How many messages one of its subscriptions is still to be done with."""
+    def unacknowledged(self, subscription: Subscription, start: int = 0) -> int:
+        """How many messages, from ``start`` on, a subscription is still to be done with."""
+        done: OffsetSet = subscription.acked
         cancelled = self.amendments.cancelled
-        if not len(cancelled):
-            return self.next_offset - len(subscription.acked)
-        done = cancelled.copy()
-        done.difference_update(subscription.kept())
-        done.union_update(subscription.acked)
-        return self.next_offset - len(done)
+        if len(cancelled):
+            done = cancelled.copy()
+            done.difference_update(subscription.kept())
+            done.union_update(subscription.acked)
+        return self.next_offset - start - len(done) + done.count_below(start)
+
+    def behind_in_log(self, subscription: Subscription) -> int:
+        """The same of one in the log's order, from its beginning on, without what is dying."""
+        start = min(subscription.record.start_offset, self.next_offset)
+        return self.unacknowledged(subscription, start) - len(subscription.dead)
 
     # -- figures ----------------------------------------------------------------------------
 

@@ -60,8 +60,7 @@ class Shedding:
         What comes or is done while it is counted may count or not.
         """
         if not isinstance(subscription, SharedSubscription):
-            waiting = topic.unacknowledged(subscription) - len(subscription.dead)
-            return max(waiting - subscription.record.start_offset, 0)
+            return topic.behind_in_log(subscription)
         frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
         waiting = len(subscription.held) - len(subscription.dead)
         at = subscription.waits_from
