@@ -26,8 +26,11 @@ from trio._core import _run as scheduler
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from lives.eventgroups import EventGroups
 from lives.fates import Fates
 from lives.model import ACK_WAIT_MS
+from lives.owners import Owners
+from lives.quotas import Quotas
 from lives.subscribers import Subscribers
 from lives.traffic import Traffic
 from outages import Outage
@@ -47,13 +50,18 @@ TIGHT = BrokerConfig(
 )
 
 
-class Life(Traffic, Subscribers, Fates):
+class Life(Traffic, Subscribers, EventGroups, Quotas, Owners, Fates):
     """All that may happen."""
+
+    async def see(self) -> None:
+        await self.see_drops()
+        await self.see_follow_ups()
 
 
 # What takes its time by itself, or ends the broker.
 MOVES_TIME = {
     "advance", "set_clock", "forget", "crash", "crash_in", "trouble", "restart", "lose_index",
+    "overtaken",
 }  # fmt: skip
 WEIGHTED = {
     "publish": 10,
@@ -65,8 +73,13 @@ WEIGHTED = {
     "leave": 2,
     "cancel": 3,
     "reschedule": 4,
+    "race": 2,
     "redrive": 2,
     "recur": 1,
+    "close_group": 2,
+    "delete_group": 1,
+    "total": 1,
+    "neighbour": 1,
     "settings": 6,
     "limits": 3,
     "pause": 1,
@@ -80,6 +93,7 @@ WEIGHTED = {
     "trouble": 4,
     "restart": 1,
     "lose_index": 1,
+    "overtaken": 1,
 }
 
 # Without these nothing happens at all.
@@ -117,7 +131,7 @@ async def live(seed: int) -> None:
         trio.open_nursery() as nursery,
     ):
         life = Life(world, outage, nursery, rng)
-        await life.open()
+        await life.begin()
         # Each life is one-sided in its own way, so that what is rare meets itself.
         weights = [weight * rng.choice([0, 1, 1, 4]) for weight in WEIGHTED.values()]
         weights = [w or floor for w, floor in zip(weights, FLOOR, strict=True)]

@@ -2,54 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 import escapement
-from lives.model import ACK_WAIT_MS, LATE_MS, Claim, Hand, Model
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """What came, when, and what was settled then."""
-
-    moment: int  # counts everything that happens
-    now_ms: int
-    name: str
-    inbox: int
-    key_range: Any
-    ranged: bool  # a consumer of the subscription has asked for some keys only
-    policy: Mapping[str, Any] | None  # None: it is just being changed
-    topic_policy: Mapping[str, Any] | None
-    offset: int
-    due_ms: int
-    attempt: int
-    redelivered: bool
-    value: bytes
-    key: str | None
-    priority: int
-
-    @property
-    def slot(self) -> int | None:
-        """Of its key, or 0 where all of the topic is in order; None: it waits for none."""
-        order = (self.policy or {}).get("order", "any")
-        if order == "topic":
-            return 0
-        return _slot_of(self.key) if order == "key" else None
-
-    @property
-    def until_ms(self) -> int:
-        """It is not taken back before then, and not tried again if it is given back now."""
-        if self.policy is None:
-            return self.now_ms
-        return self.now_ms + back_off_ms(self.attempt, self.policy)
-
-
-def back_off_ms(attempt: int, policy: Mapping[str, Any]) -> int:
-    """How long at least it goes unacknowledged, or waits, after so many attempts."""
-    wait_ms, most_ms = ACK_WAIT_MS << (attempt - 1), policy.get("max_backoff_ms", 0)
-    return min(wait_ms, most_ms) if most_ms else wait_ms
+from lives.arrival import Arrival, slot_of
+from lives.logorder import note_passed
+from lives.model import LATE_MS, Claim, Hand, Model
 
 
 def arrive(model: Model, arrival: Arrival) -> None:
@@ -61,26 +17,31 @@ def arrive(model: Model, arrival: Arrival) -> None:
     found = (arrival.value, arrival.key, arrival.priority)
     assert found == (message.value, message.key, message.priority)
     _check_claim(model, claim, arrival)
-    _check_mark(model, claim, arrival, message.first_ms)
+    _check_mark(model, claim, arrival, model.known_ms(claim, offset))
     _check_limits(model, claim, arrival)
     _check_keys(model, claim, arrival)
+    if claim.in_log_order:
+        note_passed(model, arrival)
+        claim.back.discard(offset)
     claim.waits.pop(offset, None)
-    claim.hands[offset] = Hand(arrival.inbox, arrival.until_ms, _slot_of(arrival.key))
+    if offset not in claim.acked:  # on the way to us when it was
+        hand = Hand(arrival.inbox, arrival.until_ms, slot_of(arrival.key), arrival.attempt)
+        claim.hands[offset] = hand
     claim.seen[offset] = len(model.crashes)
-
-
-def _slot_of(key: str | None) -> int | None:
-    return escapement.slot_of(key) if key else None
 
 
 def _check_claim(model: Model, claim: Claim, arrival: Arrival) -> None:
     """It is this subscription's, at this time, and not done (invariants 2, 3, 5)."""
     offset, due_ms = arrival.offset, arrival.due_ms
-    assert due_ms <= arrival.now_ms, f"{offset} is early"
-    assert due_ms == model.due_ms(claim, offset), f"{offset} was not due then"
+    if not claim.in_log_order:
+        assert due_ms <= arrival.now_ms, f"{offset} is early"
+        # Of what is gone from the log any of its keys may be left in the index.
+        known = due_ms == model.due_ms(claim, offset) or offset in claim.lucky
+        assert known, f"{offset} was not due then"
     assert claim.covers(offset, due_ms), f"{offset} was none of its business"
     assert claim.acked.get(offset, arrival.moment) >= arrival.moment, f"{offset} was acknowledged"
     assert offset not in claim.buried.values(), f"{offset} was buried"
+    assert offset not in claim.dropped, f"{offset} was dropped"
     hand = claim.hands.get(offset)
     assert hand is None or hand.until_ms <= arrival.now_ms, f"{offset} is in two hands"
     wait = claim.waits.get(offset)
@@ -145,6 +106,8 @@ def check_order(model: Model, arrival: Arrival) -> None:
     claim = model.claims[arrival.name]
     if arrival.attempt > 1 or arrival.priority != 50 or arrival.policy is None:
         return
+    if claim.in_log_order:
+        return
     if arrival.now_ms < model.high_ms or model.stored[arrival.offset] is None:
         return
     if arrival.offset < claim.ordered_from:
@@ -165,5 +128,5 @@ def check_order(model: Model, arrival: Arrival) -> None:
         if not claim.covers(offset, key[0]) or offset in claim.perhaps | claim.done():
             continue
         # Of what waits for its key only those of the same key are compared.
-        behind = slot is not None and slot != 0 and _slot_of(other.key) != slot
+        behind = slot is not None and slot != 0 and slot_of(other.key) != slot
         assert behind, f"{offset} should have gone before {arrival.offset}"

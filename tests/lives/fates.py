@@ -10,7 +10,7 @@ from lives.life import Life
 # What may be cut off at any moment by the end of the broker, and asked again after it.
 FRAGILE = [
     "publish", "post", "consume", "reschedule", "cancel", "redrive", "seek", "settings",
-    "limits", "checkpoint", "checkpoint",
+    "limits", "close_group", "delete_group", "checkpoint", "checkpoint",
 ]  # fmt: skip
 # What may be asked while the database is in trouble.
 TRIED = ["publish", "publish", "post", "consume", "consume", "reschedule", "cancel", "redrive"]
@@ -26,11 +26,12 @@ class Fates(Life):
         """The wall clock is set back, or ahead."""
         seconds = self.rng.choice([1, 60, 4000, -60, -4000])
         for claim in self.model.claims.values():
-            claim.waits, claim.passed_ms = {}, []
+            claim.waits, claim.passed_ms, claim.heads = {}, [], {}
             # What has timed out and found no credit is in nobody's hands.
             claim.hands = {o: h for o, h in claim.hands.items() if h.until_ms > self.now_ms}
             claim.ordered_from = self.model.end
         self.model.rated_from = self.model.end
+        self.calm = False  # much less time has passed than it seems
         self.world.clock.set_back(seconds * 1000)
         await self.world.clock.advance(seconds=1)
 
@@ -62,8 +63,7 @@ class Fates(Life):
 
     async def crash(self) -> None:
         await self.world.crash()
-        self.model.crashes.append(self.now_ms)
-        self.model.doubtful_ms = max(self.model.doubtful_ms, self.now_ms)
+        self.model.crash(self.now_ms)
         await self.again()
 
     async def restart(self) -> None:
@@ -72,8 +72,7 @@ class Fates(Life):
 
     async def lose_index(self) -> None:
         await self.world.crash()
-        self.model.crashes.append(self.now_ms)
-        self.model.doubtful_ms = max(self.model.doubtful_ms, self.now_ms)
+        self.model.crash(self.now_ms)
         lose_index(self.world)
         await self.again()
 
@@ -99,5 +98,6 @@ class Fates(Life):
             await self.patiently(getattr(self, self.rng.choice(TRIED)))
         self.outage.over()
         await self.world.clock.advance(seconds=3)
+        self.calm = False
         for claim in self.model.claims.values():
-            claim.ordered_from = self.model.end
+            claim.ordered_from, claim.heads = self.model.end, {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import trio
@@ -16,14 +17,15 @@ import trio
 import escapement
 from escapement.protocol import commands as wire
 from escapement.testing import World
-from lives.arrivals import Arrival, arrive, check_order
-from lives.model import Claim, Model
+from lives.arrival import Arrival
+from lives.arrivals import arrive, check_order
+from lives.logorder import check_passed
+from lives.model import ACK_WAIT_MS, KINDS, MORTAL, WITHOUT_END, Claim, Model
+from lives.ranks import check_ranks, see_ready
 from outages import Outage
 
 T = TypeVar("T")
 TOPIC = "t/n/x"
-# The subscription whose messages are tried a bounded number of times.
-MORTAL = "c"
 # No step takes longer, whatever the database does.
 _PATIENCE_MS = 120_000
 
@@ -40,13 +42,17 @@ class Life:
         self.rng = rng
         self.model = Model()
         self.model.policies[""] = {}
+        self.model.started_ms = self.now_ms
         self.inboxes: list[tuple[str, escapement.Inbox, Any]] = []
         self.well_ms = 0  # when the outage is over; of the clock that never goes back
         self.doubts: list[Callable[[], Awaitable[None]]] = []  # asked, and not answered yet
+        self.sights: list[Callable[[], None]] = []  # the same, where a look at a broker answers it
+        self.stale: list[escapement.Inbox] = []  # of a broker that another has overtaken
         self._events: list[Arrival | None] = []  # None: nobody has anything any more
         self._unordered: list[Arrival] = []
         self._moment = 0
         self._closing = False
+        self.calm = True  # the last step had as much time as the clock says, and no trouble
         self._stack = AsyncExitStack()
 
     @property
@@ -54,8 +60,34 @@ class Life:
         return self.world.clock.now_ms()
 
     async def open(self) -> None:
-        self.broker = await self._stack.enter_async_context(self.world.connect())
+        self.broker, hang_up = await self.nursery.start(self._connect, self.world)
+        self._stack.push_async_callback(hang_up)
         self.producer = await self.broker.producer(TOPIC, name="life", linger="0ms")
+
+    async def _connect(
+        self,
+        world: World,
+        task_status: trio.TaskStatus[tuple[escapement.Broker, Callable[[], Awaitable[None]]]],
+    ) -> None:
+        """A connection in a task of its own: they do not end in the order of their beginnings."""
+        leaving, left = trio.Event(), trio.Event()
+
+        async def hang_up() -> None:
+            leaving.set()
+            await left.wait()
+
+        try:
+            async with world.connect() as broker:
+                task_status.started((broker, hang_up))
+                await leaving.wait()
+        finally:
+            left.set()
+
+    async def begin(self) -> None:
+        """What no life changes: nothing is forgotten of a group that has fired."""
+        await self.open()
+        policy = {"group_retention_ms": "366d"}
+        await self.broker.admin("topics.update", topic=TOPIC, policy=policy)
 
     async def close(self) -> None:
         self.inboxes.clear()
@@ -69,7 +101,8 @@ class Life:
 
     async def join(self, name: str, **options: Any) -> escapement.Inbox:
         """A consumer whose messages are noted."""
-        consumer = self.broker.consumer(TOPIC, name, **options)
+        wait = None if name == WITHOUT_END else timedelta(milliseconds=ACK_WAIT_MS)
+        consumer = self.broker.consumer(TOPIC, name, kind=KINDS[name], ack_wait=wait, **options)
         inbox = await self._stack.enter_async_context(consumer)
         heard, key_range = inbox.heard, options.get("key_range")
 
@@ -100,6 +133,7 @@ class Life:
                     inbox.id,
                     key_range,
                     any(other == name and wanted for other, _, wanted in self.inboxes),
+                    self._is_active(name, inbox),
                     self.model.policies[name],
                     self.model.policies[""],
                     int(command.offsets[row]),
@@ -111,6 +145,10 @@ class Life:
                     50 if batch.priorities is None else int(batch.priorities[row]),
                 )
             )
+
+    def _is_active(self, name: str, inbox: escapement.Inbox) -> bool | None:
+        there = [one for other, one, _ in self.inboxes if other == name]
+        return inbox is there[0] if inbox in there else None
 
     def moment(self) -> int:
         """A number that grows with everything that happens."""
@@ -124,9 +162,27 @@ class Life:
         await self.world.clock.settle()
         self.model.pass_time(self.now_ms)
         await self.catch_up()
+        self.model.pass_time(self.now_ms)
         for arrival in self._unordered:
             check_order(self.model, arrival)
+            check_ranks(self.model, arrival)
         self._unordered = []
+        if not self.doubts:
+            await self.see()
+            self._look_ahead()
+            self.calm = True
+
+    async def see(self) -> None:
+        """Look at what the broker did by itself, while nothing is in doubt."""
+
+    def _look_ahead(self) -> None:
+        """Check the order of what came, and note what is to come first in the next step."""
+        for name, claim in self.model.claims.items():
+            check_passed(self.model, claim)
+            claim.heads = {}
+            ranges = [wanted for other, _, wanted in self.inboxes if other == name]
+            if ranges and not any(ranges) and not claim.in_log_order:
+                see_ready(self.model, claim, self.now_ms)
 
     async def catch_up(self) -> None:
         """Check what has come so far, before more is asked."""
@@ -196,18 +252,27 @@ class Life:
         before = [(name, key_range) for name, _, key_range in self.inboxes]
         self._events.append(None)
         self.outage.over()
-        await self.world.restart()
-        await self.patiently(self.close)
-        await self.open()
+        await self.serve(self.close)
         doubts, self.doubts = self.doubts, []
-        await self.settle()
-        self.model.rated_from = self.model.end  # what was spent is forgotten
         for ask in doubts:
             await self.patiently(ask)
             await self.settle()
         for name, key_range in before:
             if self.rng.random() < 0.8:
                 await self.join(name, permits=9, key_range=key_range)
+
+    async def serve(self, leave: Callable[[], Awaitable[None]] | None = None) -> None:
+        """A broker starts, and has new clients; the old ones leave before."""
+        await self.world.restart()
+        self.model.started_ms = max(self.model.started_ms, self.now_ms)
+        if leave is not None:
+            await self.patiently(leave)
+        await self.open()
+        sights, self.sights = self.sights, []
+        for see in sights:
+            see()
+        await self.settle()
+        self.model.rated_from = self.model.end  # what was spent is forgotten
 
     async def letters(self) -> list[dict[str, Any]]:
         """The dead-letter topic of the mortal subscription; each message is in it once."""
@@ -238,6 +303,9 @@ class Life:
         stats = await self.broker.admin("topics.stats", topic=TOPIC)
         assert stats["next_offset"] == self.model.end
         self.model.check_end()
+        for group in self.model.groups.values():
+            late = {one.number for one in group.closings} - set(self.model.fired)
+            assert not late, f"{sorted(late)} did not follow"
 
     async def lift(self) -> None:
         """No policy says anything any more, but that the mortal one's messages die."""
@@ -245,6 +313,9 @@ class Life:
         nothing = dict.fromkeys(["paused_until_ms", "ttl_ms", "quota_messages"])
         await self.broker.admin("topics.update", **names, policy=nothing)
         self.model.policies[""] = {}
+        nothing = dict.fromkeys(["total_quota_messages", "quota_action"])
+        await self.broker.admin("namespaces.update", namespace="t/n", policy=nothing)
+        self.model.total = 0
         nothing = dict.fromkeys(["paused_until_ms", "max_rate", "max_in_flight", "max_backoff_ms"])
         for name in self.model.claims:
             names["subscription"] = name

@@ -16,6 +16,12 @@ import escapement
 NEVER_MS = 1 << 62
 DEDUP_WINDOW_MS = 600_000
 ACK_WAIT_MS = 20_000
+# The subscriptions there may be.
+KINDS = {"a": "shared", "b": "shared", "c": "shared", "e": "exclusive", "f": "failover"}
+# The one whose messages are tried a bounded number of times.
+MORTAL = "c"
+# The one whose messages may go unacknowledged without end.
+WITHOUT_END = "e"
 SCHEDULE_MS = 900_000
 # The longest tick that a life sets, and what a wake may add to it.
 LATE_MS = 11_000
@@ -30,10 +36,30 @@ class Sent:
     key: str | None = None
     priority: int = 50
     dedup: str | None = None
+    group: str | None = None
     metered: bool = True  # it counts for the topic's rate
     least: int = 0
     most: int = 1
     copies: int = 0
+
+
+@dataclass
+class Closing:
+    """A group is closed for a subscription, and a number is published when that is done."""
+
+    subscription: str
+    number: int
+    has_fired: bool = False
+    done_ms: int | None = None  # since when it is owed, as far as is known
+    steps: int = 0  # of the life, since then
+
+
+@dataclass
+class Group:
+    """Messages that belong together."""
+
+    members: set[int] = field(default_factory=set)
+    closings: list[Closing] = field(default_factory=list)
 
 
 @dataclass
@@ -56,6 +82,7 @@ class Hand:
     inbox: int
     until_ms: int
     slot: int | None
+    attempt: int
 
 
 @dataclass
@@ -64,12 +91,13 @@ class Claim:
 
     since_offset: int
     since_ms: int  # of earlier offsets, what is due from here on
+    kind: str
+    spared: set[int]  # cancelled before it was handed them
     acked: dict[int, int] = field(default_factory=dict)  # with a receipt, and when that came
     seen: dict[int, int] = field(default_factory=dict)  # offset -> the last crash before it
     left_ms: int = -1  # what was due by then may have been sent to nobody who looked
     # Of what was handed to it and then moved for others: the time it keeps.
     kept: dict[int, int] = field(default_factory=dict)
-    spared: set[int] = field(default_factory=set)  # cancelled before it was handed them
     lucky: set[int] = field(default_factory=set)  # over before it began; a few may be left
     perhaps: set[int] = field(default_factory=set)  # expired, or acknowledged without a receipt
     buried: dict[int, int] = field(default_factory=dict)  # place in the dead-letter topic
@@ -77,6 +105,18 @@ class Claim:
     waits: dict[int, Hand] = field(default_factory=dict)  # given back, not to come before then
     passed_ms: list[int] = field(default_factory=list)  # deliveries since the rate was set
     ordered_from: int = 0  # what lies before in the log may come in any order
+    heads: dict[int, int] = field(default_factory=dict)  # lay ready between two steps: when due
+    # Of one in the order of the log: given back at once, and to be read again before all others.
+    back: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)  # by a quota
+    at_rest: set[int] = field(default_factory=set)  # between two steps, and nobody ever had it
+    settled: int = 0  # how much was done then
+    # What came, and what should perhaps have come before it.
+    passed: list[tuple[int, set[int], int]] = field(default_factory=list)
+
+    @property
+    def in_log_order(self) -> bool:
+        return self.kind != "shared"
 
     def covers(self, offset: int, due_ms: int) -> bool:
         if offset in self.spared:
@@ -91,15 +131,19 @@ class Claim:
             self.waits.pop(offset, None)
 
     def done(self) -> set[int]:
-        return self.acked.keys() | set(self.buried.values())
+        return self.acked.keys() | set(self.buried.values()) | self.dropped
 
     def let_go(self, inbox: int | None = None) -> None:
         """A consumer is gone, or all are, and the broker with them."""
         kept = {} if inbox is None else self.hands
+        if self.in_log_order:
+            self.back |= {o for o in self.hands if o not in kept or kept[o].inbox == inbox}
         self.hands = {o: hand for o, hand in kept.items() if hand.inbox != inbox}
         if inbox is None:
+            self.back = set()  # perhaps some had been given back, to wait
             self.waits = {}
             self.passed_ms = []
+            self.heads = {}
 
 
 class Model:
@@ -113,12 +157,20 @@ class Model:
         self.begin = 0  # of what lies before in the log, what was done is forgotten
         self.claims: dict[str, Claim] = {}
         self.policies: dict[str, Mapping[str, Any] | None] = {}  # "": the topic's; None: unsure
+        self.groups: dict[str, Group] = {}
+        self.forgotten: list[Closing] = []  # of groups that were deleted
+        self.fired: list[int] = []
+        self.follow_ups = 0
+        self.total: int | None = 0  # what may be left of all topics; the oldest go; None: unsure
+        self.quotas: tuple[int | None, int | None] = (0, 0)  # that drop, between two steps
+        self.quiet_since_ms = 0
         self.occurrences: set[int] = set()
         self.schedule_ms: int | None = None  # since when something recurs
         self.schedule_high_ms = 0  # the latest that it was since then
         self.high_ms = 0  # the latest that it ever was
         self.doubtful_ms = -1  # what was due by then may be marked redelivered
         self.crashes: list[int] = []  # when
+        self.started_ms = -1  # the latest that it was at any start
         self.rated_from = 0  # publishes since the topic's rate was set
 
     @property
@@ -127,6 +179,14 @@ class Model:
 
     def policy(self, name: str, field: str, default: Any = 0) -> Any:
         return (self.policies.get(name) or {}).get(field) or default
+
+    def quotas_now(self) -> tuple[int | None, int | None]:
+        """What may be left, of the topic and of all, where the oldest go; 0: anything."""
+        policy = self.policies[""]
+        if policy is None:
+            return None, self.total
+        drops = policy.get("quota_action") == "drop_oldest"
+        return policy.get("quota_messages", 0) if drops else 0, self.total
 
     # -- the log ---------------------------------------------------------------------
 
@@ -149,6 +209,9 @@ class Model:
             sent.copies += 1
             assert sent.copies <= sent.most, f"{value!r} is stored {sent.copies} times"
         again = sent.copies > 1
+        assert entry.group == (None if again else sent.group)
+        if entry.group is not None:
+            self.groups.setdefault(entry.group, Group()).members.add(self.end)
         due_ms = published_ms if again else max(sent.at_ms, published_ms + sent.delay_ms)
         assert entry.due_ms == due_ms, f"{value!r} has another time"
         assert (entry.key, entry.priority) == (sent.key, sent.priority)
@@ -161,6 +224,11 @@ class Model:
         self.stored.append(
             Stored(value, due_ms, published_ms, sent.key, sent.priority, due_ms, published_ms)
         )
+
+    def next_follow_up(self) -> int:
+        """The number of a closing that there was not yet."""
+        self.follow_ups += 1
+        return self.follow_ups
 
     def check_rate(self, published_ms: int) -> None:
         """What was published before, over any span, has been paid for."""
@@ -179,23 +247,40 @@ class Model:
 
     # -- subscriptions ---------------------------------------------------------------
 
-    def claim(self, since_offset: int, since_ms: int, now_ms: int) -> Claim:
-        """A new one. What came due under a clock that was set back since may be over."""
-        over = {
+    def claim(
+        self, since_offset: int, since_ms: int, now_ms: int, kind: str, log_begin: int
+    ) -> Claim:
+        """A new one. What came due under a clock that was set back since may be over.
+
+        And what lies before the beginning of the log: what of it was still to be done was
+        relocated, which those in the order of the log do not see.
+        """
+        claim = Claim(since_offset, since_ms, kind, set(self.cancelled), ordered_from=self.end)
+        if claim.in_log_order:
+            claim.since_ms = NEVER_MS
+            claim.lucky = set(range(log_begin))
+            return claim
+        claim.lucky = {
             offset
             for offset, message in enumerate(self.stored)
             if message is not None
             and message.due_ms <= self.high_ms
-            and (offset < self.begin or self.high_ms > now_ms)
+            and (offset < log_begin or self.high_ms > now_ms)
         }
-        return Claim(
-            since_offset, since_ms, spared=set(self.cancelled), lucky=over, ordered_from=self.end
-        )
+        return claim
 
     def due_ms(self, claim: Claim, offset: int) -> int:
         message = self.stored[offset]
         assert message is not None
-        return claim.kept.get(offset, message.due_ms)
+        return message.due_ms if claim.in_log_order else claim.kept.get(offset, message.due_ms)
+
+    def known_ms(self, claim: Claim, offset: int) -> int:
+        """Since when somebody may have had it. In the log, also with what came after it."""
+        message = self.stored[offset]
+        assert message is not None
+        if not claim.in_log_order:
+            return message.first_ms
+        return min(one.published_ms for one in self.stored[offset:] if one is not None)
 
     def wanted(self, claim: Claim) -> set[int]:
         """What it is to get at some time or other."""
@@ -219,6 +304,14 @@ class Model:
                 if self.due_ms(claim, offset) + ttl_ms <= self.high_ms:
                     claim.perhaps.add(offset)
 
+    def crash(self, now_ms: int) -> None:
+        """A broker died. A lease is longer here than any life, so if an owner was seen later
+        than it is now, all may have been delivered.
+        """
+        self.crashes.append(now_ms)
+        until_ms = NEVER_MS if now_ms < self.started_ms else now_ms
+        self.doubtful_ms = max(self.doubtful_ms, until_ms)
+
     def is_forgotten(self, offset: int) -> bool:
         """Whether the log need not have it any more."""
         return offset < self.begin and all(
@@ -230,13 +323,21 @@ class Model:
         )
 
     def backlog(self, until_ms: int) -> int:
-        """What was certainly due by then and is still to be done, of the furthest behind."""
+        """What certainly waited by then and is still to be done, of the furthest behind."""
         counts = [0]
         for name, claim in self.claims.items():
             if not self.policy(name, "max_deliveries"):
-                due = [o for o in self.open(claim) if self.due_ms(claim, o) <= until_ms]
-                counts.append(len(due))
+                waits = [o for o in self.open(claim) if self.waits_since_ms(claim, o) <= until_ms]
+                counts.append(len(waits))
         return max(counts)
+
+    def waits_since_ms(self, claim: Claim, offset: int) -> int:
+        """Since when it counts: it is due, or, where times mean nothing, it is there."""
+        message = self.stored[offset]
+        assert message is not None
+        if claim.in_log_order:
+            return message.published_ms
+        return max(self.due_ms(claim, offset), message.since_ms)
 
     def let_go(self) -> None:
         """No consumer has anything any more."""

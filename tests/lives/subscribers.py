@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import escapement
 from escapement.client import schedule
 from escapement.client.schedule import moment
-from lives.life import MORTAL, TOPIC, Life
-from lives.model import NEVER_MS, Claim
+from escapement.storage.catalog import SubscriptionRecord
+from lives.life import TOPIC, Life
+from lives.logorder import check_beginning
+from lives.model import KINDS, MORTAL, NEVER_MS, Claim
 
 HALVES = [(0, 32_767), (32_768, 65_535)]
 
@@ -19,20 +21,23 @@ class Subscribers(Life):
     """Consumers and subscriptions come, go, begin again, and are limited."""
 
     async def subscribe(self) -> None:
-        if len(self.inboxes) >= 4:
+        if len(self.inboxes) >= 5:
             return
-        name = self.rng.choice("abc")
-        where, claim = self.place()
+        name = self.rng.choice(sorted(KINDS))
+        is_shared = KINDS[name] == "shared"
+        where, claim = await self.place(KINDS[name])
         is_new = name not in self.model.claims
         if is_new:
             self.model.claims[name] = claim
             self.model.policies[name] = {}
-        wanted = self.rng.choice([None, None, "auto", *HALVES])
+        wanted = self.rng.choice([None, None, "auto", *HALVES]) if is_shared else None
         try:
             await self.join(name, position=where, permits=9, key_range=wanted)
         except escapement.Conflict:
             return
-        if is_new:
+        if is_new and not is_shared:
+            self.began(name, claim, where)
+        elif is_new:
             await self.limit(name, {"order": self.rng.choice(["any", "key", "topic"])})
         if name == MORTAL:
             await self.limit(name, {"max_deliveries": 2})
@@ -57,36 +62,55 @@ class Subscribers(Life):
 
         await self.in_doubt(ask)
 
-    def place(self) -> tuple[str | int | datetime, Claim]:
+    async def place(self, kind: str) -> tuple[str | int | datetime, Claim]:
         """Somewhere to begin, and what a subscription that begins there must get."""
         # What is committed at this moment is all there is: nothing is under way.
         end, now_ms = self.model.end, self.now_ms
+        where: str | int | datetime
         match self.rng.randrange(4):
             case 0:
-                return "earliest", self.model.claim(0, 0, now_ms)
+                where, since = "earliest", (0, 0)
             case 1:
-                return "latest", self.model.claim(end, now_ms + 1, now_ms)
+                where, since = "latest", (end, now_ms + 1)
             case 2:
-                offset = self.rng.randint(0, end)
-                return offset, self.model.claim(offset, NEVER_MS, now_ms)
+                where = self.rng.randint(0, end)
+                since = where, NEVER_MS
             case _:
                 at_ms = now_ms + self.rng.randint(-10_000, 1_000) * 1000
-                at = datetime.fromtimestamp(at_ms / 1000, UTC)
-                return at, self.model.claim(end, at_ms, now_ms)
+                where, since = moment(at_ms), (end, at_ms)
+        return where, self.model.claim(*since, now_ms, kind, await self.log_begin())
+
+    async def log_begin(self) -> int:
+        """What lies before was relocated, or is forgotten."""
+        works = self.world.server.works
+        topic = works.registry.topics.get(TOPIC)
+        first = None if topic is None else await works.reader.first_offset(topic.id)
+        return self.model.end if first is None else first
+
+    def began(self, name: str, claim: Claim, where: str | int | datetime) -> None:
+        """A subscription in the order of the log began where a time was asked for."""
+        record = self._record(name)
+        if isinstance(where, datetime):
+            claim.since_offset = record.start_offset
+            check_beginning(self.model, claim, int(where.timestamp() * 1000))
+        assert record.start_offset == claim.since_offset
 
     async def seek(self) -> None:
         names = sorted(self.model.claims.keys() - {MORTAL})
         if not names:
             return
         name = self.rng.choice(names)
-        where, claim = self.place()
-        before = self._record_id(name)
+        where, claim = await self.place(KINDS[name])
+        before = self._record(name)
 
-        async def see() -> None:
-            if self._record_id(name) != before:
-                self.model.claims[name] = claim
+        def see() -> None:
+            if self._record(name) == before:
+                return
+            if claim.in_log_order:
+                self.began(name, claim, where)
+            self.model.claims[name] = claim
 
-        self.doubts.append(see)
+        self.sights.append(see)
         attached = [inbox for other, inbox, _ in self.inboxes if other == name]
         if attached:
             await self.rng.choice(attached).seek(where)
@@ -94,13 +118,13 @@ class Subscribers(Life):
             position = str(schedule.position(where))
             names_ = {"topic": TOPIC, "subscription": name}
             await self.broker.admin("subscriptions.seek", **names_, position=position)
-        self.doubts.remove(see)
-        assert self._record_id(name) != before
-        self.model.claims[name] = claim
+        self.sights.remove(see)
+        see()
+        assert self.model.claims[name] is claim
 
-    def _record_id(self, name: str) -> int:
+    def _record(self, name: str) -> SubscriptionRecord:
         return next(
-            record.id
+            record
             for record in self.world.server.registry.all_subscriptions()
             if record.name == name
         )
@@ -117,26 +141,27 @@ class Subscribers(Life):
         """Something about one subscription is said otherwise."""
         if self.model.claims:
             name = self.rng.choice(sorted(self.model.claims))
-            change = self.rng.choice(
-                [
+            changes: list[dict[str, Any]] = [
+                {"max_rate": self.rng.choice([0, 0.5, 20])},
+                {"max_in_flight": self.rng.choice([0, 3])},
+                {"max_backoff_ms": self.rng.choice([0, 30_000])},
+            ]
+            if KINDS[name] == "shared":
+                changes += [
                     {"order": self.rng.choice(["any", "key", "key", "topic"])},
                     {"on_retry": self.rng.choice(["hold", "skip"])},
-                    {"max_rate": self.rng.choice([0, 0.5, 20])},
-                    {"max_in_flight": self.rng.choice([0, 3])},
                     {"dispatch": self.rng.choice(["round_robin", "least_busy"])},
-                    {"max_backoff_ms": self.rng.choice([0, 30_000])},
                     {"priority_ageing_ms": self.rng.choice([0, 1000, 60_000])},
                 ]
-            )
-            await self.limit(name, change)
+            await self.limit(name, self.rng.choice(changes))
 
     async def limits(self) -> None:
         """Something about the topic is said otherwise."""
         change = self.rng.choice(
             [
                 {"ttl_ms": self.rng.choice([0, 60_000, 3_600_000])},
-                {"quota_messages": 5},
-                {"quota_messages": 5},
+                {"quota_messages": 5, "quota_action": "refuse"},
+                {"quota_messages": 5, "quota_action": "drop_oldest"},
                 {"max_publish_rate": self.rng.choice([0, 5])},
                 {"ttl_ms": 0, "quota_messages": 0, "max_publish_rate": 0},
             ]

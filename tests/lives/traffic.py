@@ -6,17 +6,23 @@ moment of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+
+import trio
 
 import escapement
 from escapement.client.schedule import moment
 from letters import letter
-from lives.arrivals import back_off_ms
-from lives.life import MORTAL, TOPIC, Life
-from lives.model import DEDUP_WINDOW_MS, SCHEDULE_MS, Hand, Sent
+from lives.arrival import back_off_ms
+from lives.life import TOPIC, Life
+from lives.model import DEDUP_WINDOW_MS, MORTAL, SCHEDULE_MS, WITHOUT_END, Sent
 
+# A race takes no longer.
+_RACE_MS = 4_000
 KEYS = [None, None, "p", "q", "r", "s"]
+GROUPS = [*[None] * 20, "g", "h"]
 
 
 class Traffic(Life):
@@ -34,9 +40,12 @@ class Traffic(Life):
                 key=self.rng.choice(KEYS),
                 priority=self.rng.choice([50, 50, 50, 0, 200]),
                 dedup=dedup,
+                group=self.rng.choice(GROUPS),
             )
         sent, began_ms = [model.sent[value] for value in values], self.now_ms
         full = self.is_full()
+        closed = {name for name, group in model.groups.items() if group.closings}
+        is_closed = not closed.isdisjoint(one.group for one in sent)
         try:
             receipts = await self.producer.send_many(
                 values,
@@ -44,7 +53,13 @@ class Traffic(Life):
                 keys=[one.key for one in sent],
                 priorities=[one.priority for one in sent],
                 dedup=[one.dedup for one in sent],
+                groups=[one.group for one in sent],
             )
+        except escapement.GroupClosed:
+            assert is_closed, "none of these groups is closed"
+            for one in sent:
+                one.most = 0
+            return
         except escapement.EscapementError as error:
             if not error.retryable:
                 raise
@@ -67,7 +82,12 @@ class Traffic(Life):
     def is_full(self) -> bool:
         """Whether the quota is certainly met; what is on disk is only estimated."""
         most, topic = self.model.policy("", "quota_messages"), self.model.policies[""]
-        if not most or topic is None or self.world.server.index.segment_count:
+        if (
+            not most
+            or topic is None
+            or topic.get("quota_action") == "drop_oldest"
+            or self.world.server.index.segment_count
+        ):
             return False
         waiting_ms = min(self.now_ms, self.model.high_ms) - 12_000
         return self.model.backlog(waiting_ms) >= most and self.now_ms >= self.model.high_ms
@@ -109,15 +129,20 @@ class Traffic(Life):
             rest = [m for m in messages if m.offset not in self.model.claims[name].acked]
             given = [m for m in rest if self.rng.random() < 0.5]
             if given:
-                await self.give_back(name, inbox, given)
+                at_once = await self.give_back(name, inbox, given)
                 await self.catch_up()
+                claim = self.model.claims[name]
+                if claim.in_log_order:
+                    claim.back |= at_once - claim.hands.keys()
             kept = [m.offset for m in rest if m not in given]
-            if kept and self.rng.random() < 0.5:
+            if kept and name != WITHOUT_END and self.rng.random() < 0.5:
                 await self.extend(name, inbox, kept)
 
     async def give_back(
         self, name: str, inbox: escapement.Inbox, messages: list[escapement.Message]
-    ) -> None:
+    ) -> set[int]:
+        """Returns what is to come again at once."""
+        at_once = set()
         delay = self.rng.choice([None, timedelta(0), *[timedelta(seconds=90)] * 2])
         back = self.rng.choice([inbox.nack, inbox.nack, inbox.release])
         claim, now_ms = self.model.claims[name], self.now_ms
@@ -128,13 +153,16 @@ class Traffic(Life):
             if self.now_ms < self.model.high_ms or self.model.policies[name] is None:
                 continue
             until_ms = now_ms + (0 if delay is None else delay // timedelta(milliseconds=1))
-            if delay is None and back != inbox.release:
-                until_ms += back_off_ms(message.attempt, self.model.policies[name] or {})
+            if delay is None and back != inbox.release and name != WITHOUT_END:
+                until_ms += back_off_ms(hand.attempt, self.model.policies[name] or {})
             most = self.model.policy(name, "max_deliveries")
-            if back != inbox.release and most and message.attempt >= most:
+            if back != inbox.release and most and hand.attempt >= most:
                 continue  # it dies
-            claim.waits[message.offset] = Hand(inbox.id, until_ms, hand.slot)
+            claim.waits[message.offset] = replace(hand, until_ms=until_ms)
+            if until_ms <= now_ms:
+                at_once.add(message.offset)
         await back([message.id for message in messages], delay)
+        return at_once
 
     async def extend(self, name: str, inbox: escapement.Inbox, offsets: list[int]) -> None:
         until_ms = self.now_ms + 100_000
@@ -162,7 +190,8 @@ class Traffic(Life):
 
         await self.in_doubt(ask)
 
-    def moved(self, outcome: Any, due_ms: int) -> None:
+    def moved(self, outcome: Any, due_ms: int, *, racing: bool = False) -> None:
+        """``racing``: it may have been cancelled before or after it was moved."""
         model, offset = self.model, outcome.id.offset
         message = model.stored[offset] if offset < model.end else None
         if outcome.fate is escapement.Fate.UNKNOWN:
@@ -170,11 +199,12 @@ class Traffic(Life):
             return
         if message is None:
             return
-        assert (offset in model.cancelled) == (outcome.fate is escapement.Fate.CANCELLED)
+        is_cancelled = outcome.fate is escapement.Fate.CANCELLED
+        assert (offset in model.cancelled) == is_cancelled or (racing and not is_cancelled)
         if not outcome.done:
             return
         for name, claim in model.claims.items():
-            if name in outcome.handed:
+            if name in outcome.handed and not claim.in_log_order:
                 claim.kept.setdefault(offset, message.due_ms)
         # A time that has passed is now.
         message.due_ms = max(due_ms, self.now_ms) if due_ms <= self.now_ms else due_ms
@@ -204,6 +234,51 @@ class Traffic(Life):
             model.cancelled.add(offset)
         elif known:
             assert set(outcome.handed) == set(model.claims)
+
+    async def race(self) -> None:
+        """All with one key are cancelled and given another time at once, while some are taken."""
+        model, key = self.model, self.rng.choice("pqrs")
+        due_ms = self.now_ms + self.rng.choice([0, 5, 300]) * 1000
+        pending = {
+            offset
+            for offset, one in enumerate(model.stored)
+            if one is not None and one.key == key and one.due_ms > self.now_ms + _RACE_MS
+        }
+        # What is moved to now may be taken before it is looked for.
+        pending = pending - model.cancelled if due_ms > self.now_ms + _RACE_MS else set()
+        spared: list[Any] = []
+        moved: list[Any] = []
+
+        async def cancel() -> None:
+            spared.extend(await self.broker.cancel(key=key, topic=TOPIC))
+
+        async def move() -> None:
+            moved.extend(await self.broker.reschedule(key=key, at=moment(due_ms), topic=TOPIC))
+
+        async with trio.open_nursery() as nursery:
+            for ask in self.rng.sample([cancel, move], 2):
+                nursery.start_soon(ask)
+            for name, inbox, _ in self.inboxes:
+                nursery.start_soon(self._take, name, inbox)
+        await self.asked(self.look)
+        named = {outcome.id.offset for outcome in spared}
+        assert pending <= named, f"{sorted(pending - named)} with this key were not found"
+        for outcome in spared + moved:
+            message = model.stored[outcome.id.offset]
+            assert message is None or message.key == key
+        for outcome in spared:
+            self.spared(outcome)
+        for outcome in moved:
+            self.moved(outcome, due_ms, racing=True)
+
+    async def _take(self, name: str, inbox: escapement.Inbox) -> None:
+        """Acknowledge what one has."""
+        offsets = [message.offset for message in await _there(inbox)]
+        claim = self.model.claims[name]
+        claim.perhaps |= (unsure := set(offsets) - claim.perhaps)
+        await inbox.ack(offsets, durable=True)
+        claim.perhaps -= unsure
+        claim.acknowledge(offsets, self.moment())
 
     def some(self) -> list[int]:
         count = self.rng.choice([1, 3, 10])

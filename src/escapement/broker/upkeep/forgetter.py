@@ -97,6 +97,7 @@ class Forgetter:
         self._clock = clock
         self._run = run
         self._sparse_bytes = sparse_bytes
+        self._alone = trio.Lock()
         self._held: dict[int, list[Holding]] = {}  # by generation that nothing is added to
         # Of the oldest generation: topics with nothing live in it, and their subscriptions.
         self._empty: dict[int, frozenset[int]] = {}
@@ -113,12 +114,13 @@ class Forgetter:
                 pass  # a topic was deleted meanwhile
 
     async def round(self) -> None:
-        """Finish what is going, then drop whatever may go, oldest first."""
-        for generation in self._log.going:
-            await self._go(generation)
-        while len(self._log.generations) > 1 and await self._forget(self._log.generations[0]):
-            pass
-        await self._forget_moves()
+        """Finish what is going, then drop whatever may go, oldest first; one round at a time."""
+        async with self._alone:
+            for generation in self._log.going:
+                await self._go(generation)
+            while len(self._log.generations) > 1 and await self._forget(self._log.generations[0]):
+                pass
+            await self._forget_moves()
 
     async def _forget(self, oldest: Generation) -> bool:
         """Drop a generation if it may go; whether it is gone."""

@@ -1,0 +1,91 @@
+"""Groups of messages in a life: closed for a subscription, and what follows once (Q10)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import escapement
+from lives.life import TOPIC, Life
+from lives.model import Claim, Closing, Group
+
+AFTER = "t/n/after"
+# A follow-up that is owed this long, between so many steps, does not come.
+_PATIENCE_MS, _PATIENCE_STEPS = 61_000, 3
+
+
+class EventGroups(Life):
+    """Groups are closed and forgotten; what follows is looked at between the steps."""
+
+    async def close_group(self) -> None:
+        names = sorted(self.model.claims)
+        if not names:
+            return
+        name, subscription = self.rng.choice("gh"), self.rng.choice(names)
+        group = self.model.groups.setdefault(name, Group())
+        known = [one for one in group.closings if one.subscription == subscription]
+        closing = known[0] if known else Closing(subscription, self.model.next_follow_up())
+
+        async def ask() -> None:
+            then = escapement.FollowUp(b"%d" % closing.number, AFTER)
+            close = self.broker.groups.close
+            await self.asked(lambda: close(TOPIC, name, subscription, then))
+            if not known:
+                group.closings.append(closing)
+
+        await self.in_doubt(ask)
+
+    async def delete_group(self) -> None:
+        if not self.model.groups:
+            return
+        name = self.rng.choice(sorted(self.model.groups))
+        group = self.model.groups[name]
+        self.model.forgotten += group.closings
+
+        async def forget() -> None:
+            # Nobody may ever have joined it, or it was forgotten before the broker died.
+            with suppress(escapement.NotFound):
+                await self.broker.groups.delete(TOPIC, name)
+
+        async def ask() -> None:
+            await self.asked(forget)
+            del self.model.groups[name]
+
+        await self.in_doubt(ask)
+
+    async def see_follow_ups(self) -> None:
+        """Each was published once, by a group that is done; and a group that is done has."""
+        self.model.fired += await self.asked(self._new_follow_ups)
+        fired = self.model.fired
+        assert len(set(fired)) == len(fired), "a group has fired twice"
+        await self.letters()  # what died is done
+        closings = [one for group in self.model.groups.values() for one in group.closings]
+        known = {one.number for one in closings + self.model.forgotten}
+        assert known >= set(fired), "a group has fired that nobody closed"
+        for group in self.model.groups.values():
+            for closing in group.closings:
+                self._check_closing(group, closing)
+
+    async def _new_follow_ups(self) -> list[int]:
+        try:
+            start = len(self.model.fired)
+            return [int(m.value) async for page in self.broker.read(AFTER, start) for m in page]
+        except escapement.NotFound:
+            return []
+
+    def _check_closing(self, group: Group, closing: Closing) -> None:
+        claim = self.model.claims[closing.subscription]
+        if closing.number in self.model.fired:
+            left = self._undone(group, claim, claim.perhaps | claim.lucky)
+            assert closing.has_fired or not left, f"{sorted(left)} of a group are to be done"
+            closing.has_fired = True
+        elif self._undone(group, claim, set()) or self.now_ms < self.model.high_ms:
+            closing.done_ms, closing.steps = None, 0
+        else:
+            closing.done_ms = self.now_ms if closing.done_ms is None else closing.done_ms
+            closing.steps += 1
+            late = self.now_ms - closing.done_ms > _PATIENCE_MS
+            assert not late or closing.steps <= _PATIENCE_STEPS, "a follow-up does not come"
+
+    def _undone(self, group: Group, claim: Claim, others: set[int]) -> set[int]:
+        """What of a group is to be done, but for ``others``."""
+        return (group.members & self.model.wanted(claim)) - claim.done() - others

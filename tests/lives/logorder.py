@@ -1,0 +1,49 @@
+"""Exclusive and failover subscriptions: the order of the log, and whose turn it is (P7).
+
+Times mean nothing to them. What comes may have nothing before it in the log that is still to be
+done and in nobody's hands, but for what waits for another attempt.
+"""
+
+from __future__ import annotations
+
+from lives.arrival import Arrival
+from lives.model import LATE_MS, Claim, Model
+
+
+def note_passed(model: Model, arrival: Arrival) -> None:
+    """Asked before an arrival is entered in the model: what should perhaps have come before."""
+    claim, offset = model.claims[arrival.name], arrival.offset
+    assert arrival.is_active is not False, f"{offset} came to one whose turn it is not"
+    if arrival.is_active is None:
+        return  # to one that is just leaving
+    waits = {o for o, wait in claim.waits.items() if wait.until_ms + LATE_MS > arrival.now_ms}
+    tried = claim.seen.keys() - claim.back - claim.waits.keys()
+    passed = {
+        other
+        for other in range(claim.since_offset, offset)
+        if other not in claim.hands and other not in waits and other not in tried
+    }
+    if passed:
+        claim.passed.append((arrival.moment, passed, offset))
+
+
+def check_passed(model: Model, claim: Claim) -> None:
+    """Asked once it is known what was cancelled, acknowledged or has expired."""
+    wanted = model.wanted(claim)
+    for moment, passed, offset in claim.passed:
+        for other in (passed & wanted) - claim.perhaps - claim.lucky - claim.dropped:
+            acked = claim.acked.get(other, moment)
+            assert acked < moment, f"{other} should have come before {offset}"
+    claim.passed = []
+
+
+def check_beginning(model: Model, claim: Claim, at_ms: int) -> None:
+    """It begins with something accepted by then, and what lies just before was accepted earlier.
+
+    Where the clock was set back there are several such places.
+    """
+    start = claim.since_offset
+    first = model.stored[start] if start < model.end else None
+    before = model.stored[start - 1] if start > model.begin else None
+    assert first is None or first.published_ms >= at_ms, "it begins too early"
+    assert before is None or before.published_ms < at_ms, "it begins too late"

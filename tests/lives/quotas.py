@@ -1,0 +1,160 @@
+"""Quotas that drop the oldest, of the topic and for the sum of its namespace (P10).
+
+What a broker has let go it alone knows; so its cursors are looked at between the steps, and
+whatever is acknowledged there that nobody acknowledged must have been dropped: while a quota
+was in force, the oldest of what was at rest, never more than has to go, and no less for long.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import escapement
+from lives.life import TOPIC, Life
+from lives.model import LATE_MS, MORTAL, Claim
+
+NEIGHBOUR = "t/n/y"
+TOTAL = 12
+
+
+class Quotas(Life):
+    """What is said of the namespace changes; a second topic, all of it due, counts for it."""
+
+    async def total(self) -> None:
+        """How much all topics together may have, and what happens beyond that."""
+        action = self.rng.choice(["drop_oldest", "drop_oldest", "refuse"])
+        total = self.rng.choice([0, TOTAL, TOTAL])
+        policy = {"total_quota_messages": total, "quota_action": action}
+        self.model.total = None
+
+        async def ask() -> None:
+            await self.broker.admin("namespaces.update", namespace="t/n", policy=policy)
+            self.model.total = total if action == "drop_oldest" else 0
+
+        await self.in_doubt(ask)
+
+    async def neighbour(self) -> None:
+        """Messages for the second topic; or all that it has is done."""
+        names = {"topic": NEIGHBOUR, "subscription": "y"}
+        if not await self.waiting_next_door():
+            with suppress(escapement.AlreadyExists):
+                await self.broker.admin("subscriptions.create", **names, kind="shared")
+        if self.rng.random() < 0.3:
+            async with self.broker.consumer(NEIGHBOUR, "y") as inbox:
+                offsets = [m.offset for m in await escapement.testing.arrived(inbox)]
+                await inbox.ack(offsets, durable=True)
+            return
+        producer = await self.broker.producer(NEIGHBOUR, linger="0ms", send_timeout="3s")
+        with suppress(escapement.BacklogFull):
+            await producer.send_many([b"y"] * self.rng.choice([2, 15]))
+        await producer.aclose()
+
+    async def waiting_next_door(self) -> int:
+        """How many messages the second topic has."""
+        try:
+            rows = await self.broker.admin("subscriptions.list", topic=NEIGHBOUR)
+        except escapement.NotFound:
+            return 0
+        return sum(int(row["unacknowledged"]) for row in rows)
+
+    # -- between the steps -----------------------------------------------------------
+
+    async def see_drops(self) -> None:
+        """Find what was dropped since this was asked last, and whether it had to be."""
+        model = self.model
+        before, now = model.quotas, model.quotas_now()
+        steady = before == now and None not in now and self.now_ms >= model.high_ms
+        any_dropped = False
+        for name, claim in model.claims.items():
+            dropped = await self._dropped(name, claim)
+            assert any({*before, *now} - {0}) or None in before + now or not dropped, (
+                f"{sorted(dropped)} of {name} was acknowledged by nobody"
+            )
+            self._check_oldest(claim, dropped)
+            claim.dropped |= dropped
+            any_dropped |= bool(dropped)
+            if steady and now[0] and not now[1] and name != MORTAL:
+                self._check_amount(claim, bool(dropped), now[0])
+        if steady and now[1]:
+            await self._check_sum(any_dropped, now[1])
+        model.quotas, model.quiet_since_ms = now, self.now_ms
+        for claim in model.claims.values():
+            open_ = model.open(claim) - claim.seen.keys()
+            claim.at_rest = {
+                o for o in open_ if model.waits_since_ms(claim, o) + LATE_MS <= self.now_ms
+            }
+            claim.settled = self._settled(claim)
+
+    async def _dropped(self, name: str, claim: Claim) -> set[int]:
+        subscription = next(
+            found
+            for topic in self.world.server.registry.active.values()
+            if topic.name.full == TOPIC and (found := topic.subscription(name)) is not None
+        )
+        acked = set(subscription.acked.to_array(0, self.model.end).tolist())
+        acked -= set(subscription.acked.undurable.to_array(0, self.model.end).tolist())
+        found = acked & self.model.open(claim)
+        if found and name == MORTAL:
+            await self.letters()
+        return found - claim.done()
+
+    def _check_oldest(self, claim: Claim, dropped: set[int]) -> None:
+        """Nothing that was at rest all the while was older than what was dropped."""
+        model = self.model
+        if not dropped or self.now_ms < model.high_ms:
+            return
+        stayed = claim.at_rest & model.open(claim) - dropped - claim.seen.keys()
+        if not claim.in_log_order:
+            stayed = {o for o in stayed if o >= claim.ordered_from}
+        since_ms = model.quiet_since_ms
+        gone = {o for o in dropped if self._unmoved(o, since_ms)}
+        stayed = {o for o in stayed if self._unmoved(o, since_ms)}
+        last, first = (
+            [(0 if claim.in_log_order else model.due_ms(claim, o), o) for o in some]
+            for some in (gone, stayed)
+        )
+        assert not last or not first or max(last) < min(first), (
+            f"{max(last)} was dropped and {min(first)} was not"
+        )
+
+    def _unmoved(self, offset: int, since_ms: int) -> bool:
+        message = self.model.stored[offset]
+        return message is not None and message.since_ms <= since_ms
+
+    def _settled(self, claim: Claim) -> int:
+        return len(claim.acked) + len(claim.perhaps) + len(self.model.cancelled)
+
+    def _check_amount(self, claim: Claim, any_dropped: bool, most: int) -> None:
+        least_left, most_left, at_rest = self._left(claim)
+        if any_dropped and self._settled(claim) == claim.settled:
+            assert most_left >= most, f"only {most_left} were left"
+        if self._was_quiet():
+            assert least_left <= most or not at_rest, f"{least_left} were left"
+
+    async def _check_sum(self, any_dropped: bool, most: int) -> None:
+        others = await self.waiting_next_door()
+        left = [self._left(claim) for claim in self.model.claims.values()]
+        settled = all(self._settled(c) == c.settled for c in self.model.claims.values())
+        most_left = max((found[1] for found in left), default=0) + others
+        if any_dropped and settled and not self.model.quotas_now()[0]:
+            assert most_left >= most, f"only {most_left} were left of all together"
+        nobody_has = not any(claim.seen for claim in self.model.claims.values())
+        if self._was_quiet() and nobody_has:
+            least_left = max((found[0] for found in left), default=0) + others
+            assert least_left <= most, f"{least_left} were left of all together"
+
+    def _was_quiet(self) -> bool:
+        return self.calm and self.now_ms - self.model.quiet_since_ms > 2 * LATE_MS
+
+    def _left(self, claim: Claim) -> tuple[int, int, int]:
+        """What waits, at least and at most; and how much of that nobody ever had."""
+        model, now_ms = self.model, self.now_ms
+        certain = {
+            o for o in model.open(claim) if model.waits_since_ms(claim, o) + LATE_MS <= now_ms
+        }
+        perhaps = {
+            o
+            for o in model.wanted(claim) - claim.done()
+            if claim.in_log_order or model.due_ms(claim, o) <= now_ms
+        }
+        return len(certain), len(perhaps), len(certain - claim.seen.keys())
