@@ -346,6 +346,32 @@ async def test_what_a_subscription_was_never_to_get_counts_as_done(
         assert await followed(world) == [b"done"]
 
 
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+async def test_what_the_log_forgot_before_a_subscription_began_keeps_no_group_open(
+    mock_clock: MockClock, kind: str
+) -> None:
+    """Q10: it is to get all that the log still has, and no more than that."""
+    async with started() as (world, broker):
+        producer = await broker.producer("t")
+        await producer.send_many([b"0", b"1"], groups="g")
+        await ack(broker)
+        policy = {"retention_ms": 0}
+        await broker.admin("namespaces.update", namespace="public/default", policy=policy)
+        await world.server.set_table_parallelism(2)
+        await world.checkpoint()
+        await finish(world, world.server.works.forgetter.round)
+        await producer.send(b"2", group="g")
+        names = {"topic": "t", "subscription": "late"}
+        await broker.admin("subscriptions.create", **names, kind=kind, position="earliest")
+        await producer.close_group("g", "late", DONE)
+        assert await followed(world) == []
+        async with broker.consumer("t", "late", kind=kind) as inbox:
+            (message,) = await arrived(inbox)
+            assert message.value == b"2"
+            await inbox.ack(message.id, durable=True)
+        assert await followed(world) == [b"done"]
+
+
 async def test_the_closing_of_a_deleted_subscription_is_void(mock_clock: MockClock) -> None:
     """Q10: and one of the same name is another, for which it may be closed."""
     async with started() as (world, broker):

@@ -238,13 +238,15 @@ class Closer:
     async def _waive(self, closing: Closing, topic: Topic, subscription: Subscription) -> None:
         """Acknowledge what of a group the subscription was never to get."""
         members = topic.groups.members.get(closing.group)
-        start_offset = subscription.record.start_offset
-        if members is None or not start_offset:
+        if members is None:
             return
+        first = await self._reader.first_offset(topic.id)
+        log_begin = topic.next_offset if first is None else first
+        below = max(subscription.record.start_offset, log_begin)
         left = members.left(subscription.acked, topic.amendments.cancelled, subscription.kept())
         for base, remainders in left:
             offsets = base + np.array(remainders.to_array(), np.int64)
-            offsets = offsets[offsets < start_offset]
+            offsets = offsets[offsets < below]
             if len(offsets):
                 waived = offsets[~await self._covered(topic, subscription, offsets)]
                 if self._subscriptions.get(subscription.record.id) is not subscription:
@@ -255,9 +257,15 @@ class Closer:
     async def _covered(
         self, topic: Topic, subscription: Subscription, offsets: Int64s
     ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which of these, which were published before it, a subscription is to get; bool[n]."""
-        start_due_ms = subscription.record.start_due_ms
-        if isinstance(subscription, OrderedSubscription) or start_due_ms >= _NEVER_MS:
+        """Which of these a subscription is to get; bool[n].
+
+        They were published before it, or lie before the beginning of the log.
+        """
+        record = subscription.record
+        early = bool((offsets < record.start_offset).all())
+        if isinstance(subscription, OrderedSubscription):
+            return np.zeros(len(offsets), np.bool_)
+        if early and record.start_due_ms >= _NEVER_MS:
             return np.zeros(len(offsets), np.bool_)
         # What the log does not have any more nobody is to get.
         due_ms = np.full(len(offsets), -1, np.int64)
@@ -268,7 +276,9 @@ class Closer:
             )
             due_ms[np.searchsorted(offsets, found.offsets)] = found.due_ms
             at += count
-        return topic.amendments.moves.current(offsets, due_ms) >= start_due_ms
+        there = due_ms >= 0
+        due_ms = topic.amendments.moves.current(offsets, due_ms)
+        return there & ((offsets >= record.start_offset) | (due_ms >= record.start_due_ms))
 
     def _check_writable(self) -> None:
         if self._pipeline.state is State.READ_ONLY:
