@@ -123,6 +123,24 @@ async def test_what_is_done_is_forgotten(
             assert receipt.id.offset == 101  # offsets go on
 
 
+async def test_who_begins_at_earliest_gets_what_was_stated_again_and_is_done(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11, N1: as long as it can be read, though no index has it any more."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await begin(broker)
+        await producer.send_many([b"done", b"moved"], delay=[timedelta(0), timedelta(days=9)])
+        await roll(world)
+        await broker.run_now([1], topic=TOPIC)
+        assert sorted(await take(broker)) == [b"done", b"moved"]
+        await world.checkpoint()
+        await forget(world)
+        readable = [m.value async for page in broker.read(TOPIC) for m in page]
+        assert readable == [b"moved"]
+        await subscribe(broker, "late", "shared")
+        assert await take(broker, "late") == readable
+
+
 async def test_what_somebody_is_to_get_is_kept(mock_clock: trio.testing.MockClock) -> None:
     """Q7: retention is about what is done; a message that is not acknowledged stays."""
     engine = SqliteEngine.in_memory()

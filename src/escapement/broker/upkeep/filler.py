@@ -5,7 +5,8 @@ at an offset or at a time of the past (made or sought there) wants more; its rec
 which range of the log is still to be read (``fill_from``, ``fill_until``). The rows are
 added to the index again, in bounded steps, and the subscription's read mark is lowered to
 them. Adding what is there already does no harm, so a fill that was interrupted simply goes
-on from its last checkpoint.
+on from its last checkpoint. Of what lies before the beginning of the log there is what was
+stated again; it is filled in first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
+from escapement.message import Int64s, MessageBatch
 from escapement.storage.index import DelayedIndex, Key
+from escapement.storage.published import Published
 
 _STEP_BYTES: Final = 1024 * 1024
 _RETRY_S: Final = 1.0
@@ -90,29 +93,52 @@ class Filler:
             record.start_due_ms if by_time else 0,
             _STEP_BYTES,
         )
+        found = [(np.arange(p.base_offset, p.end_offset), p.due_ms, p.batch) for p in parts]
+        begin = parts[0].base_offset if parts else reached
+        if record.fill_from < begin and not topic.amendments.moves.empty:
+            early, reached = await self._read_before(topic, record.fill_from, begin)
+            found = [(early.offsets, early.due_ms, early.batch)]
         if topic.shared.get(record.name) is not subscription:
             return False
-        now_ms = self._clock.now_ms()
-        for part in parts:
-            base_offset, due_ms, batch, _ = part
-            offsets = np.arange(base_offset, part.end_offset)
-            due_ms = topic.amendments.moves.current(offsets, due_ms)
-            # What is not yet due was never forgotten.
-            wanted = (due_ms <= now_ms) & (offsets >= record.fill_from)
-            wanted &= subscription.covers(due_ms, offsets)
-            wanted &= ~subscription.acked.contains(offsets)
-            standing = topic.amendments.uncancelled(offsets)
-            if standing is not None:
-                # What it had been handed before that was cancelled it keeps.
-                wanted &= standing | subscription.holds(offsets)
-            at = np.flatnonzero(wanted)
-            if len(at):
-                self._index.add_again(topic.id, offsets[at], due_ms[at], batch.take(at))
-                first = at[np.lexsort((offsets[at], due_ms[at]))[0]]
-                subscription.fall_behind(Key(int(due_ms[first]), int(offsets[first])))
+        for offsets, due_ms, batch in found:
+            self._take(topic, subscription, offsets, due_ms, batch)
         # Its policy may have changed while the log was read.
         subscription.record = replace(
             subscription.record, fill_from=min(reached, record.fill_until)
         )
         self._on_step(topic)
         return True
+
+    async def _read_before(self, topic: Topic, start: int, begin: int) -> tuple[Published, int]:
+        """What was stated again of ``[start, begin)``, before the log's beginning; how far."""
+        moves = topic.amendments.moves
+        offsets = moves.between(start, begin)
+        if not len(offsets):
+            return Published.concat([]), begin
+        early, count = await self._log.published(topic.id, offsets, moves, _STEP_BYTES)
+        return early, int(offsets[count]) if count < len(offsets) else begin
+
+    def _take(
+        self,
+        topic: Topic,
+        subscription: SharedSubscription,
+        offsets: Int64s,
+        due_ms: Int64s,
+        batch: MessageBatch,
+    ) -> None:
+        """Add to the index what of some messages is due and wanted."""
+        now_ms = self._clock.now_ms()
+        due_ms = topic.amendments.moves.current(offsets, due_ms)
+        # What is not yet due was never forgotten.
+        wanted = (due_ms <= now_ms) & (offsets >= subscription.record.fill_from)
+        wanted &= subscription.covers(due_ms, offsets)
+        wanted &= ~subscription.acked.contains(offsets)
+        standing = topic.amendments.uncancelled(offsets)
+        if standing is not None:
+            # What it had been handed before that was cancelled it keeps.
+            wanted &= standing | subscription.holds(offsets)
+        at = np.flatnonzero(wanted)
+        if len(at):
+            self._index.add_again(topic.id, offsets[at], due_ms[at], batch.take(at))
+            first = at[np.lexsort((offsets[at], due_ms[at]))[0]]
+            subscription.fall_behind(Key(int(due_ms[first]), int(offsets[first])))
