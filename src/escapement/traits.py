@@ -65,8 +65,10 @@ def check_key_range(value: object) -> KeyRange:
         first, last = value
         if type(first) is int and type(last) is int and 0 <= first <= last < SLOTS:
             return first, last
+    pair = isinstance(value, tuple | list) and len(value) == 2
+    written = "-".join(map(str, value)) if pair else repr(value)  # type: ignore[call-overload]
     raise InvalidRequest(
-        f"{value!r} is no range of keys: the first and the last slot, 0 to {SLOTS - 1}, or {AUTO!r}"
+        f"{written} is no range of keys: the first and the last slot, 0 to {SLOTS - 1}, or {AUTO!r}"
     )
 
 

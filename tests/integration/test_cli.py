@@ -285,6 +285,40 @@ def test_subscriptions_are_created_listed_and_deleted(say: Say) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("admin subscriptions update meant s", "Say what is to be changed, with --ack-wait or"),
+        ("admin topics update meant", "Say what is to be changed, with --paused-until or"),
+        ("admin topics update meant --quota-bytes 64MB", "'64MB' is not a size: write 64MiB"),
+        ("consume meant s --from yesterday", "'yesterday' is neither latest nor earliest, nor"),
+        ("cancel meant --all 1", "Name messages in one way: by ID, or"),
+        (
+            "cancel meant --from 2026-12-25T00:00Z --until 2026-12-24T00:00Z",
+            "Nothing is due --from a time on and --until one before it.",
+        ),
+        ("peek meant --from 2026-12-25T00:00Z --until 2026-12-25T00:00Z", "Nothing is due --from"),
+        ("reschedule meant 0 --delay 1h --at 2026-12-25T00:00Z", "either --delay or --at"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_what_could_be(
+    words: str, told: str, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert run(words.split()) == 2
+    assert told in " ".join(capsysbinary.readouterr().err.decode().split())
+
+
+def test_what_is_looked_at_is_shown_as_people_say_it(say: Say) -> None:
+    say("produce", "said", "x", "--delay", "25h", "--property", "a=1", "--property", "b=2")
+    _, row = say("peek", "said").splitlines()
+    assert re.search(r" 1d 0h +0 ", row)
+    assert re.search(r"properties +a=1, b=2 *$", say("message", "show", "said@0"), re.MULTILINE)
+    assert say("cancel", "said", "0", "--dry-run") == "1 message would be tried\n"
+    say("produce", "said/eu/topic", "x")
+    assert "with --force" in say("admin", "namespaces", "delete", "said/eu", fails=1)
+    assert "7-3 is no range of keys" in say("consume", "said", "s", "--keys", "7-3", fails=1)
+
+
 def test_a_policy_is_shown_in_words_and_told_in_numbers(say: Say) -> None:
     """A 0 mostly stands for something else."""
     say("admin", "subscriptions", "create", "worded", "s", "--max-deliveries", "3")
@@ -329,7 +363,7 @@ def test_a_subscriptions_policy_is_changed_shown_and_set_back(say: Say) -> None:
     assert "is not from 0 to 1" in say(
         *subscriptions, "update", "retry", "s", "--jitter", "2", fails=2
     )
-    assert "what is to be changed" in say(*subscriptions, "update", "retry", "s", fails=1)
+    assert "what is to be changed" in say(*subscriptions, "update", "retry", "s", fails=2)
 
 
 def test_dead_letters_are_listed_shown_sent_back_and_thrown_away(say: Say) -> None:
@@ -577,7 +611,7 @@ def test_messages_are_cancelled_by_id_and_each_is_answered_for(
     assert run(["cancel", "recall", "2", "99"]) == 1
     out, err = (text.decode() for text in capsysbinary.readouterr())
     assert "unknown" in out
-    assert err == "escapement: 1 of 2 messages were not cancelled\n"
+    assert err == "escapement: not cancelled: 1 of 2 messages\n"
     assert run(["cancel", "recall", "elsewhere@2"]) == 2
     assert "another topic" in capsysbinary.readouterr().err.decode()
 

@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from escapement.cli.options import output_option
-from escapement.cli.parameters import duration_ms, moment
+from escapement.cli.parameters import check_span, duration_ms, moment
 from escapement.cli.remote import Command, broker_option, with_broker
 from escapement.cli.table import print_rows
 from escapement.client.broker import Broker
@@ -69,8 +69,10 @@ def _which_option(command: Command) -> Command:
         filtered = any(value is not None for value in (due_from, due_until, key)) or everything
         if bool(ids) + bool(keys) + filtered != 1:
             raise click.UsageError(
-                "Name messages by ID, or by --dedup, or by --from, --until, --key or --all."
+                "Name messages in one way: by ID, or by --dedup, or by --from, --until and --key, "
+                "or --all."
             )
+        check_span(due_from, due_until)
         which = _Which(ids, keys, due_from, due_until, key, dry_run)
         return command(which=which, **given)
 
@@ -142,11 +144,15 @@ def _amend(
     result = with_broker(at_broker, work)
     if isinstance(result, int):
         tried = json.dumps({"would_be_tried": result})
-        click.echo(tried if output == "json" else f"{result} messages would be tried")
+        click.echo(tried if output == "json" else f"{_messages(result)} would be tried")
     elif which.by_name:
         _report(result, done, output)
     else:
         _report_counts(result, done, output)
+
+
+def _messages(count: int) -> str:
+    return f"{count} message{'' if count == 1 else 's'}"
 
 
 def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
@@ -195,7 +201,13 @@ def cancel(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -
     """
 )
 @click.argument("topic")
-@click.option("--delay", "delay_ms", type=duration_ms, help="In how long they are due: 5m, 3d.")
+@click.option(
+    "--delay",
+    "delay_ms",
+    type=duration_ms,
+    metavar="DURATION",
+    help="In how long they are due: 5m, 3d.",
+)
 @click.option("--at", type=moment, metavar="TIME", help="When: ISO 8601 with a UTC offset.")
 @_output_option
 @broker_option
@@ -210,7 +222,7 @@ def reschedule(
 ) -> None:
     """Give messages of TOPIC another time, for subscriptions that have not been handed them."""
     if (delay_ms is None) == (at is None):
-        raise click.UsageError("Give --delay or --at.")
+        raise click.UsageError("Give either --delay or --at.")
     delay = None if delay_ms is None else (delay_ms, "ms")
 
     def act(broker: Broker, part: Selection) -> Awaitable[Outcomes]:
@@ -247,7 +259,7 @@ def _report(outcomes: Outcomes, done: str, output: str) -> None:
         print_rows(shown, ("id", "fate", "handed"), "no messages were named")
     left = len(outcomes) - int(outcomes.done.sum())
     if left:
-        raise Conflict(f"{left} of {len(outcomes)} messages were not {done}")
+        raise Conflict(f"not {done}: {left} of {_messages(len(outcomes))}")
 
 
 def _row(outcome: Outcome, done: str) -> dict[str, Any]:

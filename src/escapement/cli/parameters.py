@@ -112,7 +112,18 @@ def place(text: str) -> Where:
         return text
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)
+    if not text[:1].isdigit():
+        raise click.BadParameter(
+            f"{text!r} is neither latest nor earliest, nor an offset, nor a time such as "
+            "2026-12-24T18:00+01:00."
+        )
     return moment(text)
+
+
+def check_span(due_from: datetime | None, due_until: datetime | None) -> None:
+    """Raise ``UsageError`` for times between which there is none."""
+    if due_from is not None and due_until is not None and due_until <= due_from:
+        raise click.UsageError("Nothing is due --from a time on and --until one before it.")
 
 
 def _bytes(text: str) -> int | None:

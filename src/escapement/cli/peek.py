@@ -12,7 +12,7 @@ import click
 import trio
 
 from escapement.cli.options import output_option
-from escapement.cli.parameters import moment, name_and_value
+from escapement.cli.parameters import check_span, moment, name_and_value
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import print_rows
 from escapement.client.broker import Broker
@@ -72,6 +72,7 @@ def peek(
     at_broker: tuple[str, int],
 ) -> None:
     """Show what is pending on TOPIC, next due first, without consuming it."""
+    check_span(due_from, due_until)
 
     async def look(broker: Broker) -> list[Upcoming]:
         found = []

@@ -24,14 +24,25 @@ _DURATION: Final = "_ms"
 _DEFAULT: Final = "default"
 
 
-def policy_options(policy: type[Policy]) -> Callable[[Function], Function]:
-    """The options of a policy's fields; those given arrive together, as ``policy``."""
+def policy_options(
+    policy: type[Policy], *, changing: bool = False
+) -> Callable[[Function], Function]:
+    """The options of a policy's fields; those given arrive together, as ``policy``.
+
+    Args:
+      changing: one must be given.
+    """
 
     def decorate(function: Function) -> Function:
         @wraps(function)
         def command(*args: Any, **arguments: Any) -> Any:
             given = {name: arguments.pop(name) for name in policy.names()}
             changes = {name: value for name, value in given.items() if value is not None}
+            if changing and not changes:
+                first = _flag(policy.names()[0])
+                raise click.UsageError(
+                    f"Say what is to be changed, with {first} or another option."
+                )
             return function(
                 *args,
                 **arguments,

@@ -1,8 +1,9 @@
 """Plain values as people read them: tables, with durations and times in words.
 
-A name's unit says how its value is written: ``_at_ms`` and ``_until_ms`` are times, ``_ms`` a
-duration, ``_bytes`` a size. Columns are set apart by spaces alone and are never cut where the
-output is no terminal, so that it can be searched and piped.
+A name's unit says how its value is written: ``_at_ms`` and ``_until_ms`` are times, ``_in_ms``
+is what is left until one, roughly, ``_ms`` a duration, ``_bytes`` a size. Columns are set apart
+by spaces alone and are never cut where the output is no terminal, so that it can be searched and
+piped.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from escapement.storage.rule import FOREVER_MS
 
 # Wider than any table of names: what is not a terminal has no edge.
 _NO_EDGE: Final = 10_000
+_SPANS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
 _UNITS: Final = ("_at_ms", "_ms", "_bytes")
 
 
@@ -72,17 +74,34 @@ def _cell(name: str, value: Any) -> str:
         return value or "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={text}" for key, text in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
     if name.endswith("_at_ms"):
         return _moment(value)
     if name.endswith("_until_ms"):
         return "-" if not value else "for ever" if value == FOREVER_MS else _moment(value)
+    if name.endswith("_in_ms"):
+        return _roughly(value)
     if name.endswith("_ms"):
         return duration_text(value)
     if name.endswith("_bytes"):
         return decimal(value)
     return str(value)
+
+
+def _roughly(span_ms: int) -> str:
+    """A span to its two largest units, of those from a second on."""
+    if span_ms < 1000:
+        return duration_text(span_ms)
+    left = span_ms
+    words: list[str] = []
+    for unit, unit_ms in _SPANS:
+        count, left = divmod(left, unit_ms)
+        if count or words:
+            words.append(f"{count}{unit}")
+    return " ".join(words[:2])
 
 
 def _moment(at_ms: int) -> str:

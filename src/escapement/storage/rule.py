@@ -135,7 +135,14 @@ def size(help: str, nothing: str) -> int:
 
     def read(value: Any) -> int:
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-        return _whole(value) if match is None else int(match[1]) << _SHIFT[match[2]]
+        if match is not None:
+            return int(match[1]) << _SHIFT[match[2]]
+        try:
+            return _whole(value)
+        except InvalidRequest:
+            raise InvalidRequest(
+                f"{value!r} is not a size: write 64MiB, 1GiB or plain bytes"
+            ) from None
 
     return _ruled(0, help, "SIZE", read, nothing)
 

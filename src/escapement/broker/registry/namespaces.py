@@ -181,7 +181,10 @@ class Namespaces:
         async with self._changes.alone(name.full):
             namespace = self.find(name)
             if self._in_use(namespace):
-                raise Conflict(f"the namespace {name.full} still has topics: delete them first")
+                raise Conflict(
+                    f"the namespace {name.full} still has topics: delete them "
+                    "first, or all of it with --force"
+                )
 
             def delete(connection: Connection) -> None:
                 if has_schedules(connection, name.full):

@@ -38,8 +38,8 @@ def get_namespace(desk: Desk, namespace: str) -> None:
     desk.ask("namespaces.get", _print, namespace=namespace)
 
 
-@verb(namespaces, "update", "shop/eu")
-@policy_options(NamespacePolicy)
+@verb(namespaces, "update", "shop/eu --retention 3d", "shop/eu --retention default")
+@policy_options(NamespacePolicy, changing=True)
 @_namespace
 def update_namespace(desk: Desk, namespace: str, policy: dict[str, Any]) -> None:
     """Change what was decided for a namespace.

@@ -59,7 +59,7 @@ def get_subscription(desk: Desk, topic: str, subscription: str) -> None:
     "shop/eu/orders billing --ack-wait 1m --max-backoff 1h",
     "shop/eu/orders billing --max-backoff default",
 )
-@policy_options(SubscriptionPolicy)
+@policy_options(SubscriptionPolicy, changing=True)
 @topic_argument
 @subscription_argument
 def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[str, Any]) -> None:

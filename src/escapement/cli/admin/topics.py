@@ -57,8 +57,8 @@ def get_topic(desk: Desk, topic: str) -> None:
     desk.ask("topics.get", _print, topic=topic)
 
 
-@verb(topics, "update", "shop/eu/orders")
-@policy_options(TopicPolicy)
+@verb(topics, "update", "shop/eu/orders --ttl 1h", "shop/eu/orders --ttl default")
+@policy_options(TopicPolicy, changing=True)
 @topic_argument
 def update_topic(desk: Desk, topic: str, policy: dict[str, Any]) -> None:
     """Change what was decided for a topic.
