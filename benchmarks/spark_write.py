@@ -1,0 +1,160 @@
+"""Rows a second from a DataFrame to the commit, and from there into a topic's log.
+
+    python benchmarks/spark_write.py [--rows 10000000] [--log URL] [--json FILE]
+
+A broker, Spark with two tasks, and, without a URL, a private MariaDB or MySQL with its default
+durability, all on this machine. Spark takes the rows, 100 characters each, from Parquet; a run
+that reads them and writes nothing says what that costs. While the broker adopts them, `escapement
+bench lateness` measures another topic of the same broker, as it did before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import escapement
+from brokers import PATIENT, BrokerProcess, broker_process
+from escapement.pipeline.jvm import provide_java
+from servers import private_server
+
+TOPIC: Final = "bench/spark/bulk"
+TASKS: Final = 2
+# Spark has made its Java code, and its Python processes are there, after so many rows.
+WARM_ROWS: Final = 20_000
+
+
+@contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    provide_java()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(f"local[{TASKS}]").appName("benchmark")
+    spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    yield spark
+    spark.stop()
+
+
+def make(spark: SparkSession, rows: int, file: Path) -> None:
+    """Payloads of 100 hexadecimal digits, due in an hour, in Parquet."""
+    digits = F.concat(F.sha2(F.col("id").cast("string"), 256), F.sha2(F.lit("x"), 256))
+    made = spark.range(rows, numPartitions=TASKS).select(
+        F.substring(digits, 1, 100).alias("payload"),
+        F.expr("current_timestamp() + INTERVAL 1 HOUR").alias("deliver_at"),
+    )
+    made.write.mode("overwrite").option("compression", "none").parquet(str(file))
+
+
+def rows_of(spark: SparkSession, file: Path) -> DataFrame:
+    return spark.read.parquet(str(file)).coalesce(TASKS)
+
+
+def write(spark: SparkSession, file: Path, url: str) -> float:
+    """Seconds until the job is committed."""
+    began = time.perf_counter()
+    writer = rows_of(spark, file).write.format("escapement").options(url=url, topic=TOPIC)
+    writer.option("createTopics", "true").mode("append").save()
+    return time.perf_counter() - began
+
+
+def read(spark: SparkSession, file: Path) -> float:
+    """Seconds that reading the rows alone takes."""
+    began = time.perf_counter()
+    rows_of(spark, file).write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - began
+
+
+async def adopted(process: BrokerProcess) -> tuple[int, float]:
+    """Messages of the newest job, and how many a second came into the log."""
+    async with escapement.connect(process.url, settings=PATIENT) as broker:
+        began: tuple[float, int] | None = None
+        while True:
+            row = (await broker.admin("jobs.list"))[0]
+            now_s = time.perf_counter()
+            if began is None and row["adopted"]:
+                began = (now_s, row["adopted"])
+            if row["state"] == "adopted":
+                assert began is not None
+                seconds = max(now_s - began[0], 1e-3)
+                return row["messages"], (row["messages"] - began[1]) / seconds
+            await trio.sleep(0.02)
+
+
+def lateness(process: BrokerProcess, seconds: float) -> subprocess.Popen[str]:
+    """Another topic of this broker, measured in a process of its own."""
+    command = [sys.executable, "-m", "escapement", "bench", "lateness", "--broker", process.url]
+    command += ["--rate", "5000", "--seconds", f"{seconds}", "--runs", "1", "-o", "json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def figures_of(measured: subprocess.Popen[str]) -> dict[str, Any]:
+    said, _ = measured.communicate()
+    found = json.loads(said)
+    return {name: found[name] for name in ("messages", "lateness_ms", "lost", "early")}
+
+
+def measure(
+    spark: SparkSession, process: BrokerProcess, url: str, rows: int, file: Path
+) -> dict[str, Any]:
+    make(spark, WARM_ROWS, file)
+    write(spark, file, url)
+    trio.run(adopted, process)
+    make(spark, rows, file)
+    read_s = read(spark, file)
+    seconds = max(rows / 1_000_000, 3.0)
+    quiet = figures_of(lateness(process, seconds))
+    written_s = write(spark, file, url)
+    beside = lateness(process, seconds)
+    messages, rate = trio.run(adopted, process)
+    assert messages == rows
+    return {
+        "rows": rows,
+        "read_from_parquet_per_second": round(rows / read_s),
+        "committed_per_second": round(rows / written_s),
+        "adopted_per_second": round(rate),
+        "another_topic_before": quiet,
+        "another_topic_beside": figures_of(beside),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--log", help="of an empty database on MariaDB or MySQL")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory, spark_session() as spark:
+
+        def run(url: str) -> dict[str, Any]:
+            with broker_process(Path(directory) / "data", url) as process:
+                return measure(spark, process, url, given.rows, Path(directory) / "rows")
+
+        if given.log:
+            figures = run(given.log)
+        else:
+            with private_server() as server:
+                server.admin("CREATE DATABASE bench CHARACTER SET utf8mb4")
+                figures = run(server.url("bench"))
+    text = json.dumps(figures, indent=1)
+    print(text)
+    if given.json is not None:
+        given.json.write_text(text + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
