@@ -152,6 +152,45 @@ async def test_adoption_goes_on_when_the_database_is_back(
         assert await payloads(broker, "t/n/x") == [b"%d" % n for n in range(5)]
 
 
+async def test_whoever_discards_what_a_job_has_for_a_topic_takes_what_was_not_moved(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Letters that were read ahead are not appended once they are gone."""
+    async with bulk_world(TINY) as (world, broker, writer):
+        await broker.admin("topics.create", topic="t/n/x")
+        known = some = 0
+        for pauses in range(0, 200, 5):
+            writer.write(*(letter("t/n/x", f"{n}") for n in range(25)))
+            world.server.postman.wake()
+            for _ in range(pauses):
+                await trio.lowlevel.checkpoint()
+            discarded = (await broker.admin("inbox.discard", target="t/n/x"))["discarded"]
+            await world.clock.advance(seconds=2)
+            moved = len(await payloads(broker, "t/n/x")) - known
+            assert moved + discarded == 25
+            known += moved
+            some += 0 < discarded < 25
+        assert some > 3
+
+
+async def test_a_topic_deleted_while_it_adopts_a_job_takes_the_rest_of_it_along(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q7."""
+    async with bulk_world(TINY) as (world, broker, writer):
+        for pauses in range(0, 200, 5):
+            await broker.admin("topics.create", topic="t/n/x")
+            writer.write(*(letter("t/n/x", f"old {n}") for n in range(25)))
+            world.server.postman.wake()
+            for _ in range(pauses):
+                await trio.lowlevel.checkpoint()
+            await broker.admin("topics.delete", topic="t/n/x")
+            writer.write(letter("t/n/x", "new"))
+            await world.clock.advance(seconds=2)
+            assert await payloads(broker, "t/n/x") == [b"new"]
+            await broker.admin("topics.delete", topic="t/n/x")
+
+
 # -- what a topic refuses ------------------------------------------------------------
 
 

@@ -57,6 +57,12 @@ class Step(NamedTuple):
     letters: list[Stored]
     of_jobs: bool = False
     emptied: Sequence[int] = ()  # parcels that have nothing left to be moved
+    last: parcel.Place = parcel.FIRST  # of letters of jobs: where to go on
+
+    def is_full(self, step_bytes: int) -> bool:
+        """Whether there may be more of jobs, so much that it is worth reading ahead."""
+        size_bytes = sum(letter.size_bytes for letter in self.letters)
+        return self.of_jobs and bool(self.letters) and 2 * size_bytes >= step_bytes
 
 
 class Waiting(NamedTuple):
@@ -156,10 +162,19 @@ def read_step(connection: Connection, mailbox_id: int, max_bytes: int) -> list[S
     return _fetch(connection, ids)
 
 
-def read_parcels(connection: Connection, mailbox_id: int, max_bytes: int) -> Step:
-    """The first letters of a mailbox's parcels: one, or as many as fit."""
-    opened = parcel.next_letters(connection, mailbox_id, max_bytes)
-    return Step(_fetch(connection, opened.ids), True, opened.emptied)
+def read_parcels(
+    connection: Connection, mailbox_id: int, max_bytes: int, after: parcel.Place = parcel.FIRST
+) -> Step:
+    """The letters of a mailbox's parcels behind ``after``: one, or as many as fit."""
+    opened = parcel.next_letters(connection, mailbox_id, max_bytes, after)
+    return Step(_fetch(connection, opened.ids), True, opened.emptied, opened.last)
+
+
+def read_ahead(
+    connection: Connection, places: Sequence[tuple[int, parcel.Place]], step_bytes: int
+) -> list[Step]:
+    """A step of the parcels of each of these mailboxes, behind these places."""
+    return [read_parcels(connection, box, step_bytes, after) for box, after in places]
 
 
 def read_steps(

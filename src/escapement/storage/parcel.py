@@ -26,36 +26,52 @@ _PURGE_STEP: Final = 64
 STAGING_IDLE_MS: Final = 3 * 86_400_000
 
 
+class Place(NamedTuple):
+    """A letter among those of a mailbox's parcels, in the order in which they are moved."""
+
+    parcel_id: int
+    letter_id: int
+
+
+FIRST: Final = Place(0, 0)
+
+
 class Opened(NamedTuple):
     """What one step of a mailbox's parcels found."""
 
     ids: list[int]  # of letters, in the order they are to be moved
     emptied: list[int]  # parcels that have none to be moved
+    last: Place  # of these letters
 
 
-def next_letters(connection: Connection, mailbox_id: int, max_bytes: int) -> Opened:
-    """The first letters of a mailbox's parcels: one, or as many as fit."""
+def next_letters(
+    connection: Connection, mailbox_id: int, max_bytes: int, after: Place = FIRST
+) -> Opened:
+    """The letters of a mailbox's parcels behind ``after``: one, or as many as fit."""
     parcels = connection.execute(
         "SELECT p.id FROM parcels p JOIN mailboxes m ON m.id = p.mailbox_id"
-        f" WHERE p.mailbox_id = ? AND p.held = 0 ORDER BY p.id LIMIT {_STEP_PARCELS}",
-        (mailbox_id,),
+        f" WHERE p.mailbox_id = ? AND p.held = 0 AND p.id >= ? ORDER BY p.id LIMIT {_STEP_PARCELS}",
+        (mailbox_id, after.parcel_id),
     ).rows
     ids: list[int] = []
     emptied: list[int] = []
+    last = after
     for (parcel_id,) in parcels:
+        begun = parcel_id == after.parcel_id
         rows = connection.execute(
-            "SELECT id, size_bytes FROM inbox WHERE mailbox_id = ? AND held = 0"
+            "SELECT id, size_bytes FROM inbox WHERE mailbox_id = ? AND held = 0 AND id > ?"
             f" ORDER BY id LIMIT {_STEP_LETTERS}",
-            (-parcel_id,),
+            (-parcel_id, after.letter_id if begun else 0),
         ).rows
-        if not rows:
+        if not rows and not begun:
             emptied.append(parcel_id)
         for id, size_bytes in rows:
             max_bytes -= size_bytes
             if ids and max_bytes < 0:
-                return Opened(ids, emptied)
+                return Opened(ids, emptied, last)
             ids.append(id)
-    return Opened(ids, emptied)
+            last = Place(parcel_id, id)
+    return Opened(ids, emptied, last)
 
 
 def settle(dialect: Dialect, connection: Connection, parcel_ids: Sequence[int]) -> None:

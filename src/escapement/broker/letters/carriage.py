@@ -38,15 +38,22 @@ class Load:
 
     topic: Topic
     of_jobs: bool = False
+    whole: bool = False  # whether the topic took all that was found
     ids: list[int] = field(default_factory=list)
     batches: list[MessageBatch] = field(default_factory=list)
     times: list[Times] = field(default_factory=list)
 
 
 class Submitted:
-    """Appends that are under way, and what became of them."""
+    """Appends that are under way, and what became of them.
 
-    def __init__(self) -> None:
+    Args:
+      held: how many letters were left out for good.
+    """
+
+    def __init__(self, held: int) -> None:
+        self.held = held
+        self.loads: list[Load] = []
         self.moved = 0  # letters
         self.moved_to: list[Load] = []
         self.refused: list[tuple[Load, EscapementError]] = []
@@ -57,6 +64,7 @@ class Submitted:
     def append(self, load: Load) -> Append:
         """The append of one mailbox; it is counted as under way."""
         batch = MessageBatch.concat(load.batches)
+        self.loads.append(load)
 
         def done() -> None:
             self.moved += len(load.ids)

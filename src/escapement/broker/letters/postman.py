@@ -64,6 +64,8 @@ _logger = logging.getLogger(__name__)
 
 # Mailboxes of one round: their letters share group commits.
 _ROUND_MAILBOXES: Final = 256
+# Steps that are moved before own letters, and whoever discards some, have their turn.
+_STEPS_AT_ONCE: Final = 16
 # The shortest pause between two rounds that moved nothing.
 _SHORTEST_S: Final = 0.01
 # Reasons that are remembered; there may be any number of mailboxes.
@@ -78,11 +80,12 @@ class _Opened(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A step of a mailbox, opened."""
+    """A step of a mailbox, opened, and the topic that it is for."""
 
+    box: Mailbox
+    topic: Topic
+    step: Step
     letters: list[_Opened]
-    of_jobs: bool
-    emptied: Sequence[int]
 
 
 class Postman:
@@ -197,16 +200,10 @@ class Postman:
             while left and not self._stopping:
                 boxes = [(box.id, self._may_take_jobs(box, blocked)) for box, _ in left]
                 async with self._moving:
-                    steps = await self._read(
-                        _open,
-                        boxes,
-                        self._limits.inbox_step_bytes,
-                        self._limits.inbox_round_bytes,
-                    )
-                    found = [(topic, step) for (_, topic), step in zip(left, steps, strict=False)]
-                    progress = await self._move(found, blocked) or progress
-                    progress = await self._settle(steps) or progress
-                left = left[len(steps) :]
+                    sizes = (self._limits.inbox_step_bytes, self._limits.inbox_round_bytes)
+                    found = await self._read(_found, left, inbox.read_steps, boxes, *sizes)
+                    progress = await self._carry(found, blocked) or progress
+                left = left[len(found) :]
         self.blocked = blocked
         self._patience.keep(seen)
         return progress and not self._stopping
@@ -241,9 +238,37 @@ class Postman:
             _logger.warning("letters for %s wait: %s", target, error)
         _block(blocked, target, str(error))
 
-    async def _settle(self, steps: Sequence[_Found]) -> bool:
+    async def _carry(self, found: list[_Found], blocked: dict[str, str]) -> bool:
+        """Move these letters; and for a while what jobs have behind them, read meanwhile."""
+        progress = False
+        for _ in range(_STEPS_AT_ONCE):
+            under_way = await self._submit(found, blocked)
+            try:
+                ahead = await self._read_ahead(found, under_way)
+            finally:
+                await under_way.settled()
+            progress = self._moved(under_way, blocked) or progress
+            progress = await self._settle(found) or progress
+            gone_on = {load.topic.id for load in under_way.moved_to}
+            found = [one for one in ahead if one.topic.id in gone_on]
+            if not found or self._stopping:
+                break
+        return progress
+
+    async def _read_ahead(self, found: list[_Found], under_way: Submitted) -> list[_Found]:
+        """What comes behind full steps of jobs that are under way as a whole."""
+        step_bytes = self._limits.inbox_step_bytes
+        whole = {load.topic.id for load in under_way.loads if load.whole}
+        full = [one for one in found if one.topic.id in whole and one.step.is_full(step_bytes)]
+        if not full or self._stopping:
+            return []
+        places = [(one.box.id, one.step.last) for one in full]
+        whose = [(one.box, one.topic) for one in full]
+        return await self._read(_found, whose, inbox.read_ahead, places, step_bytes)
+
+    async def _settle(self, found: Sequence[_Found]) -> bool:
         """Note what jobs have nothing left to be moved; whether there was any."""
-        emptied = [id for step in steps for id in step.emptied]
+        emptied = [id for one in found for id in one.step.emptied]
         if emptied:
             dialect = self._engine.dialect
             await self._pipeline.transact(
@@ -251,17 +276,17 @@ class Postman:
             )
         return bool(emptied)
 
-    async def _move(self, found: Sequence[tuple[Topic, _Found]], blocked: dict[str, str]) -> bool:
-        """Append letters to their topics' logs, and wait until they are durable there."""
+    async def _submit(self, found: Sequence[_Found], blocked: dict[str, str]) -> Submitted:
+        """Hand letters to the commit pipeline, to be appended to their topics' logs."""
         held: list[tuple[int, EscapementError]] = []
-        loads = [self._admit(topic, step, held, blocked) for topic, step in found]
+        loads = [self._admit(one, held, blocked) for one in found]
         for id, error in held:
             _logger.error("letter %d of the inbox is held: %s", id, error)
             await self._pipeline.transact(
                 lambda connection, id=id, why=str(error): inbox.hold(connection, id, why)  # type: ignore[misc]
             )
         await self._publishing.room()
-        under_way = Submitted()
+        under_way = Submitted(len(held))
         for load in loads:
             # It may have been deleted, or be about to be, since its letters were read.
             there = self._registry.active.get(load.topic.id) is load.topic
@@ -271,24 +296,27 @@ class Postman:
                     self._pipeline.submit(append)
                 except EscapementError as error:
                     append.fail(error)
-        await under_way.settled()
+        return under_way
+
+    def _moved(self, under_way: Submitted, blocked: dict[str, str]) -> bool:
+        """All of these have ended; whether anything changed."""
         for load, refusal in under_way.refused:
             self._refused(load.topic.name.full, refusal, blocked, _whom(load))
         for load in under_way.moved_to:
             self._patience.over(_whom(load))
         self.moved += under_way.moved
-        return bool(under_way.moved or held)
+        return bool(under_way.moved or under_way.held)
 
     def _admit(
         self,
-        topic: Topic,
-        step: _Found,
+        found: _Found,
         held: list[tuple[int, EscapementError]],
         blocked: dict[str, str],
     ) -> Load:
         """What of these letters the topic takes; the others are held, or wait."""
-        load = Load(topic, step.of_jobs)
-        for letter in step.letters:
+        topic, of_jobs = found.topic, found.step.of_jobs
+        load = Load(topic, of_jobs)
+        for letter in found.letters:
             if isinstance(letter.content, LetterDamaged):
                 held.append((letter.id, letter.content))
                 continue
@@ -298,7 +326,7 @@ class Postman:
                 continue
             try:
                 self._publishing.check_times(topic, times)
-                if step.of_jobs and not self._has_turn(topic, len(batch), blocked):
+                if of_jobs and not self._has_turn(topic, len(batch), blocked):
                     break
             except DelaysDisabled as error:
                 _block(blocked, topic.name.full, str(error))
@@ -312,6 +340,7 @@ class Postman:
             load.ids.append(letter.id)
             load.batches.append(batch)
             load.times.append(times)
+        load.whole = len(load.ids) == len(found.letters)
         return load
 
     def _has_turn(self, topic: Topic, count: int, blocked: dict[str, str]) -> bool:
@@ -337,12 +366,17 @@ class Postman:
             raise
 
 
-def _open(
-    connection: Connection, boxes: list[tuple[int, bool]], step_bytes: int, max_bytes: int
+def _found(
+    connection: Connection,
+    whose: Sequence[tuple[Mailbox, Topic]],
+    read: Callable[..., list[Step]],
+    *arguments: object,
 ) -> list[_Found]:
     """A step of each of the first mailboxes, opened; for a thread."""
-    steps: list[Step] = inbox.read_steps(connection, boxes, step_bytes, max_bytes)
-    return [_Found([_opened(one) for one in s.letters], s.of_jobs, s.emptied) for s in steps]
+    return [
+        _Found(box, topic, step, [_opened(one) for one in step.letters])
+        for (box, topic), step in zip(whose, read(connection, *arguments), strict=False)
+    ]
 
 
 def _opened(letter: Stored) -> _Opened:
