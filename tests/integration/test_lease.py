@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import trio.testing
 
 from committing import HandClock
+from escapement.broker.leasekeeper import LeaseKeeper
 from escapement.errors import LeaseHeld, LeaseLost, StorageUnavailable
 from escapement.storage import lease, schema
+from escapement.storage.blocking import inline
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity, Lease, Recorded
+from escapement.testing.clock import VirtualClock
 
 ONE, TWO = Identity("id-1", "one"), Identity("id-2", "two")
 HOUR_MS = 3_600_000
@@ -151,6 +155,28 @@ def test_what_an_owner_left_doubtful_is_told_to_the_next(
     lease.release(ready, connection, take(ready, ONE), clean=True, doubtful_until_ms=77)
     assert take(ready, TWO).delivered_until_ms(1_000_000) == 77
     assert take(ready, TWO).delivered_until_ms(1_000_000) == 1_000_000
+
+
+async def test_a_clock_set_back_is_noted_before_the_next_renewal(
+    ready: Engine, connection: Connection, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Invariant 6: also where the clock still is past the last renewal when its owner dies."""
+    clock = VirtualClock(2_000_000)
+    held = lease.acquire(ready, ONE, 10_000, clock)
+    keeper = LeaseKeeper(ready, held, clock, inline, lambda: None, lambda error: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        await trio.sleep(6)  # renewed after 3.3 s
+        clock.set_back(1_000)
+        await trio.sleep(0.3)
+        nursery.cancel_scope.cancel()
+    keeper.close()
+    again = lease.acquire(ready, ONE, 10_000, clock)
+    assert 2_005_000 < clock.now_ms() < 2_006_000
+    assert again.delivered_until_ms(clock.now_ms()) >= 2_006_000
+    clock.set_back(-60_000)
+    once_more = lease.acquire(ready, ONE, 10_000, clock)
+    assert once_more.delivered_until_ms(clock.now_ms()) == clock.now_ms()
 
 
 def test_what_was_delivered_before_the_clock_was_set_back_is_doubtful(

@@ -4,12 +4,17 @@ The epoch, checked inside every transaction, is what keeps a stale owner from wr
 the deadline kept here is what keeps it from *delivering* once a successor may have
 taken over. It is counted on a clock that also runs while the machine sleeps, from
 before each renewal was sent.
+
+A renewal notes the wall clock, for what may have been delivered by then. Where that clock was
+set back since the last one, what counts is how far it had come; so such a renewal is not waited
+for, but sent as soon as it is noticed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
@@ -22,7 +27,11 @@ from escapement.storage.engine.base import Connection, Engine, TransactionAborte
 _log = logging.getLogger(__name__)
 
 # Renewals in the time of one lease: two may fail before it runs out.
-RENEWALS_PER_LEASE = 3
+RENEWALS_PER_LEASE: Final = 3
+# Looks at the wall clock in the time from one renewal to the next.
+LOOKS_PER_RENEWAL: Final = 12
+# The two clocks may differ by so much in that time: one of them is kept right by others.
+DRIFT_MS: Final = 20
 
 
 class LeaseKeeper:
@@ -50,6 +59,7 @@ class LeaseKeeper:
         self._on_renewed = on_renewed
         self._on_read_only = on_read_only
         self._connection: Connection | None = None
+        self._noted = clock.now_ms(), clock.lease_ms()  # at the last renewal
 
     @property
     def held(self) -> bool:
@@ -62,9 +72,8 @@ class LeaseKeeper:
         Raises:
           LeaseLost: when another broker has taken the lease.
         """
-        period_s = self.lease.duration_ms / RENEWALS_PER_LEASE / 1000
         while True:
-            await trio.sleep(period_s)
+            await self._until_renewal()
             try:
                 renewed = await self._run(self._renew)
                 # Only now: it may have run out while the database did not answer.
@@ -77,11 +86,30 @@ class LeaseKeeper:
                 if isinstance(error, StorageReadOnly):
                     self._on_read_only(error)
 
+    async def _until_renewal(self) -> None:
+        """Sleep until it is time for the next, or the wall clock was set back."""
+        period_s = self.lease.duration_ms / RENEWALS_PER_LEASE / 1000
+        now_s = trio.current_time()
+        end_s = now_s + period_s
+        while now_s < end_s:
+            await trio.sleep_until(min(now_s + period_s / LOOKS_PER_RENEWAL, end_s))
+            now_s = trio.current_time()
+            if self._clock.now_ms() < self._come_to_ms() - DRIFT_MS:
+                return
+
+    def _come_to_ms(self) -> int:
+        """Where the wall clock would be if it had not been set since the last renewal."""
+        now_ms, lease_ms = self._noted
+        return now_ms + self._clock.lease_ms() - lease_ms
+
     def _renew(self) -> leases.Lease:
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
-            return leases.renew(self._engine, self._connection, self.lease, self._clock)
+            noted, seen_ms = (self._clock.now_ms(), self._clock.lease_ms()), self._come_to_ms()
+            renewed = leases.renew(self._engine, self._connection, self.lease, self._clock, seen_ms)
+            self._noted = noted
+            return renewed
         except BaseException:
             self.close()
             raise

@@ -114,19 +114,24 @@ def acquire(
         connection.close()
 
 
-def renew(engine: Engine, connection: Connection, lease: Lease, clock: Clock) -> Lease:
+def renew(
+    engine: Engine, connection: Connection, lease: Lease, clock: Clock, seen_ms: int = 0
+) -> Lease:
     """Hold the lease for another ``duration_ms`` from now on.
+
+    Args:
+      seen_ms: how far the wall clock had come, where it was set back.
 
     Raises:
       LeaseLost: if another broker, or a later start of this one, has taken it.
     """
-    sent_at_ms, now_ms = clock.lease_ms(), clock.now_ms()
+    sent_at_ms, seen_ms = clock.lease_ms(), max(clock.now_ms(), seen_ms)
     _change(
         engine,
         connection,
         lease,
         f"expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}",
-        (lease.duration_ms, now_ms, now_ms),
+        (lease.duration_ms, seen_ms, seen_ms),
     )
     return replace(lease, deadline_ms=sent_at_ms + lease.duration_ms)
 
