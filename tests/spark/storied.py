@@ -47,6 +47,24 @@ def fill(engine: Engine) -> list[Expected]:
     return testing.run(_live, engine, int(time.time() * 1000) - DAY_MS - HOUR_MS // 2)
 
 
+def begin_anew(engine: Engine, *generations: list[int]) -> None:
+    """Batches of so many messages, those of each day in a generation of their own."""
+    testing.run(_days, engine, generations)
+
+
+async def _days(engine: Engine, generations: tuple[list[int], ...]) -> None:
+    async with testing.start(config=CONFIG, engine=engine) as world, world.connect() as broker:
+        await broker.admin("namespaces.create", namespace="shop/eu")
+        async with await broker.producer(TOPIC) as producer:
+            for number, batches in enumerate(generations):
+                if number:
+                    await world.checkpoint()
+                    world.clock.set_back(-DAY_MS)
+                    await finish(world, world.server.works.housekeeper.round)
+                for count in batches:
+                    await producer.send_many([b"."] * count)
+
+
 def more(engine: Engine, count: int) -> None:
     """Another broker on that database is sent so many more messages."""
     testing.run(_more, engine, count)

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -14,11 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from storied import HOUR_MS, TOPIC, Expected, fill
+from storied import CONFIG, HOUR_MS, TOPIC, Expected, begin_anew, fill
 
 from escapement.errors import InvalidRequest, LogForgotten, NotFound
 from escapement.message import Blobs
-from escapement.pipeline import arrow
+from escapement.pipeline import arrow, reading
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.maps import decode_maps
@@ -28,6 +29,7 @@ from escapement.pipeline.reading import read_part
 from escapement.pipeline.selection import Span
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
+from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
 Log = tuple[Engine, dict[str, str], list[Expected]]
 
@@ -179,6 +181,33 @@ def test_what_is_forgotten_between_planning_and_reading_is_noticed(log: Log) -> 
             assert [n for batch in batches for n in batch["offset"].to_pylist()] == [
                 *range(200, 300)
             ]
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_generation_that_is_dropped_under_a_task_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: bool
+) -> None:
+    """B7: what was given before stands, and without ``failOnDataLoss`` the rest comes."""
+    engine = SqliteEngine(tmp_path / FILE_NAME)
+    begin_anew(engine, [10, 10, 10], [10, 10])
+    address = {"data": str(tmp_path), "topic": TOPIC, "failOnDataLoss": str(fail)}
+    monkeypatch.setattr(reading, "_STEP_BYTES", 1)
+    (part,) = BatchPlan(Options(address), ["offset"]).parts()
+    batches = read_part(engine, part, arrow_schema([("offset", True)]))
+    found = next(batches)["offset"].to_pylist()
+    connection = engine.connect()
+    for shard in range(CONFIG.table_parallelism):
+        connection.execute(f"DROP TABLE log_1_{shard}")
+    connection.execute("DELETE FROM generations WHERE id = 1")
+    connection.close()
+    if fail:
+        with pytest.raises(LogForgotten, match="messages from 10 on"):
+            list(batches)
+    else:
+        for batch in batches:
+            found += batch["offset"].to_pylist()
+        assert found == [*range(10), *range(30, 50)]
+    engine.close()
 
 
 def test_what_cannot_be_meant_is_refused() -> None:

@@ -9,13 +9,13 @@ A message comes once, with its content as it was published and the time when it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from escapement.errors import LogForgotten, StorageError, StorageUnavailable
+from escapement.errors import LogForgotten, StorageError
 from escapement.message import DEFAULT_PRIORITY, Int64s
 from escapement.pipeline import arrow
 from escapement.pipeline.maps import decode_maps
@@ -42,10 +42,9 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
     """
     connection = engine.connect()
     try:
-        log = Log.look(connection)
-        for published in _earlier(log, connection, part):
+        for published in _earlier(Log.look(connection), connection, part):
             yield from _batches(part, published, schema)
-        for rows in _rows(log, connection, part):
+        for rows in _rows(connection, part):
             published = Published.concat([Published.of(row) for row in rows])
             yield from _batches(part, published, schema)
     finally:
@@ -70,36 +69,43 @@ def _earlier(log: Log, connection: Connection, part: Part) -> Iterator[Published
         wanted = wanted[looked:]
 
 
-def _rows(log: Log, connection: Connection, part: Part) -> Iterator[list[LogRow]]:
-    """The rows that first stated the part's messages, in steps."""
-    start = max(part.offsets.low, part.begin_offset)
-    if start >= part.offsets.high:
-        return
-    heads = list(log.heads(connection, part.topic_id, start, part.offsets.high))
-    begin = log.first_offset(connection, part.topic_id)
-    if begin is None or begin > start:
-        _lost(part, f"messages before {begin}")
-    keys = [head.key for head in heads if _wanted(part, head)]
-    for step in _steps(keys):
-        try:
-            rows = list(log.fetch(connection, step, _STEP_BYTES))
-        except StorageUnavailable:
-            raise
-        except StorageError as error:
-            # Is it the table that is gone, or something else?
-            there = {one.id for one in Log.look(connection).generations}
-            if step[0].generation in there and step[-1].generation in there:
-                raise
-            _lost(part, str(error))
+def _rows(connection: Connection, part: Part) -> Iterator[list[LogRow]]:
+    """The rows that first stated the part's messages, in steps.
+
+    A generation may be dropped under it: then it looks anew what there is.
+    """
+    at = max(part.offsets.low, part.begin_offset)
+    while at < part.offsets.high:
+        log = Log.look(connection)
+        begin = log.first_offset(connection, part.topic_id)
+        if begin is None or begin > at:
+            _lost(part, f"messages from {at} on")
+            at = part.offsets.high if begin is None else begin
             continue
-        found = [row for some in rows for row in some]
-        if len(found) < len(step):
-            _lost(part, "rows that were deleted")
-        if found:
-            yield found
+        try:
+            for step in _steps(_keys(log, connection, part, at)):
+                found = [row for rows in log.fetch(connection, step, _STEP_BYTES) for row in rows]
+                if len(found) < len(step):
+                    _lost(part, "rows that were deleted")
+                if found:
+                    yield found
+                at = step[-1].base_offset + step[-1].message_count
+            return
+        except StorageError as error:
+            # Is it a table that is gone, or something else?
+            now = Log.look(connection).generations if type(error) is StorageError else ()
+            if not now or now[0].id == log.generations[0].id:
+                raise
 
 
-def _steps(keys: Sequence[RowKey]) -> Iterator[list[RowKey]]:
+def _keys(log: Log, connection: Connection, part: Part, start: int) -> Iterator[RowKey]:
+    """The rows that hold wanted messages from ``start`` on."""
+    for head in log.heads(connection, part.topic_id, start, part.offsets.high):
+        if _wanted(part, head):
+            yield head.key
+
+
+def _steps(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
     """Runs of rows of one generation, of some megabytes."""
     step: list[RowKey] = []
     size = 0
