@@ -224,6 +224,8 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
     try:
         entered = plan.enter(transactions)
         if entered.committed:
+            for _ in batches:  # who hands them over expects that they are taken
+                pass
             return Part(plan.series, plan.version, Counted(part, name, 0), {}, 0)
         start_ms = entered.entered_at_ms if plan.start_ms is None else plan.start_ms
         reader = RowReader(plan.shape, plan.topic, start_ms)

@@ -287,7 +287,8 @@ def forget_step(dialect: Dialect, connection: Connection) -> bool:
     now = dialect.now_ms
     rows = connection.execute(
         "SELECT j.id FROM jobs j WHERE"
-        f" (j.committed_at_ms IS NULL AND j.created_at_ms < {now} - {parcel.STAGING_IDLE_MS}"
+        # Not sooner: whoever enters a job again has staged nothing yet.
+        f" (j.committed_at_ms IS NULL AND j.created_at_ms < {now} - {REMEMBERED_MS}"
         "  AND NOT EXISTS (SELECT 1 FROM parcels p WHERE p.job_id = j.id))"
         f" OR j.adopted_at_ms < {now} - {REMEMBERED_MS}"
         f" OR (j.adopted_at_ms < {now} - {_SUPERSEDED_MS} AND EXISTS"
