@@ -17,7 +17,7 @@ import numpy as np
 from escapement.cli.options import output_option
 from escapement.cli.parameters import check_span, duration_ms, moment
 from escapement.cli.remote import Command, broker_option, with_broker
-from escapement.cli.table import print_rows
+from escapement.cli.table import counted, print_rows
 from escapement.client.broker import Broker
 from escapement.client.outcome import Outcome, Outcomes
 from escapement.client.selection import Selection
@@ -144,15 +144,11 @@ def _amend(
     result = with_broker(at_broker, work)
     if isinstance(result, int):
         tried = json.dumps({"would_be_tried": result})
-        click.echo(tried if output == "json" else f"{_messages(result)} would be tried")
+        click.echo(tried if output == "json" else f"{counted(result, 'message')} would be tried")
     elif which.by_name:
         _report(result, done, output)
     else:
         _report_counts(result, done, output)
-
-
-def _messages(count: int) -> str:
-    return f"{count} message{'' if count == 1 else 's'}"
 
 
 def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
@@ -259,7 +255,7 @@ def _report(outcomes: Outcomes, done: str, output: str) -> None:
         print_rows(shown, ("id", "fate", "handed"), "no messages were named")
     left = len(outcomes) - int(outcomes.done.sum())
     if left:
-        raise Conflict(f"not {done}: {left} of {_messages(len(outcomes))}")
+        raise Conflict(f"not {done}: {left} of {counted(len(outcomes), 'message')}")
 
 
 def _row(outcome: Outcome, done: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from escapement.cli.options import output_option
 from escapement.cli.parameters import positive_duration_ms
 from escapement.cli.remote import broker_option, with_broker
-from escapement.cli.table import console
+from escapement.cli.table import console, counted
 from escapement.client.broker import Broker
 
 _MINUTE_MS: Final = 60_000
@@ -104,4 +104,4 @@ def _draw(answer: dict[str, Any], pattern: str) -> None:
         table.add_row(begins.strftime(pattern), f"{count:,}", Bar(most, 0, count, width=_BAR_WIDTH))
     to = console()
     to.print(table)
-    to.print(f"{answer['total']:,} messages fall due in this time")
+    to.print(f"{counted(answer['total'], 'message')} to fall due in this time")

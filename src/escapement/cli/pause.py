@@ -10,9 +10,10 @@ import click
 
 from escapement.cli.options import output_option
 from escapement.cli.parameters import moment, positive_duration_ms
+from escapement.cli.policy import policy_printer
 from escapement.cli.remote import broker_option, with_broker
-from escapement.cli.table import print_record
 from escapement.client import schedule
+from escapement.storage.policy import SubscriptionPolicy
 
 _topic = click.argument("topic")
 _subscription = click.argument("subscription", required=False)
@@ -90,4 +91,4 @@ def _print(answer: dict[str, Any], output: str) -> None:
     if output == "json":
         click.echo(json.dumps(answer))
     else:
-        print_record(answer)
+        policy_printer(SubscriptionPolicy)(answer)

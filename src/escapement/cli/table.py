@@ -32,6 +32,11 @@ def console() -> Console:
     return found if found.is_terminal else Console(highlight=False, width=_NO_EDGE)
 
 
+def counted(count: int, what: str) -> str:
+    """``1 message``, ``2,000 messages``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str) -> None:
     """A table with a line for each row; ``empty`` if there are none."""
     to = console()

@@ -61,7 +61,10 @@ async def forecast(
     first_ms = origin_ms + (now_ms + 1 - origin_ms) // by_ms * by_ms
     spans = -(-(until_ms - first_ms) // by_ms)
     if spans > MAX_SPANS:
-        raise InvalidRequest(f"a forecast has at most {MAX_SPANS} spans of time, not {spans}")
+        raise InvalidRequest(
+            f"a forecast has at most {MAX_SPANS} spans of time, not {spans}: look less far ahead, "
+            "or by longer ones"
+        )
     counts = np.zeros(spans, np.int64)
     at, until = Key(now_ms + 1, 0), Key(until_ms, 0)
     while at < until:

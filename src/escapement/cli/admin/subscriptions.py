@@ -152,11 +152,20 @@ def seek_subscription(
         raise click.UsageError("Say one of --offset, --time, --earliest and --latest.")
     desk.ask(
         "subscriptions.seek",
-        print_record,
+        _print_place,
         topic=topic,
         subscription=subscription,
         position=str(schedule.position(places[0])),
     )
+
+
+def _print_place(answer: dict[str, Any]) -> None:
+    kind, _, value = answer.pop("position").partition(":")
+    if kind == "time":
+        answer["position_at_ms"] = int(value)
+    else:
+        answer["position"] = f"{kind} {value}".strip()
+    print_record(answer)
 
 
 @verb(subscriptions, "delete", "shop/eu/orders billing")
