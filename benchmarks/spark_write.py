@@ -92,7 +92,7 @@ async def adopted(process: BrokerProcess) -> tuple[int, float]:
                 assert began is not None
                 seconds = max(now_s - began[0], 1e-3)
                 return row["messages"], (row["messages"] - began[1]) / seconds
-            await trio.sleep(0.02)
+            await trio.sleep(0.1)
 
 
 def lateness(process: BrokerProcess, seconds: float) -> subprocess.Popen[str]:

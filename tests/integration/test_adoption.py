@@ -255,7 +255,7 @@ async def test_a_letter_that_can_never_be_moved_is_held_and_named(
         assert (row["state"], row["adopted"], row["held"]) == ("committed", 1, 1)
         assert "maximum delay" in row["reason"]
         assert await broker.admin("inbox.discard", target="t/n/x") == {"discarded": 1}
-        await world.clock.advance(seconds=11)
+        await world.clock.advance(seconds=75)
         (row,) = await jobs(broker)
         assert row["state"] == "adopted"
 
@@ -284,7 +284,7 @@ async def test_the_upkeep_frees_what_nobody_will_commit(
             writer.engine, writer.connection, load, 0, "b", [letter("t/n/x", "0", b"once")]
         )
         assert commit(writer.engine, writer.connection, load, other)
-        for _ in range(4):  # each step of the housekeeper's, and the pause behind it
+        for _ in range(10):  # each step of the housekeeper's, and the pause behind it
             await world.clock.advance(seconds=11)
         assert await payloads(broker, "t/n/x") == [b"once"]
         for table in ("inbox", "parcels", "removals"):

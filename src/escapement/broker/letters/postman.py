@@ -26,11 +26,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from contextlib import closing
+from typing import Final, TypeVar
 
 import trio
 
 from escapement.broker.letters.carriage import Load, Submitted
+from escapement.broker.letters.opening import Found, open_steps
 from escapement.broker.letters.patience import Patience
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.publishing.publishing import Publishing
@@ -48,15 +50,14 @@ from escapement.errors import (
     StorageError,
     StorageUnavailable,
 )
-from escapement.message import MessageBatch, Times
 from escapement.names import TopicName
 from escapement.storage import inbox, job, parcel
 from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
-from escapement.storage.inbox import Mailbox, Step, Stored, Waiting
+from escapement.storage.inbox import Mailbox, Waiting
 from escapement.storage.job import JobState
-from escapement.storage.letter import Letter, decode_letter
+from escapement.storage.letter import Letter
 
 T = TypeVar("T")
 
@@ -70,22 +71,6 @@ _STEPS_AT_ONCE: Final = 16
 _SHORTEST_S: Final = 0.01
 # Reasons that are remembered; there may be any number of mailboxes.
 _MAX_BLOCKED: Final = 100
-
-
-class _Opened(NamedTuple):
-    """One letter and what is in it, or why that cannot be known."""
-
-    id: int
-    content: tuple[MessageBatch, Times] | LetterDamaged
-
-
-class _Found(NamedTuple):
-    """A step of a mailbox, opened, and the topic that it is for."""
-
-    box: Mailbox
-    topic: Topic
-    step: Step
-    letters: list[_Opened]
 
 
 class Postman:
@@ -139,8 +124,8 @@ class Postman:
         return await self._pipeline.transact(lambda connection: inbox.waiting(connection, limit))
 
     async def jobs(self, limit: int) -> list[JobState]:
-        """The newest bulk writes, and how far they are."""
-        return await self._pipeline.transact(lambda connection: job.states(connection, limit))
+        """The newest bulk writes, and how far they are. Looked up beside the commits."""
+        return await self._run(self._jobs_now, limit)
 
     async def discard(self, target: str) -> int:
         """Delete all letters that wait for a target; how many there were."""
@@ -201,7 +186,7 @@ class Postman:
                 boxes = [(box.id, self._may_take_jobs(box, blocked)) for box, _ in left]
                 async with self._moving:
                     sizes = (self._limits.inbox_step_bytes, self._limits.inbox_round_bytes)
-                    found = await self._read(_found, left, inbox.read_steps, boxes, *sizes)
+                    found = await self._read(open_steps, left, inbox.read_steps, boxes, *sizes)
                     progress = await self._carry(found, blocked) or progress
                 left = left[len(found) :]
         self.blocked = blocked
@@ -238,7 +223,7 @@ class Postman:
             _logger.warning("letters for %s wait: %s", target, error)
         _block(blocked, target, str(error))
 
-    async def _carry(self, found: list[_Found], blocked: dict[str, str]) -> bool:
+    async def _carry(self, found: list[Found], blocked: dict[str, str]) -> bool:
         """Move these letters; and for a while what jobs have behind them, read meanwhile."""
         progress = False
         for _ in range(_STEPS_AT_ONCE):
@@ -255,7 +240,7 @@ class Postman:
                 break
         return progress
 
-    async def _read_ahead(self, found: list[_Found], under_way: Submitted) -> list[_Found]:
+    async def _read_ahead(self, found: list[Found], under_way: Submitted) -> list[Found]:
         """What comes behind full steps of jobs that are under way as a whole."""
         step_bytes = self._limits.inbox_step_bytes
         whole = {load.topic.id for load in under_way.loads if load.whole}
@@ -264,9 +249,9 @@ class Postman:
             return []
         places = [(one.box.id, one.step.last) for one in full]
         whose = [(one.box, one.topic) for one in full]
-        return await self._read(_found, whose, inbox.read_ahead, places, step_bytes)
+        return await self._read(open_steps, whose, inbox.read_ahead, places, step_bytes)
 
-    async def _settle(self, found: Sequence[_Found]) -> bool:
+    async def _settle(self, found: Sequence[Found]) -> bool:
         """Note what jobs have nothing left to be moved; whether there was any."""
         emptied = [id for one in found for id in one.step.emptied]
         if emptied:
@@ -276,7 +261,7 @@ class Postman:
             )
         return bool(emptied)
 
-    async def _submit(self, found: Sequence[_Found], blocked: dict[str, str]) -> Submitted:
+    async def _submit(self, found: Sequence[Found], blocked: dict[str, str]) -> Submitted:
         """Hand letters to the commit pipeline, to be appended to their topics' logs."""
         held: list[tuple[int, EscapementError]] = []
         loads = [self._admit(one, held, blocked) for one in found]
@@ -309,7 +294,7 @@ class Postman:
 
     def _admit(
         self,
-        found: _Found,
+        found: Found,
         held: list[tuple[int, EscapementError]],
         blocked: dict[str, str],
     ) -> Load:
@@ -353,6 +338,10 @@ class Postman:
             _block(blocked, target, why)
         return not wait_ms
 
+    def _jobs_now(self, limit: int) -> list[JobState]:
+        with closing(self._engine.connect()) as connection:
+            return job.states(connection, limit)
+
     async def _read(self, read: Callable[..., T], *arguments: object) -> T:
         return await self._run(self._read_now, read, *arguments)
 
@@ -364,26 +353,6 @@ class Postman:
         except BaseException:
             self.close()
             raise
-
-
-def _found(
-    connection: Connection,
-    whose: Sequence[tuple[Mailbox, Topic]],
-    read: Callable[..., list[Step]],
-    *arguments: object,
-) -> list[_Found]:
-    """A step of each of the first mailboxes, opened; for a thread."""
-    return [
-        _Found(box, topic, step, [_opened(one) for one in step.letters])
-        for (box, topic), step in zip(whose, read(connection, *arguments), strict=False)
-    ]
-
-
-def _opened(letter: Stored) -> _Opened:
-    try:
-        return _Opened(letter.id, decode_letter(letter.data))
-    except LetterDamaged as error:
-        return _Opened(letter.id, error)
 
 
 def _jobs_for(target: str) -> str:

@@ -31,6 +31,8 @@ ROUND_S: Final = 10.0
 _BREATH_S: Final = 0.05
 # A producer that published nothing for so long is forgotten, and its sequences with it.
 PRODUCER_IDLE_MS: Final = 7 * 86_400_000
+# How often is looked for what jobs left: all that is being staged is looked at.
+_PURGE_MS: Final = 60_000
 # How often is looked for producers, and jobs, that need not be remembered.
 _FORGETTING_MS: Final = 3_600_000
 
@@ -65,6 +67,7 @@ class Housekeeper:
         self._parallelism = parallelism
         self._wants_next = wants_next
         self._rolling = trio.Lock()
+        self._purge_at_ms = clock.now_ms()
         self._forget_at_ms = clock.now_ms() + _FORGETTING_MS
 
     async def run(self) -> None:
@@ -79,10 +82,12 @@ class Housekeeper:
     async def round(self) -> None:
         """Do what there is to do now."""
         await self._roll()
-        await self._step_by_step(partial(parcel.purge_step, self._engine.dialect))
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._purge_at_ms:
+            self._purge_at_ms = now_ms + _PURGE_MS
+            await self._step_by_step(partial(parcel.purge_step, self._engine.dialect))
         # Those of this very step: a generation that is retired is dropped behind it.
         await self._step_by_step(lambda connection: _free_step(self._log.generations, connection))
-        now_ms = self._clock.now_ms()
         if now_ms >= self._forget_at_ms:
             self._forget_at_ms = now_ms + _FORGETTING_MS
             await self._expire_producers(now_ms)
