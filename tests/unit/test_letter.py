@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import zlib
 
 import numpy as np
 import pytest
@@ -10,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from escapement.errors import LetterDamaged
-from escapement.storage.letter import MAX_LETTER_BYTES, Letter, decode_letter, encode_letter
+from escapement.message import NO_TIMES, Blobs, MessageBatch
+from escapement.storage.letter import (
+    MAX_LETTER_BYTES,
+    Letter,
+    compressed,
+    decode_letter,
+    encode_letter,
+)
 from letters import letter
 
 TIMES = some.integers(-1, 1 << 45)
@@ -56,3 +65,31 @@ def test_a_count_that_its_body_does_not_have_is_noticed() -> None:
 def test_a_letter_larger_than_a_packet_is_noticed_before_anything_is_done_with_it() -> None:
     with pytest.raises(LetterDamaged, match="bytes"):
         decode_letter(np.zeros(MAX_LETTER_BYTES + 1, np.uint8).data)
+
+
+def test_a_body_is_compressed_where_that_pays_and_nowhere_else() -> None:
+    repetitive = MessageBatch(
+        Blobs.of([b'{"customer": %d, "zone": "UTC"}' % n for n in range(500)])
+    )
+    body = repetitive.encode()
+    small = compressed(body)
+    assert small is not None
+    assert len(small) < len(body) // 3
+    letter = Letter("t/n/x", "s", small, 500, NO_TIMES, len(body))
+    batch, _ = decode_letter(encode_letter(letter))
+    assert batch.payloads.to_list() == repetitive.payloads.to_list()
+    assert letter.size_bytes > len(body) > len(encode_letter(letter))
+    assert compressed(random.Random(1).randbytes(100_000)) is None
+
+
+def test_a_compressed_body_that_is_not_whole_or_grows_past_every_bound_is_damaged() -> None:
+    body = MessageBatch(Blobs.of([bytes(MAX_LETTER_BYTES)])).encode()
+    for wrong in (
+        zlib.compress(body),
+        zlib.compress(body)[:-1],
+        b"no zlib",
+        zlib.compress(b"") + b"x",
+    ):
+        data = encode_letter(Letter("t/n/x", "s", wrong, 1, NO_TIMES, 100))
+        with pytest.raises(LetterDamaged, match="compress"):
+            decode_letter(data)

@@ -32,8 +32,9 @@ MAX_SOURCE_ID_CHARS: Final = 255
 # A letter must fit a packet of the database, and its body a row of the log.
 MAX_LETTER_BYTES: Final = 8 << 20
 MAX_LETTER_MESSAGES: Final = 65_536
-# What is looked at to tell whether compressing pays, and how it is done: what the body saves
-# the database costs the writer a tenth of what it costs the database to keep it.
+# What is looked at to tell whether compressing pays, and how it is done. What shrinks to a
+# tenth, as records in JSON do, is compressed at 300 MB a second, faster than a database takes
+# it; what shrinks to a half at 80, which costs more than it saves.
 _SAMPLE_BYTES: Final = 16 << 10
 _FASTEST: Final = 1
 
@@ -117,10 +118,10 @@ def decode_letter(data: Buffer) -> tuple[MessageBatch, Times]:
 
 
 def compressed(body: bytes) -> bytes | None:
-    """The body compressed, if that pays: if a sample of it shrinks to less than half."""
+    """The body compressed, if that pays: if a sample of it shrinks to less than a third."""
     middle = len(body) // 2
     sample = memoryview(body)[middle : middle + _SAMPLE_BYTES]
-    if len(zlib.compress(sample, _FASTEST)) > len(sample) // 2:
+    if len(zlib.compress(sample, _FASTEST)) > len(sample) // 3:
         return None
     return zlib.compress(body, _FASTEST)
 
