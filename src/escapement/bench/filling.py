@@ -29,12 +29,18 @@ class Dress:
     keys: int = 0  # one of so many; 0: none
     priorities: bool = False  # a random one, of all there are
 
-    def put_on(self, batch: MessageBatch, rng: np.random.Generator) -> MessageBatch:
-        """The batch with what is wanted."""
+    def all_keys(self) -> Blobs | None:
+        """Every key there may be; None where messages have none."""
+        return Blobs.of([b"key-%d" % n for n in range(self.keys)]) if self.keys else None
+
+    def put_on(
+        self, batch: MessageBatch, all_keys: Blobs | None, rng: np.random.Generator
+    ) -> MessageBatch:
+        """The batch with what is wanted: each time another draw, as of independent messages."""
         count = len(batch)
         keys = priorities = None
-        if self.keys:
-            keys = Blobs.of([b"key-%d" % n for n in rng.integers(0, self.keys, count).tolist()])
+        if all_keys is not None:
+            keys = all_keys.take(rng.integers(0, len(all_keys), count))
         if self.priorities:
             priorities = rng.integers(0, 256, count, dtype=np.uint8)
         return MessageBatch(batch.payloads, keys, None, priorities)
@@ -47,7 +53,8 @@ async def fill(on: Stage, topic: str, at_ms: Int64s, what: str, dress: Dress = P
     """Schedule a message at each of these times; returns their offsets, in the same order."""
     setting = on.setting
     size = setting.batch_size
-    source = [dress.put_on(setting.payload.batch(on.rng, size), on.rng) for _ in range(VARIETY)]
+    source = [setting.payload.batch(on.rng, size) for _ in range(VARIETY)]
+    all_keys = dress.all_keys()
     offsets = np.zeros(len(at_ms), np.int64)
     firsts = iter(range(0, len(at_ms), size))
     done = 0
@@ -59,7 +66,8 @@ async def fill(on: Stage, topic: str, at_ms: Int64s, what: str, dress: Dress = P
             batch = source[first // size % VARIETY]
             if len(times) < size:
                 batch = batch.take(np.arange(len(times)))
-            receipts = await producer.send_batch(batch, Times(None, times))
+            dressed = dress.put_on(batch, all_keys, on.rng)
+            receipts = await producer.send_batch(dressed, Times(None, times))
             offsets[first : first + size] = receipts.offsets
             done += len(times)
             setting.progress(what, done, len(at_ms))

@@ -47,6 +47,7 @@ class BrokerLimits:
 
     # -- a subscription
     ready_messages: int = 100_000  # what finds no room lowers the read mark
+    staged_bytes: int = 96 * MIB  # of all: read ahead where priorities or keys choose what goes
     unacked_messages: int = 4_000_000  # in flight and in retry; dispatch pauses
     deliver_messages: int = 4096  # in one frame
     deliver_bytes: int = 1 * MIB  # in one frame, unless a single message is larger

@@ -30,6 +30,9 @@ _REMAINDER: Final = CHUNK_SIZE - 1
 _CRC_BYTES: Final = 4
 # From so many on, a flag for each place in a chunk finds members sooner than a search.
 _MANY: Final = 2048
+# With up to so many members for each that is looked for, flags for all of them cost less than
+# a bitmap of what is looked for.
+_SPARSE: Final = 4
 
 
 # -- arrays ----------------------------------------------------------------------
@@ -72,16 +75,34 @@ def bitmap_of(remainders: UInt32s) -> BitMap:
     return BitMap(as_array(np.sort(remainders)))
 
 
-def which_of(remainders: UInt32s, wanted: BitMap) -> npt.NDArray[np.bool_]:
-    """Which of ``remainders`` are ``wanted``, which has no others; bool[n]."""
-    found = np.frombuffer(wanted.to_array(), np.uint32)
+def fill(chunk: BitMap, remainders: UInt32s) -> None:
+    """Add ``remainders``, in any order."""
+    if len(remainders) < _MANY:
+        chunk.update(as_array(remainders))
+    else:
+        chunk |= bitmap_of(remainders)
+
+
+def which_of(remainders: UInt32s, chunk: BitMap) -> npt.NDArray[np.bool_]:
+    """Which of ``remainders`` are in the chunk; bool[n]."""
+    if len(remainders) >= _MANY and len(chunk) <= _SPARSE * len(remainders):
+        return _flags(chunk)[remainders]
+    common = chunk & bitmap_of(remainders)
+    if not common:
+        return np.zeros(len(remainders), np.bool_)
     if len(remainders) >= _MANY:
-        flags = np.zeros(CHUNK_SIZE, np.bool_)
-        flags[found] = True
-        return np.asarray(flags[remainders])
+        return _flags(common)[remainders]
+    found = np.frombuffer(common.to_array(), np.uint32)
     at = np.searchsorted(found, remainders)
     at[at == len(found)] = 0
     return np.asarray(found[at] == remainders)
+
+
+def _flags(chunk: BitMap) -> npt.NDArray[np.bool_]:
+    """A flag for each place of a chunk."""
+    flags = np.zeros(CHUNK_SIZE, np.bool_)
+    flags[np.frombuffer(chunk.to_array(), np.uint32)] = True
+    return flags
 
 
 def offsets_of(chunk_no: int, remainders: BitMap) -> Int64s:

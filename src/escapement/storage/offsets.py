@@ -86,7 +86,7 @@ class OffsetSet:
             if chunk_no not in self._full:
                 chunk = self._chunk_to_fill(chunk_no)
                 had = len(chunk)
-                chunk.update(offsetchunk.as_array(remainders))
+                offsetchunk.fill(chunk, remainders)
                 self._settle(chunk_no, chunk, had)
         return self._length - before
 
@@ -449,11 +449,7 @@ class OffsetSet:
         chunk = self._chunks.get(chunk_no)
         if chunk is None:
             return np.full(len(offsets), chunk_no in self._full, np.bool_)
-        remainders = offsetchunk.remainders_of(offsets)
-        common = chunk & offsetchunk.bitmap_of(remainders)
-        if not common:
-            return np.zeros(len(offsets), np.bool_)
-        return offsetchunk.which_of(remainders, common)
+        return offsetchunk.which_of(offsetchunk.remainders_of(offsets), chunk)
 
     def _check(self) -> None:
         """Assert every invariant; O(size)."""

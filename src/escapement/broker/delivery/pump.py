@@ -1,8 +1,9 @@
 """Moves messages: windows from the index into wheels, backlogs into ready, frames out.
 
 A few workers take turns over the topics and subscriptions that were *woken*. One
-subscription is served by one worker at a time, so what it reads and hands over happens
-in order; while it is served, waking it again means one more round afterwards.
+subscription is served by one worker at a time, so what it hands over happens in order; while
+it is served, waking it again means one more round afterwards. Readers bring the backlogs of
+those that are behind into ready meanwhile, and wake them.
 
 What decides is in :mod:`topic <escapement.broker.topic.topic>`,
 :mod:`shared <escapement.broker.subscription.shared>` and
@@ -15,17 +16,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
+from weakref import WeakSet
 
 import numpy as np
 import trio
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.logreader import LogReader
-from escapement.broker.subscription.band import Band
 from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.staged import Staged
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.shedding import Shedding
@@ -37,8 +39,6 @@ from escapement.storage.index import DelayedIndex, Key, Plan
 
 # Enough to overlap one topic's disk reads with others' deliveries; more would only
 # compete for the interpreter.
-# Expired messages that are let go in one step, and one acknowledgement.
-EXPIRED_AT_ONCE: Final = 65_536
 WORKERS: Final = 4
 # How much of the log an ordered subscription reads at once.
 READ_BYTES: Final = 1024 * 1024
@@ -85,6 +85,9 @@ class Pump:
         # Runs of what waited out a back-off: at most those of one ``assign`` a subscription.
         self._aside: OrderedDict[tuple[Topic, Subscription], list[HandOver]] = OrderedDict()
         self._aside_work = trio.Event()
+        self._reads: OrderedDict[tuple[Topic, SharedSubscription], None] = OrderedDict()
+        self._reads_work = trio.Event()
+        self._staged: WeakSet[Staged] = WeakSet()  # those that have anything
 
     def wake(self, topic: Topic) -> None:
         """Look at a topic and at all of its subscriptions."""
@@ -105,6 +108,7 @@ class Pump:
         async with trio.open_nursery() as nursery:
             for _ in range(WORKERS):
                 nursery.start_soon(self._worker)
+                nursery.start_soon(self._reader)
             nursery.start_soon(self._collector)
 
     async def _worker(self) -> None:
@@ -163,13 +167,16 @@ class Pump:
         while self._may_dispatch():
             progress = False
             if subscription.keep_most is not None and not await self._shed(topic, subscription):
-                break
+                break  # it is woken when the log can be read, or what is being read was
             if isinstance(subscription, SharedSubscription):
                 now_ms = self._clock.now_ms()
                 subscription.sweep(now_ms)
-                for band in subscription.to_scan(now_ms):
-                    await self._scan(topic, subscription, band)
-                    progress = True
+                wanting = subscription.to_scan(now_ms)
+                if wanting or subscription.staged.wants_read:
+                    self._reads[topic, subscription] = None
+                    self._reads_work.set()
+                if subscription.must_read(wanting):
+                    break
             elif isinstance(subscription, OrderedSubscription):
                 try:
                     progress = await self._read_log(topic, subscription)
@@ -197,27 +204,65 @@ class Pump:
             await trio.lowlevel.checkpoint()
         self._reschedule(topic)
 
-    async def _scan(self, topic: Topic, subscription: SharedSubscription, band: Band) -> None:
-        """Read the backlog from a band's mark on, as far as there is room.
+    # -- backlogs --------------------------------------------------------------------
 
-        What has expired needs none; it is read by itself.
-        """
-        mark = band.mark
-        assert mark is not None
+    async def _reader(self) -> None:
+        """Read backlogs, while what is ready goes out."""
+        while True:
+            if not self._reads:
+                if self._reads_work.is_set():
+                    self._reads_work = trio.Event()
+                await self._reads_work.wait()
+                continue
+            (topic, subscription), _ = self._reads.popitem(last=False)
+            if subscription.staged.wants_read:
+                await self._stage(topic, subscription, None)
+            await self._scan(topic, subscription)
+            self._add((topic, subscription))
+            await trio.lowlevel.checkpoint()
+
+    async def _scan(self, topic: Topic, subscription: SharedSubscription) -> None:
+        """Read a piece of the backlog, as far as there is room."""
         now_ms = self._clock.now_ms()
         frontier = Key(topic.frontier_ms(now_ms) + 1, 0)
-        until_ms = subscription.expiry.until_ms(now_ms)
-        stop, most = max(frontier, mark), band.room
-        if mark.due_ms <= until_ms:
-            stop, most = Key(until_ms + 1, 0), EXPIRED_AT_ONCE
-        plan = self._index.plan(topic.id, mark, stop, most)
-        band.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
+        scan = subscription.next_scan(frontier, now_ms)
+        if scan is None:
+            return
+        plan = self._index.plan(topic.id, scan.start, scan.stop, scan.most)
+        for band in scan.bands:
+            band.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
         try:
-            due_ms, offsets, traits = await self._keys(plan)
+            keys = await self._keys(plan)
+            found = subscription.found(scan, *keys)
+            if found.height:
+                await self._stage(topic, subscription, found)
         except BaseException:
-            band.break_scan()
+            for band in scan.bands:
+                band.break_scan()
             raise
-        subscription.end_scan(band, due_ms, offsets, traits, until_ms)
+        for band in scan.bands:
+            subscription.end_scan(band, *keys, scan.expired_until_ms)
+
+    async def _stage(
+        self, topic: Topic, subscription: SharedSubscription, found: Rows | None
+    ) -> None:
+        """Read what goes out in another order than the index's; ``found`` as for ``to_stage``."""
+        # Of one that was deleted or sought, the index keeps nothing.
+        if topic.shared.get(subscription.record.name) is not subscription:
+            return
+        rows = subscription.to_stage(found, self._staging_room, topic.sizes.mean_bytes)
+        if not rows.height:
+            return
+        fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets)
+        record = subscription.record
+        there, batch = await self._run(fetch.read_there, record.fill_from, record.fill_until)
+        if len(batch):
+            subscription.staged.put(rows if there is None else rows.pick(there), batch)
+            self._staged.add(subscription.staged)
+
+    def _staging_room(self) -> int:
+        """How many bytes more may be staged, of all subscriptions together."""
+        return self._limits.staged_bytes - sum(staged.size_bytes for staged in self._staged)
 
     async def _keys(self, plan: Plan) -> tuple[Int64s, Int64s, UInt32s | None]:
         """The keys of a plan, with their traits if any has one."""
@@ -226,7 +271,9 @@ class Pump:
         return await self._run(plan.read_traits)
 
     async def _shed(self, topic: Topic, subscription: Subscription) -> bool:
-        """Let go of what is over the topic's quota; False if the log cannot be read."""
+        """Let go of what is over the topic's quota; False if that cannot be done now."""
+        if isinstance(subscription, SharedSubscription) and subscription.is_reading:
+            return False
         try:
             await self._shedding.shed(topic, subscription)
         except StorageUnavailable:
@@ -310,7 +357,8 @@ class Pump:
         self, topic: Topic, subscription: Subscription, rows: Rows
     ) -> tuple[Rows, MessageBatch, bool]:
         """The messages of ``rows``, of which some may be gone; and whether it took a wait."""
-        fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets)
+        near = subscription.staged if isinstance(subscription, SharedSubscription) else None
+        fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets, near)
         # What is still to be filled in may have left the index since it was found there.
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)
         if fetch.in_memory:

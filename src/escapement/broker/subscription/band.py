@@ -65,6 +65,7 @@ class Band:
       mark: where reading begins.
       fresh: of some rows, those that the subscription wants and does not hold.
       held: the subscription's; what goes into ready is added to it.
+      took: told what of an offer went into ready.
     """
 
     __slots__ = (
@@ -74,6 +75,7 @@ class Band:
         "_scan_low",
         "_scan_over",
         "_scan_until",
+        "_took",
         "mark",
         "queues",
         "ready",
@@ -88,6 +90,7 @@ class Band:
         mark: Key | None,
         fresh: Callable[[Rows], Rows],
         held: OffsetSet,
+        took: Callable[[Rows], None],
     ) -> None:
         self.which = which
         self.ready = Ready(limit, ageing_ms)
@@ -95,6 +98,7 @@ class Band:
         self.mark = mark
         self._fresh = fresh
         self._held = held
+        self._took = took
         self._scan_until: Key | None = None  # a scan is under way up to here
         self._scan_catches_up = False  # and that is the frontier of when it began
         self._scan_low: Key | None = None  # the lowest key offered inside it
@@ -123,12 +127,12 @@ class Band:
         if self.mark is not None:
             self.mark = min(self.mark, first)
             return
-        self.mark = self._take(rows)
+        self.mark = self._take(rows, self._took)
 
     def _offer_beyond(self, rows: Rows) -> None:
         """These are past the scan under way, which is the one that catches up."""
         if self._scan_over is None:
-            self._scan_over = self._take(rows)
+            self._scan_over = self._take(rows, self._took)
         else:
             # Something found no room already. This may come before it in order: what the
             # wheel passes with its next tick is often due earlier than what came due at once.
@@ -141,7 +145,7 @@ class Band:
         elif self.mark is None or key < self.mark:
             self.mark = key
 
-    def _take(self, rows: Rows) -> Key | None:
+    def _take(self, rows: Rows, took: Callable[[Rows], None] | None = None) -> Key | None:
         """Hold what has room; returns the first key that has none."""
         rows = self._fresh(rows)
         room = self.room
@@ -156,6 +160,8 @@ class Band:
             else:
                 in_order = rows.traits is None
                 self.ready.push(rows if in_order else rows.in_order(self.ready.ageing_ms))
+            if took is not None:
+                took(rows)
         return left
 
     @property
@@ -173,6 +179,23 @@ class Band:
         return (
             self.mark is not None and self._scan_until is None and self.room * 2 >= self.ready.limit
         )
+
+    @property
+    def may_precede(self) -> bool:
+        """Whether what was not read yet may belong before all that is ready of the band."""
+        unread = self.unread_from
+        if unread is None:
+            return False
+        if self.queues is not None:
+            return not self.queues.fresh_of(self.which)
+        first_ms = self.ready.first_ms
+        # The ready of other bands is in the order of priorities rather than due times.
+        return first_ms is None or (self.which == NORMAL and unread.due_ms < first_ms)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a scan is under way."""
+        return self._scan_until is not None
 
     @property
     def is_stuck(self) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +29,29 @@ from escapement.broker.subscription.keyqueues import KeyQueues, Slots, slots_of
 from escapement.broker.subscription.keyranges import KeyRanges
 from escapement.broker.subscription.ready import Ready, Rows
 from escapement.broker.subscription.skipping import Skipping
+from escapement.broker.subscription.staged import Staged
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s, UInt32s
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.index import Key
 from escapement.storage.items import Acks, Attempts
+from escapement.storage.offsets import OffsetSet
+
+# Expired messages that are let go in one step, and one acknowledgement.
+EXPIRED_AT_ONCE: Final = 65_536
+
+
+class Scan(NamedTuple):
+    """A piece of the delivery order that bands read together: ``[start, stop)``.
+
+    Of it, about ``most`` messages; what was due by ``expired_until_ms`` has expired.
+    """
+
+    bands: list[Band]
+    start: Key
+    stop: Key
+    most: int
+    expired_until_ms: int
 
 
 class DueSubscription(Subscription):
@@ -60,6 +79,7 @@ class DueSubscription(Subscription):
         self._ranges: KeyRanges | None = None  # where a consumer asked for keys
         self._skipping: Skipping | None = None  # where there is one of the two
         self._passed: Key | None = None  # the lowest key that was of nobody's range
+        self.staged = Staged()
         self.normal = self._add_band(NORMAL, mark)
 
     # -- what is mine -----------------------------------------------------------
@@ -126,6 +146,54 @@ class DueSubscription(Subscription):
     def scatters(self) -> bool:
         return self._order is not None or len(self._bands) > 1
 
+    def _took(self, rows: Rows) -> None:
+        """These of an offer went into ready."""
+        if self.scatters:
+            self.staged.expect(rows)
+
+    def found(self, scan: Scan, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None) -> Rows:
+        """What a scan found that will be ready, if its messages are worth reading ahead."""
+        if not self.scatters or not len(offsets):
+            return Rows.none()
+        rows = self._open(Rows.fresh(due_ms, offsets, traits))
+        rows = rows.pick(rows.due_ms > scan.expired_until_ms)
+        if len(scan.bands) == len(self._bands):
+            return rows
+        return Rows.concat([band.mine(rows) for band in scan.bands])
+
+    def to_stage(
+        self, found: Rows | None, room_bytes: Callable[[], int], mean_bytes: float
+    ) -> Rows:
+        """Which messages to read into ``staged`` now, sorted by key.
+
+        Args:
+          found: what is to be ready next; None for what is ready and expected there.
+          room_bytes: how much may be added there.
+          mean_bytes: what a message weighs.
+        """
+        staged = self.staged
+        rows = staged.take_expected(self._waits) if found is None else found
+        if not rows.height:
+            return rows
+        if staged.is_untidy:
+            staged.keep(self.held.contains)
+        room = room_bytes()
+        if room < rows.height * mean_bytes:
+            ready = OffsetSet()
+            ready.add(self._ready_again().offsets)
+            staged.keep(ready.contains)
+            room = room_bytes()
+        return staged.begin_read(rows, self.record.policy.priority_ageing_ms, room, mean_bytes)
+
+    def _waits(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these are held, and in nobody's hands."""
+        return self.held.contains(offsets) & ~self.in_flight.offsets.contains(offsets)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a band is being read."""
+        return any(band.is_reading for band in self.bands)
+
     @property
     def ready_count(self) -> int:
         """How many messages could be handed out now."""
@@ -180,7 +248,8 @@ class DueSubscription(Subscription):
 
     def _add_band(self, which: int, mark: Key | None) -> Band:
         ageing_ms = self.record.policy.priority_ageing_ms
-        band = Band(which, self.limits.ready_messages, ageing_ms, mark, self._fresh, self.held)
+        limit = self.limits.ready_messages
+        band = Band(which, limit, ageing_ms, mark, self._fresh, self.held, self._took)
         band.queues = None if self._order is None else self._order.queues
         self._bands[which] = band
         return band
@@ -238,6 +307,36 @@ class DueSubscription(Subscription):
             )
         ]
 
+    def must_read(self, wanting: list[Band]) -> bool:
+        """Whether to hand nothing out until what is being read is there.
+
+        Args:
+          wanting: the bands that ``to_scan`` gave just now.
+        """
+        return any(band.may_precede for band in self.bands if band.is_reading or band in wanting)
+
+    def next_scan(self, frontier: Key, now_ms: int) -> Scan | None:
+        """What to read next; None if nothing is to be read now.
+
+        Bands that are equally far read together, and those behind stop where others are.
+
+        Args:
+          frontier: what lies below it is due.
+        """
+        wanting = self.to_scan(now_ms)
+        if not wanting:
+            return None
+        until_ms = self.expiry.until_ms(now_ms)
+        marks = [band.mark for band in wanting if band.mark is not None]
+        start = min(marks)
+        here = [band for band in self.bands if band.mark == start and not band.is_reading]
+        if start.due_ms <= until_ms:  # what has expired needs no room, and is read by itself
+            return Scan(here, start, Key(until_ms + 1, 0), EXPIRED_AT_ONCE, until_ms)
+        most = min(band.room for band in here if band in wanting)
+        bands = [band for band in here if band.room >= most]
+        ahead = [band.mark for band in self.bands if band.mark is not None and band.mark > start]
+        return Scan(bands, start, min([max(frontier, start), *ahead]), most, until_ms)
+
     def end_scan(
         self,
         band: Band,
@@ -253,8 +352,10 @@ class DueSubscription(Subscription):
         """
         rows = Rows.fresh(due_ms, offsets, traits)
         if traits is not None:
-            for which in np.unique(bands_of(traits)).tolist():
-                self._band(which)  # what has no band yet begins where this scan began
+            bands = bands_of(traits)
+            for which in BANDS:
+                if which not in self._bands and (bands == which).any():
+                    self._band(which)  # what has no band yet begins where this scan began
         rows = band.mine(rows)
         over = int(np.searchsorted(rows.due_ms, expired_until_ms, "right"))
         if over:
@@ -332,7 +433,7 @@ class DueSubscription(Subscription):
             self._forget_ready(rows.offsets)
             self.retries.cancel(rows.offsets)
             if self._order is not None:
-                self._order.hold.release(rows.offsets)
+                self._order.hold.release(rows)
             self._drop(rows)
         return rows.height
 

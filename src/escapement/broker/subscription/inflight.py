@@ -67,8 +67,9 @@ class _Delivery:
             self._order = np.argsort(self.rows.offsets)
             self._by_offset = self.rows.offsets[self._order]
         at = np.minimum(np.searchsorted(self._by_offset, offsets), len(self._by_offset) - 1)
-        at = self._order[at[self._by_offset[at] == offsets]]
-        return np.unique(at[self.alive[at]])
+        found = np.zeros(len(self._order), bool)
+        found[self._order[at[self._by_offset[at] == offsets]]] = True
+        return np.flatnonzero(found & self.alive)
 
     def kill(self, positions: Int64s) -> Rows:
         self.alive[positions] = False

@@ -142,6 +142,12 @@ class Ready:
         return self._runs_count + self._side.count
 
     @property
+    def first_ms(self) -> int | None:
+        """When the first row is due, of those that are not behind a back-off; O(runs)."""
+        runs = [*list(self._runs)[:1], *self._side.runs]
+        return min((int(run.due_ms[0]) for run in runs), default=None)
+
+    @property
     def room(self) -> int:
         """How many fresh rows fit. Rows given back are always taken (see ``push``)."""
         return max(0, self.limit - self.untried)

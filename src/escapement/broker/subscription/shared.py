@@ -167,7 +167,7 @@ class SharedSubscription(DueSubscription):
     def _again(self, rows: Rows, *, waited: bool) -> None:
         self.expiry.keeps(int(rows.due_ms.min()))
         if self._order is not None:
-            self._order.hold.release(rows.offsets)
+            self._order.hold.release(rows)
             self._order.queues.push(rows)
             return
         asked = np.ones(rows.height, bool) if self._ranges is None else self._ranges.wanted(rows)
@@ -215,7 +215,7 @@ class SharedSubscription(DueSubscription):
 
     def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
         if self._order is not None:
-            self._order.hold.release(rows.offsets)  # those that wait take their keys again
+            self._order.hold.release(rows)  # those that wait take their keys again
         super()._return(rows, next_ms, now_ms, reason)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:

@@ -34,8 +34,8 @@ from typing import Final
 import numpy as np
 
 from escapement.errors import IndexDamaged, RemoteProtocolError
-from escapement.message import Blobs, Buffer, MessageBatch, UInt8s, UInt32s
-from escapement.storage.index.columns import FixedStrings
+from escapement.message import Blobs, Buffer, MessageBatch, UInt32s
+from escapement.storage.index.columns import FixedColumns
 from escapement.storage.index.keys import Keys
 from escapement.traits import traits_of
 
@@ -97,11 +97,7 @@ class KeyBlock:
 class MessageBlock:
     """The messages of a key block, row by row, as columns to gather from."""
 
-    payloads: FixedStrings
-    keys: FixedStrings | None
-    properties: FixedStrings | None
-    priorities: UInt8s | None
-    groups: FixedStrings | None
+    columns: FixedColumns
     size_bytes: int
 
     @classmethod
@@ -117,24 +113,16 @@ class MessageBlock:
             raise IndexDamaged(f"{where}: {error}") from error
         if len(batch) != rows:
             raise IndexDamaged(f"{where}: {len(batch)} messages in a block of {rows}")
-        return cls(
-            FixedStrings.of(batch.payloads),
-            None if batch.keys is None else FixedStrings.of(batch.keys),
-            None if batch.properties is None else FixedStrings.of(batch.properties),
-            batch.priorities,
-            None if batch.groups is None else FixedStrings.of(batch.groups),
-            # The starts of its strings are counted with it: eight bytes a row each.
-            len(block) + 8 * rows,
-        )
+        # The starts of its strings are counted with it: eight bytes a row each.
+        return cls(FixedColumns.of(batch), len(block) + 8 * rows)
 
     def traits(self) -> UInt32s | None:
         """The messages' traits, from keys and priorities."""
-        keys = None if self.keys is None else Blobs(self.keys.lengths, self.keys.data)
-        return traits_of(MessageBatch(Blobs.empty(self.rows), keys, None, self.priorities))
-
-    @property
-    def rows(self) -> int:
-        return len(self.payloads.lengths)
+        columns, keys = self.columns, None
+        if columns.keys is not None:
+            keys = Blobs(columns.keys.lengths, columns.keys.data)
+        rows = len(columns.payloads.lengths)
+        return traits_of(MessageBatch(Blobs.empty(rows), keys, None, columns.priorities))
 
 
 @dataclass(frozen=True, slots=True)

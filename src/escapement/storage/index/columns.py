@@ -121,6 +121,28 @@ class Columns(Protocol):
     def groups(self) -> Strings | None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class FixedColumns:
+    """The columns of a batch, to gather from."""
+
+    payloads: FixedStrings
+    keys: FixedStrings | None
+    properties: FixedStrings | None
+    priorities: UInt8s | None
+    groups: FixedStrings | None
+
+    @classmethod
+    def of(cls, batch: MessageBatch) -> FixedColumns:
+        """The columns of ``batch``, not copied."""
+        return cls(
+            FixedStrings.of(batch.payloads),
+            None if batch.keys is None else FixedStrings.of(batch.keys),
+            None if batch.properties is None else FixedStrings.of(batch.properties),
+            batch.priorities,
+            None if batch.groups is None else FixedStrings.of(batch.groups),
+        )
+
+
 class Pick(NamedTuple):
     """Rows of one source, and where in the result they belong; equal heights."""
 

@@ -40,7 +40,7 @@ from escapement.storage.index.manifest import (
     no_failpoint,
 )
 from escapement.storage.index.memory import Generation, MemoryTable
-from escapement.storage.index.plan import Fetch, Plan, Span, TraitStore
+from escapement.storage.index.plan import Fetch, Plan, Span, Store, TraitStore, places_missing
 from escapement.storage.index.segment import TopicSlice
 from escapement.storage.index.segments import Segments
 from escapement.storage.index.tiers import choose
@@ -213,11 +213,22 @@ class DelayedIndex:
         stores += [part for part in self._slices_of(topic_id) if part.most_traits]
         return stores
 
-    def fetch(self, topic_id: int, due_ms: Int64s, offsets: Int64s) -> Fetch:
-        """Pin the messages of keys that plans returned; rows come in the order asked."""
+    def fetch(
+        self, topic_id: int, due_ms: Int64s, offsets: Int64s, near: Store | None = None
+    ) -> Fetch:
+        """Pin the messages of keys that plans returned; rows come in the order asked.
+
+        Args:
+          near: a store outside the index that is looked into first, at once.
+        """
         keys: Keys = (due_ms, offsets)
-        disk = [part for part in self._slices_of(topic_id) if part.may_hold(keys)]
-        return Fetch(topic_id, keys, list(self._tables(topic_id)), disk)
+        found = [] if near is None else near.find(due_ms, offsets)
+        missing = places_missing(len(offsets), found)
+        if not len(missing):
+            return Fetch(topic_id, keys, (), (), found)
+        left = keys if not found else (due_ms[missing], offsets[missing])
+        disk = [part for part in self._slices_of(topic_id) if part.may_hold(left)]
+        return Fetch(topic_id, keys, list(self._tables(topic_id)), disk, found)
 
     def next_due(self, topic_id: int, after: Key) -> int | None:
         """A lower bound of when the first message at or past ``after`` is due.

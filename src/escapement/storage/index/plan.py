@@ -165,18 +165,38 @@ def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:
     return min(until, Key(int(due_ms[row]), int(offsets[row])).successor())
 
 
-class Fetch:
-    """The messages of given keys, in the order they were asked for."""
+def places_missing(count: int, picks: Sequence[Pick]) -> Int64s:
+    """Which of ``count`` places the picks leave empty; ascending."""
+    if not picks:
+        return np.arange(count)
+    empty = np.ones(count, np.bool_)
+    for pick in picks:
+        empty[pick.places] = False
+    return np.flatnonzero(empty)
 
-    __slots__ = ("_disk", "_due_ms", "_memory", "_offsets", "_topic_id")
+
+class Fetch:
+    """The messages of given keys, in the order they were asked for.
+
+    Args:
+      found: where some of them are already known to be.
+    """
+
+    __slots__ = ("_disk", "_due_ms", "_found", "_memory", "_offsets", "_topic_id")
 
     def __init__(
-        self, topic_id: int, keys: Keys, memory: Sequence[Store], disk: Sequence[Store]
+        self,
+        topic_id: int,
+        keys: Keys,
+        memory: Sequence[Store],
+        disk: Sequence[Store],
+        found: Sequence[Pick] = (),
     ) -> None:
         self._topic_id = topic_id
         self._due_ms, self._offsets = keys
         self._memory = memory
         self._disk = disk
+        self._found = found
 
     @property
     def in_memory(self) -> bool:
@@ -216,12 +236,11 @@ class Fetch:
 
     def _find(self) -> tuple[list[Pick], Int64s]:
         """Where the messages are, and which rows are nowhere."""
-        count = len(self._due_ms)
-        order = None
-        if self._disk and not is_sorted(self._due_ms, self._offsets):
-            order = sorted_order(self._due_ms, self._offsets)
-        missing = np.arange(count) if order is None else order
-        picks: list[Pick] = []
+        missing = places_missing(len(self._due_ms), self._found)
+        due_ms, offsets = self._due_ms[missing], self._offsets[missing]
+        if self._disk and not is_sorted(due_ms, offsets):
+            missing = missing[sorted_order(due_ms, offsets)]
+        picks = list(self._found)
         for store in (*self._memory, *self._disk):
             if not len(missing):
                 break

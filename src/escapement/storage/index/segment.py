@@ -283,7 +283,7 @@ class TopicSlice:
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
         """The wanted keys (sorted) that are here; blocking."""
         return [
-            Pick(places, self.segment.message_block(run), rows)
+            Pick(places, self.segment.message_block(run).columns, rows)
             for run, places, rows in self._matches(due_ms, offsets)
         ]
 

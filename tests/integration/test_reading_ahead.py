@@ -1,0 +1,130 @@
+"""Backlogs that are read while what is ready goes out, and messages that are read ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from trio.testing import MockClock
+
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.client.inbox import Inbox
+from escapement.message import Blobs, MessageBatch, Times
+from escapement.testing import arrived
+from held import KEYS, Held
+
+LONG_MS = 100 * 24 * 3_600_000
+SMALL = BrokerLimits(ready_messages=8, deliver_messages=4)
+
+
+async def offsets(inbox: Inbox) -> list[int]:
+    return [message.offset for message in await arrived(inbox)]
+
+
+async def test_what_is_ready_goes_out_while_the_backlog_is_read(mock_clock: MockClock) -> None:
+    """V3, P3: a slow disk holds up what lies on it, and nothing that is in memory."""
+    held = Held()
+    config = BrokerConfig(ack_wait_ms=LONG_MS, limits=SMALL, seed=0)
+    async with testing.start(run=held, config=config) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="t", subscription="s")
+        async with await broker.producer("t") as producer:
+            await producer.send_many([b"%d" % n for n in range(40)], delay=(1, "s"))
+        await world.clock.advance(seconds=2)
+        await world.checkpoint()
+        seen: list[int] = []
+        async with broker.consumer("t", "s") as inbox:
+            with held.hold(KEYS):
+                await held.reached()
+                seen += await offsets(inbox)
+                assert seen == list(range(8)), "what had found room in ready"
+            while more := await offsets(inbox):
+                seen += more
+        assert seen == list(range(40))
+
+
+async def test_nothing_passes_a_more_urgent_band_that_is_being_read(
+    mock_clock: MockClock,
+) -> None:
+    """V5: what is urgent has nothing ready and more in the index: the others wait for it."""
+    held = Held()
+    config = BrokerConfig(ack_wait_ms=LONG_MS, limits=SMALL, seed=0)
+    async with testing.start(run=held, config=config) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="t", subscription="s")
+        async with await broker.producer("t") as producer:
+            await producer.send_many([b""] * 30, priorities=[10] * 15 + [90] * 15, delay=(1, "s"))
+        await world.clock.advance(seconds=2)
+        await world.checkpoint()
+        seen: list[int] = []
+        async with broker.consumer("t", "s", permits=1) as inbox:
+            with held.hold(KEYS):
+                seen += await offsets(inbox)
+                await held.reached()
+                # What was ready of them went out, and nothing else while the rest is read.
+                assert seen == list(range(8))
+            while messages := await arrived(inbox):
+                seen += [message.offset for message in messages]
+                await inbox.ack([message.id for message in messages], durable=True)
+        assert seen == list(range(30))
+
+
+@pytest.mark.parametrize("staged_bytes", [0, 200_000, 96 << 20])
+async def test_what_is_read_ahead_is_what_is_delivered(
+    autojump_clock: MockClock, staged_bytes: int
+) -> None:
+    """V5, V16: with room for nothing, for a little and for all; each message is its own."""
+    count = 20_000
+    rng = np.random.default_rng(5)
+    limits = BrokerLimits(ready_messages=5_000, staged_bytes=staged_bytes)
+    config = BrokerConfig(ack_wait_ms=LONG_MS, limits=limits, seed=0)
+    keys = [b"k%d" % key for key in rng.integers(0, 500, count).tolist()]
+    payloads = [b"%d %s" % (n, b"x" * (n % 50)) for n in range(count)]
+    batch = MessageBatch(
+        Blobs.of(payloads), Blobs.of(keys), None, rng.integers(0, 256, count, dtype=np.uint8)
+    )
+    async with testing.start(config=config) as world, world.connect() as broker:
+        policy = {"order": "key"}
+        await broker.admin("subscriptions.create", topic="t", subscription="s", policy=policy)
+        async with await broker.producer("t") as producer:
+            for first in range(0, count, 1_000):
+                part = np.arange(first, first + 1_000)
+                await producer.send_batch(
+                    batch.take(part), Times(1_000 + rng.integers(0, 100, 1_000))
+                )
+        await world.checkpoint()
+        seen = np.zeros(count, bool)
+        async with broker.consumer("t", "s", permits=3_000) as inbox:
+            while not seen.all():
+                got = await inbox.next_batch(60.0)
+                assert got is not None
+                failed = (got.attempts == 1) & (got.offsets % 10 == 0)
+                if failed.any():
+                    await inbox.nack(got.offsets[failed], (1, "ms"))
+                assert not seen[got.offsets].any()
+                seen[got.offsets[~failed]] = True
+                found = [message.payload for message in got]
+                assert found == [payloads[offset] for offset in got.offsets.tolist()]
+                if not failed.all():
+                    await inbox.ack(got.offsets[~failed])
+        (topic,) = world.server.registry.active.values()
+        staged = topic.shared["s"].staged
+        assert staged.size_bytes <= staged_bytes
+        assert (staged.rows > 0) == (staged_bytes > 0)
+
+
+async def test_deleted_while_messages_are_read_ahead(mock_clock: MockClock) -> None:
+    """N6: a topic ends while its messages are read; nobody misses them."""
+    held = Held()
+    config = BrokerConfig(ack_wait_ms=LONG_MS, limits=SMALL, seed=0)
+    async with testing.start(run=held, config=config) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="t", subscription="s")
+        async with await broker.producer("t") as producer:
+            await producer.send_many([b""] * 30, priorities=list(range(30)), delay=(1, "s"))
+        await world.clock.advance(seconds=2)
+        await world.checkpoint()
+        async with broker.consumer("t", "s"):
+            with held.hold(KEYS):
+                await held.reached()
+                await broker.admin("topics.delete", topic="t", force=True)
+        assert (await broker.admin("topics.list"))["topics"] == []
+        await world.clock.advance(seconds=1)
