@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
@@ -137,3 +138,33 @@ async def test_what_cannot_be_read_is_refused(mock_clock: trio.testing.MockClock
                 broker.read("x", start, stop)
         with pytest.raises(escapement.InvalidRequest, match="a page has"):
             broker.read("x", page_messages=0)
+
+
+@dataclass(frozen=True)
+class Sale:
+    """A value as generated classes have them: it makes bytes, and is made of them."""
+
+    till: int
+    cents: int
+
+    def dumps(self) -> bytes:
+        return self.till.to_bytes(2, "big") + self.cents.to_bytes(4, "big")
+
+    @classmethod
+    def loads(cls, data: bytes) -> Sale:
+        return cls(int.from_bytes(data[:2], "big"), int.from_bytes(data[2:], "big"))
+
+
+async def test_values_of_any_serializer_arrive_with_what_says_where_they_come_from(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """N2: sent alone or as a batch."""
+    pair, source = (Sale.dumps, Sale.loads), {"source_type": "till", "source_id": 7}
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        producer = await broker.producer("x", serializer=pair)
+        async with broker.consumer("x", "s", serializer=pair) as inbox:
+            await producer.send(Sale(7, 100), properties=source)
+            await producer.send_many([Sale(7, 250), Sale(8, 1)], properties=[source, None])
+            found = await arrived(inbox)
+        assert [message.value for message in found] == [Sale(7, 100), Sale(7, 250), Sale(8, 1)]
+        assert [message.properties for message in found] == [source, source, {}]

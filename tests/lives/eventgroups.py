@@ -20,7 +20,9 @@ class EventGroups(Life):
         names = sorted(self.model.claims)
         if not names:
             return
-        name, subscription = self.rng.choice("gh"), self.rng.choice(names)
+        joined = [name for name, one in self.model.groups.items() if one.members]
+        name = self.rng.choice(sorted(joined) * 4 + ["g", "h"])
+        subscription = self.rng.choice(names)
         group = self.model.groups.setdefault(name, Group())
         known = [one for one in group.closings if one.subscription == subscription]
         closing = known[0] if known else Closing(subscription, self.model.next_follow_up())

@@ -24,15 +24,17 @@ def note_passed(model: Model, arrival: Arrival) -> None:
         if other not in claim.hands and other not in waits and other not in tried
     }
     if passed:
-        claim.passed.append((arrival.moment, passed, offset))
+        claim.passed.append((arrival.moment, passed, passed & claim.seen.keys(), offset))
 
 
 def check_passed(model: Model, claim: Claim) -> None:
     """Asked once it is known what was cancelled, acknowledged or has expired."""
     wanted = model.wanted(claim)
-    for moment, passed, offset in claim.passed:
+    for moment, passed, tried, offset in claim.passed:
         for other in (passed & wanted) - claim.perhaps - claim.lucky - claim.dropped:
             acked = claim.acked.get(other, moment)
+            # Of what had been handed out it is not known when the broker heard of it.
+            acked = 0 if other in claim.acked and other in tried else acked
             assert acked < moment, f"{other} should have come before {offset}"
     claim.passed = []
 

@@ -111,8 +111,8 @@ class Claim:
     dropped: set[int] = field(default_factory=set)  # by a quota
     at_rest: set[int] = field(default_factory=set)  # between two steps, and nobody ever had it
     settled: int = 0  # how much was done then
-    # What came, and what should perhaps have come before it.
-    passed: list[tuple[int, set[int], int]] = field(default_factory=list)
+    # When something came, what should perhaps have come before it, of that what had come, and what.
+    passed: list[tuple[int, set[int], set[int], int]] = field(default_factory=list)
 
     @property
     def in_log_order(self) -> bool:

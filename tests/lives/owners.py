@@ -20,8 +20,9 @@ import escapement
 from escapement.errors import LeaseLost
 from escapement.storage.blocking import inline
 from escapement.testing import World
-from lives.life import TOPIC, Life
+from lives.life import TOPIC
 from lives.model import Sent
+from lives.traffic import Traffic
 from outages import Outage
 
 LEASE_S = 10
@@ -39,7 +40,7 @@ class Owner(World):
             self.was_overtaken = True
 
 
-class Owners(Life):
+class Owners(Traffic):
     """Another broker takes over."""
 
     async def overtaken(self) -> None:
@@ -52,9 +53,11 @@ class Owners(Life):
                 self.nursery, successor.clock, outage.engine, Path(directory), config, inline
             )
             await self.again()
-            for name in self.rng.choices(["publish", "consume", "cancel"], k=2):
-                await self.settle()
+            for name in ["subscribe", self.rng.choice(["publish", "consume", "cancel"])]:
                 await self.patiently(getattr(self, name))
+                await self.settle()
+            # What falls due when somebody else has it.
+            await self.patiently(lambda: self.publish([LEASE_S + 5]))
             await self.settle()
             self.rng.choice([outage.unreachable, outage.unrenewed])()
             await self.world.clock.advance(seconds=LEASE_S + 1)
@@ -83,6 +86,7 @@ class Owners(Life):
                 outage.over()
             for name in self.rng.choices(["publish", "consume", "subscribe"], k=2):
                 await self.patiently(getattr(self, name))
+            await self.world.clock.advance(seconds=LEASE_S)
             outage.over()
             await self.world.clock.advance(seconds=LEASE_S)
             assert stale.was_overtaken, "a stale owner does not notice"

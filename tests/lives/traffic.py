@@ -6,6 +6,7 @@ moment of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -19,28 +20,30 @@ from lives.arrival import back_off_ms
 from lives.life import TOPIC, Life
 from lives.model import DEDUP_WINDOW_MS, MORTAL, SCHEDULE_MS, WITHOUT_END, Sent
 
+DELAYS_S = [0, 0, 5, 60, 300, 4000, 90_000]
 # A race takes no longer.
 _RACE_MS = 4_000
 KEYS = [None, None, "p", "q", "r", "s"]
-GROUPS = [*[None] * 20, "g", "h"]
+# Of half of a batch.
+GROUPS = [None, None, None, None, "g", "h"]
 
 
 class Traffic(Life):
     """Messages come, are taken, and change."""
 
-    async def publish(self) -> None:
+    async def publish(self, delays_s: Sequence[int] = DELAYS_S) -> None:
         model, count = self.model, self.rng.choice([1, 1, 3, 20])
-        first = len(model.sent)
+        first, group = len(model.sent), self.rng.choice(GROUPS)
         values = [b"%d" % (first + row) for row in range(count)]
         for value in values:
-            delay_ms = self.rng.choice([0, 0, 5, 60, 300, 4000, 90_000]) * 1000
+            delay_ms = self.rng.choice(delays_s) * 1000
             dedup = self.rng.choice([None, None, None, "k", "l", "m", "n"])
             model.sent[value] = Sent(
                 delay_ms,
                 key=self.rng.choice(KEYS),
                 priority=self.rng.choice([50, 50, 50, 0, 200]),
                 dedup=dedup,
-                group=self.rng.choice(GROUPS),
+                group=self.rng.choice([None, group]),
             )
         sent, began_ms = [model.sent[value] for value in values], self.now_ms
         full = self.is_full()
