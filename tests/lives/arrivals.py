@@ -90,7 +90,9 @@ def _check_keys(model: Model, claim: Claim, arrival: Arrival) -> None:
     if slot is None:
         return
     holding = dict(claim.hands)
-    if (arrival.policy or {}).get("on_retry", "hold") == "hold":
+    # What waits for another attempt may be dropped.
+    may_go = any(quota != 0 for quota in model.quotas + model.quotas_now())
+    if (arrival.policy or {}).get("on_retry", "hold") == "hold" and not may_go:
         holding |= claim.waits
     for offset, hand in holding.items():
         if offset != arrival.offset and hand.until_ms > arrival.now_ms:

@@ -164,6 +164,7 @@ class Model:
         self.total: int | None = 0  # what may be left of all topics; the oldest go; None: unsure
         self.quotas: tuple[int | None, int | None] = (0, 0)  # that drop, between two steps
         self.quiet_since_ms = 0
+        self.moves = 0  # messages that were given another time
         self.occurrences: set[int] = set()
         self.schedule_ms: int | None = None  # since when something recurs
         self.schedule_high_ms = 0  # the latest that it was since then

@@ -122,7 +122,8 @@ class Quotas(Life):
         return message is not None and message.since_ms <= since_ms
 
     def _settled(self, claim: Claim) -> int:
-        return len(claim.acked) + len(claim.perhaps) + len(self.model.cancelled)
+        changed = len(self.model.cancelled) + self.model.moves
+        return len(claim.acked) + len(claim.perhaps) + changed
 
     def _check_amount(self, claim: Claim, any_dropped: bool, most: int) -> None:
         least_left, most_left, at_rest = self._left(claim)

@@ -209,6 +209,7 @@ class Traffic(Life):
         for name, claim in model.claims.items():
             if name in outcome.handed and not claim.in_log_order:
                 claim.kept.setdefault(offset, message.due_ms)
+        model.moves += 1
         # A time that has passed is now.
         message.due_ms = max(due_ms, self.now_ms) if due_ms <= self.now_ms else due_ms
         message.first_ms = min(message.first_ms, message.due_ms)
