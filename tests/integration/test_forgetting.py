@@ -141,6 +141,25 @@ async def test_who_begins_at_earliest_gets_what_was_stated_again_and_is_done(
         assert await take(broker, "late") == readable
 
 
+async def test_a_time_that_counts_no_more_is_remembered_until_everybody_has_read_past_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: who is behind does not get at its old time what was done at its new one."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await begin(broker)
+        await producer.send(b"moved", delay=timedelta(days=5))
+        await world.checkpoint()
+        await roll(world)
+        await broker.run_now([0], topic=TOPIC)
+        assert await take(broker) == [b"moved"]
+        await world.clock.advance(seconds=1)
+        await broker.admin("subscriptions.create", topic=TOPIC, subscription="idle")
+        await forget(world)
+        await world.clock.advance(days=6)
+        await forget(world)
+        assert await take(broker, "idle") == []
+
+
 async def test_what_somebody_is_to_get_is_kept(mock_clock: trio.testing.MockClock) -> None:
     """Q7: retention is about what is done; a message that is not acknowledged stays."""
     engine = SqliteEngine.in_memory()

@@ -284,13 +284,16 @@ class Topic:
     def forget_moves(self, below: int, now_ms: int) -> bool:
         """The log begins at ``below``: of what lies before, only what is live has a time.
 
-        And what has a key that is not yet due, which without its entry would seem to count.
+        And what has a key that is not yet due, or that somebody has not read yet: without its
+        entry that key would seem to count.
         Returns whether anything was forgotten.
         """
         due_ms, last_ms, offsets = self.amendments.moves.below(below)
         if not len(offsets):
             return False
-        over = last_ms <= now_ms
+        unread = [one.waits_from for one in self.shared.values()]
+        read_ms = min((key.due_ms for key in unread if key is not None), default=now_ms + 1)
+        over = (last_ms <= now_ms) & (last_ms < read_ms)
         cancelled = self.amendments.durably_cancelled(offsets)
         if cancelled is not None:
             over |= cancelled
