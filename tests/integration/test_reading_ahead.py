@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import numpy as np
 import pytest
 from trio.testing import MockClock
@@ -128,3 +130,27 @@ async def test_deleted_while_messages_are_read_ahead(mock_clock: MockClock) -> N
                 await broker.admin("topics.delete", topic="t", force=True)
         assert (await broker.admin("topics.list"))["topics"] == []
         await world.clock.advance(seconds=1)
+
+
+async def test_what_is_over_a_quota_goes_while_readers_are_busy(mock_clock: MockClock) -> None:
+    """P10: a read that had to wait for its turn does not meet the dropping of messages."""
+    held = Held()
+    config = BrokerConfig(ack_wait_ms=LONG_MS, limits=SMALL, seed=0)
+    async with testing.start(run=held, config=config) as world, world.connect() as broker:
+        for name in "abcdx":
+            await broker.admin("subscriptions.create", topic=name, subscription="s")
+            async with await broker.producer(name) as producer:
+                await producer.send_many([b""] * 300, delay=(1, "s"))
+        await world.clock.advance(seconds=2)
+        await world.checkpoint()
+        async with AsyncExitStack() as stack:
+            with held.hold(KEYS):
+                for name in "abcdx":  # one more than there are readers
+                    inbox = await stack.enter_async_context(broker.consumer(name, "s"))
+                    assert len(await arrived(inbox)) == 8
+                policy = {"quota_messages": 5, "quota_action": "drop_oldest"}
+                await broker.admin("topics.update", topic="x", policy=policy)
+                await world.clock.advance(seconds=2)
+            await world.clock.advance(seconds=2)
+            (row,) = await broker.admin("subscriptions.list", topic="x")
+            assert (row["dropped"], row["unacknowledged"]) == (287, 13)
