@@ -87,6 +87,7 @@ class Pump:
         self._aside_work = trio.Event()
         self._reads: OrderedDict[tuple[Topic, SharedSubscription], None] = OrderedDict()
         self._reads_work = trio.Event()
+        self._dropping: set[Subscription] = set()
         self._staged: WeakSet[Staged] = WeakSet()  # those that have anything
 
     def wake(self, topic: Topic) -> None:
@@ -217,7 +218,9 @@ class Pump:
             (topic, subscription), _ = self._reads.popitem(last=False)
             if subscription.staged.wants_read:
                 await self._stage(topic, subscription, None)
-            await self._scan(topic, subscription)
+            # Dropping reads by itself; whoever does it looks for what is to be read afterwards.
+            if subscription not in self._dropping:
+                await self._scan(topic, subscription)
             self._add((topic, subscription))
             await trio.lowlevel.checkpoint()
 
@@ -274,10 +277,13 @@ class Pump:
         """Let go of what is over the topic's quota; False if that cannot be done now."""
         if isinstance(subscription, SharedSubscription) and subscription.is_reading:
             return False
+        self._dropping.add(subscription)
         try:
             await self._shedding.shed(topic, subscription)
         except StorageUnavailable:
             return False
+        finally:
+            self._dropping.remove(subscription)
         return True
 
     async def _read_log(self, topic: Topic, subscription: OrderedSubscription) -> bool:
