@@ -12,7 +12,7 @@ ROOT = Path(escapement.__file__).parent
 # Lowest first. Packages on one floor do not import each other.
 FLOORS: list[set[str]] = [
     {"errors", "clock"},
-    {"message", "dedup", "names", "durations", "position", "recurrence"},
+    {"message", "dedup", "names", "durations", "position", "recurrence", "spans"},
     {"timewheel", "traits", "groupnames"},
     {"protocol", "storage"},
     {"client", "broker", "pipeline"},

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import click
-from rich.bar import Bar
-from rich.table import Table
-from rich.text import Text
 
+from escapement.cli.bars import LENGTHS, draw, midnight_ms
 from escapement.cli.options import output_option
 from escapement.cli.parameters import positive_duration_ms
 from escapement.cli.remote import broker_option, with_broker
-from escapement.cli.table import console, counted
 from escapement.client.broker import Broker
-
-_MINUTE_MS: Final = 60_000
-# How long a span is, how far to look ahead if nobody says, and how its beginning is written.
-_SPANS: Final = {
-    "minute": (_MINUTE_MS, 60 * _MINUTE_MS, "%a %d %b %H:%M"),
-    "hour": (60 * _MINUTE_MS, 24 * 60 * _MINUTE_MS, "%a %d %b %H:%M"),
-    "day": (24 * 60 * _MINUTE_MS, 14 * 24 * 60 * _MINUTE_MS, "%a %d %b %Y"),
-}
-_BAR_WIDTH: Final = 50
-# Longer rows of spans in which nothing falls due are drawn as one line.
-_EMPTY_SPANS: Final = 3
+from escapement.spans import Spans
 
 
 @click.command(
@@ -43,7 +29,7 @@ _EMPTY_SPANS: Final = 3
 @click.argument("topic")
 @click.option(
     "--by",
-    type=click.Choice(list(_SPANS)),
+    type=click.Choice(list(LENGTHS)),
     default="hour",
     show_default=True,
     help="How long the spans of time are.",
@@ -61,8 +47,7 @@ def forecast(
     topic: str, by: str, within_ms: int | None, output: str, at_broker: tuple[str, int]
 ) -> None:
     """Show how many messages of TOPIC fall due when."""
-    by_ms, usual_ms, pattern = _SPANS[by]
-    midnight = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
+    by_ms, usual_ms, pattern = LENGTHS[by]
 
     async def ask(broker: Broker) -> dict[str, Any]:
         found: dict[str, Any] = await broker.admin(
@@ -70,7 +55,7 @@ def forecast(
             topic=topic,
             by_ms=by_ms,
             within_ms=within_ms or usual_ms,
-            origin_ms=int(midnight.timestamp() * 1000),
+            origin_ms=midnight_ms(),
         )
         return found
 
@@ -80,28 +65,7 @@ def forecast(
     elif not answer["total"]:
         click.echo(f"nothing falls due on {answer['topic']} in this time")
     else:
-        _draw(answer, pattern)
-
-
-def _draw(answer: dict[str, Any], pattern: str) -> None:
-    counts = answer["counts"]
-    most = max(counts)
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(width=_BAR_WIDTH)
-    empty = 0
-    for span, count in enumerate(counts):
-        following = counts[span : span + _EMPTY_SPANS]
-        if not count and (empty or (len(following) == _EMPTY_SPANS and not any(following))):
-            empty += 1
-            continue
-        if empty:
-            table.add_row(Text("..."), "", "")
-            empty = 0
-        begins_s = (answer["first_ms"] + span * answer["by_ms"]) / 1000
-        begins = datetime.fromtimestamp(begins_s).astimezone()
-        table.add_row(begins.strftime(pattern), f"{count:,}", Bar(most, 0, count, width=_BAR_WIDTH))
-    to = console()
-    to.print(table)
-    to.print(f"{counted(answer['total'], 'message')} to fall due in this time")
+        spans = Spans(
+            answer["from_ms"], answer["until_ms"], by_ms, answer["first_ms"], len(answer["counts"])
+        )
+        draw(spans, answer["counts"], pattern)

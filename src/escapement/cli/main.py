@@ -35,6 +35,7 @@ _COMMANDS: Final = {
     "message": ("escapement.cli.message", "Look at a message, and at what became of it."),
     "pause": ("escapement.cli.pause", "Hand nothing out of a topic, or to a subscription."),
     "peek": ("escapement.cli.peek", "Show what is pending on a topic, next due first."),
+    "pipeline": ("escapement.cli.pipeline", "Run a job on the log itself, beside the broker."),
     "produce": ("escapement.cli.produce", "Send messages, now or for later."),
     "read": ("escapement.cli.read", "Print a topic's messages by offset, without consuming."),
     "resume": ("escapement.cli.pause", "Hand out again what was paused."),

@@ -129,10 +129,10 @@ async def _forecast_topic(broker: Broker, given: Arguments) -> Plain:
     found = await broker.forecast(topic, by_ms=by_ms, within_ms=within_ms, origin_ms=origin_ms)
     return {
         "topic": topic.name.full,
-        "from_ms": found.from_ms,
-        "until_ms": found.until_ms,
-        "by_ms": found.by_ms,
-        "first_ms": found.first_ms,
+        "from_ms": found.spans.from_ms,
+        "until_ms": found.spans.until_ms,
+        "by_ms": found.spans.by_ms,
+        "first_ms": found.spans.first_ms,
         "total": int(found.counts.sum()),
         "counts": found.counts.tolist(),
     }

@@ -1,0 +1,106 @@
+"""How many messages fall due when, drawn as bars: a line for each span of time.
+
+With a capacity, a mark in each line shows what can be handled in that span, and what does not
+find room in one goes on to the next, as it would with the consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from escapement.cli.table import console, counted
+from escapement.spans import Spans
+
+_MINUTE_MS: Final = 60_000
+# How long a span is, how far to look ahead if nobody says, and how its beginning is written.
+LENGTHS: Final = {
+    "minute": (_MINUTE_MS, 60 * _MINUTE_MS, "%a %d %b %H:%M"),
+    "hour": (60 * _MINUTE_MS, 24 * 60 * _MINUTE_MS, "%a %d %b %H:%M"),
+    "day": (24 * 60 * _MINUTE_MS, 14 * 24 * 60 * _MINUTE_MS, "%a %d %b %Y"),
+}
+_BAR_WIDTH: Final = 50
+# Longer rows of spans in which nothing happens are drawn as one line.
+_EMPTY_SPANS: Final = 3
+
+
+def midnight_ms() -> int:
+    """When today began in this machine's time zone."""
+    midnight = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
+    return int(midnight.timestamp() * 1000)
+
+
+def draw(
+    spans: Spans, counts: Sequence[int], pattern: str, capacities: Sequence[int] | None = None
+) -> None:
+    """Print it.
+
+    Args:
+      counts: how many messages fall due in each span; not all 0.
+      pattern: how the beginning of a span is written.
+      capacities: how many can be handled in each.
+    """
+    behind = [0] * len(counts) if capacities is None else left_over(counts, capacities)
+    most = max(*counts, *(capacities or ()), 0)
+    table = Table(box=None, pad_edge=False, show_header=capacities is not None, header_style="bold")
+    table.add_column("from")
+    table.add_column("due", justify="right")
+    table.add_column("", width=_BAR_WIDTH)
+    if capacities is not None:
+        table.add_column("left over", justify="right")
+    empty = 0
+    busy = [bool(count or left) for count, left in zip(counts, behind, strict=True)]
+    for span, count in enumerate(counts):
+        following = busy[span : span + _EMPTY_SPANS]
+        if not busy[span] and (empty or (len(following) == _EMPTY_SPANS and not any(following))):
+            empty += 1
+            continue
+        if empty:
+            table.add_row(Text("..."))
+            empty = 0
+        begins = _moment(spans.begins_ms(span)).strftime(pattern)
+        mark = None if capacities is None else capacities[span]
+        left = [] if capacities is None else [f"{behind[span]:,}" if behind[span] else ""]
+        table.add_row(begins, f"{count:,}", _bar(count, mark, most), *left)
+    to = console()
+    to.print(table)
+    to.print(f"{counted(sum(counts), 'message')} to fall due in this time")
+    if capacities is not None:
+        to.print(_verdict(counts, capacities, behind))
+
+
+def left_over(counts: Sequence[int], capacities: Sequence[int]) -> list[int]:
+    """What waits at the end of each span, if so many can be handled in it."""
+    found = []
+    waiting = 0
+    for count, capacity in zip(counts, capacities, strict=True):
+        waiting = max(waiting + count - capacity, 0)
+        found.append(waiting)
+    return found
+
+
+def _bar(count: int, capacity: int | None, most: int) -> Text:
+    """A bar; of what is over the capacity, in another colour, behind its mark."""
+    length = min(-(-count * _BAR_WIDTH // most), _BAR_WIDTH) if most else 0
+    cells = "█" * length + " " * (_BAR_WIDTH - length)
+    if capacity is None:
+        return Text(cells)
+    mark = min(capacity * _BAR_WIDTH // max(most, 1), _BAR_WIDTH - 1)
+    over = "red" if count > capacity else ""
+    return Text.assemble(cells[:mark], ("│", "bold"), (cells[mark + 1 :], over))
+
+
+def _verdict(counts: Sequence[int], capacities: Sequence[int], behind: Sequence[int]) -> str:
+    over = sum(count > capacity for count, capacity in zip(counts, capacities, strict=True))
+    if not over:
+        return "no span is over the capacity"
+    what = "1 span is" if over == 1 else f"{over:,} spans are"
+    return f"{what} over the capacity; {counted(max(behind), 'message')} left over at most"
+
+
+def _moment(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000).astimezone()

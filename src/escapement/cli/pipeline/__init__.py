@@ -1,0 +1,11 @@
+"""`escapement pipeline`: jobs that work on the log itself, each in a file of its own."""
+
+from __future__ import annotations
+
+from escapement.cli.pipeline.forecast import forecast
+from escapement.cli.pipeline.group import pipeline
+
+__all__ = ["pipeline"]
+
+for _job in (forecast,):
+    pipeline.add_command(_job)

@@ -1,0 +1,96 @@
+"""`escapement pipeline forecast`: how much of many topics falls due when, counted from the log."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from escapement.cli.bars import LENGTHS, draw, midnight_ms
+from escapement.cli.options import output_option
+from escapement.cli.parameters import positive_duration_ms
+from escapement.cli.pipeline.source import given, refusals, source_options
+from escapement.cli.table import print_rows
+from escapement.pipeline.forecast import ForecastConfig, Foreseen, run
+from escapement.pipeline.session import session
+
+
+@click.command(
+    epilog="""\b
+    Examples:
+      escapement pipeline forecast shop/eu/orders --log mysql://db/escapement
+      escapement pipeline forecast orders refunds --by day --for 4w --capacity 500
+      escapement pipeline forecast orders --parquet s3a://bucket/forecast -o json
+
+    Days and hours are those of this machine's time zone as it is now. What is due already is
+    not counted.
+    """
+)
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
+@click.option(
+    "--by",
+    type=click.Choice(list(LENGTHS)),
+    default="hour",
+    show_default=True,
+    help="How long the spans of time are.",
+)
+@click.option(
+    "--for",
+    "within_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    help="How far to look ahead: 1h by minute, 1d by hour, 2w by day if not given.",
+)
+@click.option(
+    "--capacity",
+    type=click.IntRange(min=1),
+    help="How many messages a second can be handled, of all these topics together.",
+)
+@click.option("--parquet", metavar="PATH", help="Where to write it, topic by topic; must be new.")
+@output_option("bars", "How to print it.")
+@source_options
+def forecast(
+    topics: tuple[str, ...],
+    by: str,
+    within_ms: int | None,
+    capacity: int | None,
+    parquet: str | None,
+    output: str,
+    **where: str | None,
+) -> None:
+    """Count how many messages of TOPICs fall due when."""
+    by_ms, usual_ms, pattern = LENGTHS[by]
+    config = ForecastConfig(
+        given(topics=",".join(topics), **where),
+        by_ms,
+        within_ms or usual_ms,
+        midnight_ms(),
+        capacity,
+        parquet,
+    )
+    with session("forecast") as spark, refusals():
+        found = run(spark, config)
+    if output == "json":
+        click.echo(json.dumps(_plain(found)))
+    elif not found.counts:
+        click.echo("nothing falls due in this time")
+    else:
+        draw(found.spans, found.total.tolist(), pattern, found.capacities)
+        if len(found.counts) > 1:
+            rows = [
+                {"topic": topic, "messages": int(column.sum()), "most in a span": int(column.max())}
+                for topic, column in found.counts.items()
+            ]
+            print_rows(rows, list(rows[0]), "")
+
+
+def _plain(found: Foreseen) -> dict[str, object]:
+    return {
+        "from_ms": found.spans.from_ms,
+        "until_ms": found.spans.until_ms,
+        "by_ms": found.spans.by_ms,
+        "first_ms": found.spans.first_ms,
+        "total": int(found.total.sum()),
+        "capacities": found.capacities,
+        "topics": {topic: column.tolist() for topic, column in found.counts.items()},
+    }

@@ -1,0 +1,15 @@
+"""The group of the pipeline's jobs."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group()
+def pipeline() -> None:
+    """Run a job on the log itself.
+
+    \b
+    Example:
+      escapement pipeline forecast orders --log mysql://db/escapement
+    """

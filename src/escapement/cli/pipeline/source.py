@@ -1,0 +1,60 @@
+"""Where a job finds the log: options that all jobs have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from escapement.errors import InvalidRequest
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--log",
+        "url",
+        metavar="URL",
+        help="mysql://host:port/database, without a password.  [default: $ESCAPEMENT_LOG]",
+    ),
+    click.option(
+        "--data",
+        type=click.Path(),
+        help="Instead: the data directory of a broker on SQLite, on this machine.",
+    ),
+    click.option("--user", help="Instead of one in the URL.  [default: $ESCAPEMENT_USER]"),
+    click.option(
+        "--password-file",
+        "passwordFile",
+        type=click.Path(),
+        help="A file that has the password, on every machine.  [default: $ESCAPEMENT_PASSWORD]",
+    ),
+)
+
+
+def source_options(command: Command) -> Command:
+    """``url``, ``data``, ``user``, ``passwordFile``: the names that the data source knows."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def given(**options: str | None) -> dict[str, str]:
+    """Those options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What Spark reports of our own refusals, as one line instead of its traceback."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        ours = [line for line in str(error).splitlines() if line.startswith("escapement.errors.")]
+        if not ours:
+            raise
+        raise InvalidRequest(ours[-1].partition(": ")[2]) from None

@@ -1,0 +1,137 @@
+"""The job ``forecast``: how many messages of topics fall due when, counted from the log.
+
+Counted is what is due after the moment of asking and not done: neither cancelled nor, by
+exclusive and failover subscriptions which do not wait, acknowledged. The broker's own forecast
+(``escapement forecast``) asks a running broker for one topic; this asks the database, for as
+many as one likes, and keeps the answer as Parquet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from escapement.errors import InvalidRequest
+from escapement.message import Int64s
+from escapement.spans import Spans
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_READ: Final = "topic STRING, deliver_at TIMESTAMP, state STRING"
+_LIVE: Final = "state IN ('to_be_fired', 'fired')"
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastConfig:
+    """What to foresee.
+
+    Args:
+      source: options of the data source: where the log is, and ``topic`` or ``topics``.
+      by_ms: how long the spans are.
+      within_ms: how far to look ahead.
+      origin_ms: a time at which a span begins, such as some midnight.
+      capacity: how many messages a second can be handled, of all these topics together.
+      output: where the Parquet goes; nowhere if it is None. There must be nothing yet.
+    """
+
+    source: Mapping[str, str]
+    by_ms: int = 3_600_000
+    within_ms: int = 86_400_000
+    origin_ms: int = 0
+    capacity: int | None = None
+    output: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Foreseen:
+    """What was counted: of each topic that has something to come, a number for each span."""
+
+    spans: Spans
+    capacities: list[int] | None  # of each span
+    counts: Mapping[str, Int64s] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Int64s:
+        """Of all topics together; int64[spans]."""
+        return sum(self.counts.values(), np.zeros(self.spans.count, np.int64))
+
+
+def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
+    """Count, write the Parquet if one is wanted, and return what was counted.
+
+    The Parquet has a row for each topic and span in which something falls due: topic,
+    begins_at, ends_at, messages, and capacity, which is that of the span, or null.
+
+    Raises:
+      InvalidRequest: if there is something at ``output``, or there are too many spans.
+      PySparkException: for whatever the data source refuses.
+    """
+    spans = Spans.after(
+        time.time_ns() // 1_000_000,
+        by_ms=config.by_ms,
+        within_ms=config.within_ms,
+        origin_ms=config.origin_ms,
+    )
+    found = _counted(spark, config, spans)
+    if config.output is not None:
+        _write(found, config.output)
+        found = spark.read.schema(found.schema).parquet(config.output)
+    counts: dict[str, Int64s] = {}
+    begins = found.selectExpr("topic", "unix_millis(begins_at) AS begins_ms", "messages")
+    for row in sorted(begins.collect()):
+        column = counts.setdefault(row.topic, np.zeros(spans.count, np.int64))
+        column[(row.begins_ms - spans.first_ms) // spans.by_ms] = row.messages
+    capacities = None
+    if config.capacity is not None:
+        capacities = [
+            config.capacity * spans.length_ms(span) // 1000 for span in range(spans.count)
+        ]
+    return Foreseen(spans, capacities, counts)
+
+
+def _counted(spark: SparkSession, config: ForecastConfig, spans: Spans) -> DataFrame:
+    """A row for each topic and span in which something falls due."""
+    coming = (
+        spark.read.format("escapement")
+        .options(**config.source)
+        .option("startingDeliverAt", str(spans.from_ms + 1))
+        .option("endingDeliverAt", str(spans.until_ms))
+        .schema(_READ)
+        .load()
+        .where(_LIVE)
+    )
+    span = f"((unix_millis(deliver_at) - {spans.first_ms}) DIV {spans.by_ms})"
+    begins_ms = f"{spans.first_ms} + span * {spans.by_ms}"
+    ends_ms = f"least({begins_ms} + {spans.by_ms}, {spans.until_ms})"
+    looked_at_ms = f"({ends_ms} - greatest({begins_ms}, {spans.from_ms}))"
+    capacity = "NULL" if config.capacity is None else f"{config.capacity} * {looked_at_ms} DIV 1000"
+    return (
+        coming.selectExpr("topic", f"{span} AS span")
+        .groupBy("topic", "span")
+        .count()
+        .selectExpr(
+            "topic",
+            f"timestamp_millis({begins_ms}) AS begins_at",
+            f"timestamp_millis({ends_ms}) AS ends_at",
+            "count AS messages",
+            f"CAST({capacity} AS BIGINT) AS capacity",
+        )
+    )
+
+
+def _write(found: DataFrame, output: str) -> None:
+    from pyspark.errors import AnalysisException
+
+    try:
+        found.coalesce(1).write.mode("errorifexists").parquet(output)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_ALREADY_EXISTS":
+            raise
+        raise InvalidRequest(
+            f"there is something at {output} already: name another place"
+        ) from None

@@ -1,0 +1,54 @@
+"""The Spark that a command runs its job on.
+
+It is one that this process has already, or what spark-submit says, or else all cores of this
+machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from escapement.errors import InvalidRequest
+from escapement.pipeline.jvm import provide_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def session(name: str) -> Iterator[SparkSession]:
+    """A session for the time of one job, which shows how far it is on a terminal.
+
+    Raises:
+      InvalidRequest: if there is no Spark here, or no Java for it.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise InvalidRequest(
+            "this needs Spark: install escapement[spark], and escapement[spark-jvm] where there"
+            " is no Java"
+        ) from None
+    spark = SparkSession.getActiveSession()
+    if spark is not None:
+        yield spark
+        return
+    provide_java()
+    # Workers on this machine are to have what is installed here.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"escapement {name}")
+    terminal = str(sys.stderr.isatty()).lower()
+    spark = (
+        builder.config("spark.ui.showConsoleProgress", terminal)
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    try:
+        yield spark
+    finally:
+        spark.stop()

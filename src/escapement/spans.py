@@ -1,0 +1,54 @@
+"""Equal spans of time, one after the other: what a forecast counts by.
+
+The first span has begun already, and the last may end later than what is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from escapement.errors import InvalidRequest
+
+# A week by the minute, and then some.
+MAX_SPANS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """``count`` spans of ``by_ms``, from ``first_ms`` on, that cover ``(from_ms, until_ms)``."""
+
+    from_ms: int
+    until_ms: int
+    by_ms: int
+    first_ms: int
+    count: int
+
+    @classmethod
+    def after(cls, now_ms: int, *, by_ms: int, within_ms: int, origin_ms: int = 0) -> Spans:
+        """Those of the time after ``now_ms``, for ``within_ms``.
+
+        Args:
+          origin_ms: a time at which a span begins, such as some midnight.
+
+        Raises:
+          InvalidRequest: if there would be more than ``MAX_SPANS``.
+        """
+        until_ms = now_ms + within_ms
+        first_ms = origin_ms + (now_ms + 1 - origin_ms) // by_ms * by_ms
+        count = -(-(until_ms - first_ms) // by_ms)
+        if count > MAX_SPANS:
+            raise InvalidRequest(
+                f"a forecast has at most {MAX_SPANS} spans of time, not {count}: look less far"
+                " ahead, or by longer ones"
+            )
+        return cls(now_ms, until_ms, by_ms, first_ms, count)
+
+    def begins_ms(self, span: int) -> int:
+        """When a span begins."""
+        return self.first_ms + span * self.by_ms
+
+    def length_ms(self, span: int) -> int:
+        """How much of a span is looked at."""
+        begins_ms = self.begins_ms(span)
+        return min(begins_ms + self.by_ms, self.until_ms) - max(begins_ms, self.from_ms)

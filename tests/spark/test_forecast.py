@@ -1,0 +1,101 @@
+"""The job that foresees how much falls due when."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from storied import DAY_MS, HOUR_MS, TOPIC, Expected, fill
+
+from escapement.cli.main import run as command
+from escapement.errors import InvalidRequest
+from escapement.pipeline.forecast import ForecastConfig, run
+from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a log that has seen much."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def expected(data: Path) -> list[Expected]:
+    """What is in it."""
+    engine = SqliteEngine(data / FILE_NAME)
+    try:
+        return fill(engine)
+    finally:
+        engine.close()
+
+
+def test_a_forecast_counts_what_is_live_and_still_to_fall_due(
+    spark: SparkSession, data: Path, expected: list[Expected], tmp_path: Path
+) -> None:
+    """B6, B7: moved and relocated messages at their times; nothing that is done or was due."""
+    began_ms = int(time.time() * 1000) - HOUR_MS // 2
+    out = str(tmp_path / "forecast")
+    source = {"data": str(data), "topic": TOPIC}
+    config = ForecastConfig(source, HOUR_MS, 300 * DAY_MS, began_ms, capacity=2, output=out)
+    found = run(spark, config)
+    spans = found.spans
+    coming = [one for one in expected if one.state == "to_be_fired"]
+    assert len(coming) > 190
+    wanted = Counter((one.deliver_ms - spans.first_ms) // HOUR_MS for one in coming)
+    assert list(found.counts) == [TOPIC]
+    counts = found.counts[TOPIC].tolist()
+    assert {span: count for span, count in enumerate(counts) if count} == wanted
+    assert found.total.tolist() == counts
+    # The first span has begun, and of the last only a part is looked at.
+    assert found.capacities is not None
+    assert found.capacities[1:-1] == [7200] * (spans.count - 2)
+    assert found.capacities[0] < 7200 > found.capacities[-1]
+    rows = spark.read.parquet(out).selectExpr(
+        "topic", "unix_millis(begins_at) AS begins_ms", "messages", "capacity"
+    )
+    assert sorted(tuple(row) for row in rows.collect()) == [
+        (TOPIC, spans.begins_ms(span), count, found.capacities[span])
+        for span, count in sorted(wanted.items())
+    ]
+    with pytest.raises(InvalidRequest, match="there is something at"):
+        run(spark, config)
+
+
+def test_a_forecast_of_nothing_is_empty(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+    """B6."""
+    out = str(tmp_path / "forecast")
+    found = run(spark, ForecastConfig({"data": str(data), "topic": TOPIC}, 1000, 5000, output=out))
+    assert not found.counts
+    assert not found.total.any()
+    assert spark.read.parquet(out).count() == 0
+
+
+def test_the_command_draws_a_forecast_beside_its_capacity(
+    spark: SparkSession, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B6, B7: on the Spark that there is."""
+    words = ["pipeline", "forecast", TOPIC, "--data", str(data), "--for", "300d", "--by", "day"]
+    assert command([*words, "--capacity", "1"]) == 0
+    drawn = capsys.readouterr().out
+    assert "192 messages to fall due in this time" in drawn
+    assert "no span is over the capacity" in drawn
+    assert command([*words, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["total"], sum(found["topics"][TOPIC])) == (192, 192)
+    words[2] = "shop/eu/nothing"
+    assert command(words) == 1
+    assert capsys.readouterr().err == "escapement: topic shop/eu/nothing does not exist\n"
+    assert spark.range(1).count() == 1, "the session that was there goes on"
+
+
+def test_a_forecast_refuses_what_the_data_source_refuses(spark: SparkSession, data: Path) -> None:
+    """B7."""
+    with pytest.raises(PySparkException, match="unknown option 'tpic'"):
+        run(spark, ForecastConfig({"data": str(data), "tpic": TOPIC}))
+    with pytest.raises(InvalidRequest, match="at most 20000 spans"):
+        run(spark, ForecastConfig({"data": str(data), "topic": TOPIC}, 1, DAY_MS))
