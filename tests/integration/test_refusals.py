@@ -11,7 +11,7 @@ import trio.testing
 
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
-from escapement.broker.letters.patience import Patience, ends_the_broker
+from escapement.broker.letters.refusals import Refusals, ends_the_broker
 from escapement.broker.topic.topic import Topic
 from escapement.errors import BacklogFull, EscapementError, LeaseLost, LimitExceeded, LogDamaged
 from escapement.names import NamespaceName, TopicName
@@ -132,13 +132,13 @@ def test_what_leaves_the_truth_in_question_ends_the_broker_and_nothing_else_does
 
 
 def test_waits_double_up_to_a_minute_and_begin_anew() -> None:
-    patience, now_s, waits = Patience(), 0.0, []
+    refusals, now_s, waits = Refusals(), 0.0, []
     for _ in range(9):
-        patience.refused("a", "why", now_s)
-        waits.append(patience.until_s("a") - now_s)
-        now_s = patience.until_s("a")
+        refusals.refused("a", "why", now_s)
+        waits.append(refusals.until_s("a") - now_s)
+        now_s = refusals.until_s("a")
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert not patience.refused("a", "why", now_s)
-    assert patience.refused("a", "another reason", now_s)
-    patience.over("a")
-    assert patience.until_s("a") == 0
+    assert not refusals.refused("a", "why", now_s)
+    assert refusals.refused("a", "another reason", now_s)
+    refusals.over("a")
+    assert refusals.until_s("a") == 0

@@ -33,7 +33,7 @@ import trio
 
 from escapement.broker.letters.carriage import Load, Submitted
 from escapement.broker.letters.opening import Found, open_steps
-from escapement.broker.letters.patience import Patience
+from escapement.broker.letters.refusals import Refusals
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.registry.registry import Registry
@@ -99,7 +99,7 @@ class Postman:
         self._connection: Connection | None = None
         self.moved = 0  # letters, since the broker started
         self.blocked: dict[str, str] = {}  # target -> why its mailbox waits
-        self._patience = Patience()  # of mailboxes by target, and of what jobs have there
+        self._refusals = Refusals()  # of mailboxes by target, and of what jobs have there
 
     # -- for others ------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Postman:
             else:
                 failing = False
             now_s = trio.current_time()
-            rest_s = max(self._patience.next_s(now_s) - now_s, _SHORTEST_S)
+            rest_s = max(self._refusals.next_s(now_s) - now_s, _SHORTEST_S)
             with trio.move_on_after(min(self._limits.inbox_poll_s, rest_s)):
                 await self._wake.wait()
 
@@ -190,13 +190,13 @@ class Postman:
                     progress = await self._carry(found, blocked) or progress
                 left = left[len(found) :]
         self.blocked = blocked
-        self._patience.keep(seen)
+        self._refusals.keep(seen)
         return progress and not self._stopping
 
     async def _topic(self, mailbox: Mailbox, blocked: dict[str, str]) -> Topic | None:
         """The topic of a mailbox, created if need be; None if it takes nothing now."""
-        if trio.current_time() < self._patience.until_s(mailbox.target):
-            _block(blocked, mailbox.target, self._patience.reasons[mailbox.target])
+        if trio.current_time() < self._refusals.until_s(mailbox.target):
+            _block(blocked, mailbox.target, self._refusals.reasons[mailbox.target])
             return None
         try:
             return await self._registry.ensure_topic(TopicName.parse(mailbox.target))
@@ -210,16 +210,16 @@ class Postman:
 
     def _may_take_jobs(self, mailbox: Mailbox, blocked: dict[str, str]) -> bool:
         whom = _jobs_for(mailbox.target)
-        if trio.current_time() >= self._patience.until_s(whom):
+        if trio.current_time() >= self._refusals.until_s(whom):
             return True
-        _block(blocked, mailbox.target, self._patience.reasons[whom])
+        _block(blocked, mailbox.target, self._refusals.reasons[whom])
         return False
 
     def _refused(
         self, target: str, error: EscapementError, blocked: dict[str, str], whom: str = ""
     ) -> None:
         """Something that nobody here knows refuses a mailbox's letters: they are kept."""
-        if self._patience.refused(whom or target, str(error), trio.current_time()):
+        if self._refusals.refused(whom or target, str(error), trio.current_time()):
             _logger.warning("letters for %s wait: %s", target, error)
         _block(blocked, target, str(error))
 
@@ -288,7 +288,7 @@ class Postman:
         for load, refusal in under_way.refused:
             self._refused(load.topic.name.full, refusal, blocked, _whom(load))
         for load in under_way.moved_to:
-            self._patience.over(_whom(load))
+            self._refusals.over(_whom(load))
         self.moved += under_way.moved
         return bool(under_way.moved or under_way.held)
 
@@ -334,7 +334,7 @@ class Postman:
         if wait_ms:
             why, target = "the topic's maximum publish rate is met", topic.name.full
             until_s = trio.current_time() + wait_ms / 1000
-            self._patience.rest(_jobs_for(target), why, until_s)
+            self._refusals.rest(_jobs_for(target), why, until_s)
             _block(blocked, target, why)
         return not wait_ms
 
@@ -356,7 +356,7 @@ class Postman:
 
 
 def _jobs_for(target: str) -> str:
-    """Whose patience it is that jobs need with a topic."""
+    """The name under which jobs for a topic are refused."""
     return f"jobs for {target}"
 
 

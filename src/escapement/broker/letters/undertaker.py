@@ -23,7 +23,7 @@ import numpy as np
 import trio
 
 from escapement.broker.delivery.consuming import Consuming
-from escapement.broker.letters.patience import Patience, ends_the_broker
+from escapement.broker.letters.refusals import Refusals, ends_the_broker
 from escapement.broker.log.logreader import LogReader
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription import deadletter
@@ -89,7 +89,7 @@ class Undertaker:
         self._run = run
         self._waiting: OrderedDict[tuple[Topic, Subscription], None] = OrderedDict()
         self._work = trio.Event()
-        self._patience = Patience()  # of subscriptions
+        self._refusals = Refusals()  # of subscriptions
         self._unreachable: dict[str, str] = {}  # dead-letter topics, and why
 
     def take(self, topic: Topic, subscription: Subscription) -> None:
@@ -100,7 +100,7 @@ class Undertaker:
     @property
     def problems(self) -> dict[str, str]:
         """Why dead letters wait, by topic and subscription, or by the topic they are for."""
-        return self._patience.reasons | self._unreachable
+        return self._refusals.reasons | self._unreachable
 
     async def run(self) -> None:
         """Work for ever, one step of each subscription in turn; who is refused waits aside."""
@@ -111,7 +111,7 @@ class Undertaker:
                     await self._work.wait()
                 (topic, subscription), _ = self._waiting.popitem(last=False)
                 whom = f"{topic.name.full} {subscription.record.name}"
-                if trio.current_time() < self._patience.until_s(whom):
+                if trio.current_time() < self._refusals.until_s(whom):
                     continue  # it comes back by itself
                 try:
                     await self._step(topic, subscription)
@@ -120,16 +120,16 @@ class Undertaker:
                 except EscapementError as error:
                     if ends_the_broker(error):
                         raise
-                    if self._patience.refused(whom, str(error), trio.current_time()):
+                    if self._refusals.refused(whom, str(error), trio.current_time()):
                         _log.warning("%s: dead letters wait: %s", whom, error)
                     nursery.start_soon(self._later, topic, subscription, whom)
                     continue
-                self._patience.over(whom)
+                self._refusals.over(whom)
                 if subscription.dead:
                     self._waiting[topic, subscription] = None
 
     async def _later(self, topic: Topic, subscription: Subscription, whom: str) -> None:
-        await trio.sleep_until(self._patience.until_s(whom))
+        await trio.sleep_until(self._refusals.until_s(whom))
         self.take(topic, subscription)
 
     async def _step(self, topic: Topic, subscription: Subscription) -> None:

@@ -32,7 +32,7 @@ class _Refusal(NamedTuple):
     until_s: float
 
 
-class Patience:
+class Refusals:
     """See the module's docstring."""
 
     def __init__(self) -> None:
