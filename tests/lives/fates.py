@@ -5,6 +5,8 @@ from __future__ import annotations
 import trio
 
 from dying import lose_index
+from escapement.pipeline.rebuild import rebuild
+from escapement.storage.lease import Identity
 from lives.life import Life
 
 # What may be cut off at any moment by the end of the broker, and asked again after it.
@@ -74,6 +76,9 @@ class Fates(Life):
         await self.world.crash()
         self.model.crash(self.now_ms)
         lose_index(self.world)
+        if self.rng.random() < 0.5:
+            directory, clock = self.world.index_directory, self.world.clock
+            rebuild(self.outage.database, Identity("0" * 32, "rebuild"), directory, clock)
         await self.again()
 
     async def crash_in(self) -> None:

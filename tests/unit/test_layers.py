@@ -26,7 +26,7 @@ FACES = {"__init__", "__main__"}
 
 # The same inside the broker.
 BROKER_FLOORS: list[set[str]] = [
-    {"limits", "properties", "tokenbucket", "crash", "datadir", "leasekeeper"},
+    {"limits", "properties", "tokenbucket", "crash", "leasekeeper"},
     {"log"},
     {"subscription"},
     {"topic", "config"},

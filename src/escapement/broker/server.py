@@ -28,12 +28,12 @@ import trio
 from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
-from escapement.broker.datadir import DataDirectory
 from escapement.broker.session import Session
 from escapement.clock import SystemClock
 from escapement.errors import Busy, EscapementError, IndexDamaged, ShuttingDown, StorageError
 from escapement.protocol.connection import Connection
 from escapement.storage.blocking import in_threads
+from escapement.storage.datadir import DataDirectory
 from escapement.storage.engine.open import open_engine
 from escapement.storage.index import DelayedIndex
 from escapement.storage.lease import Identity

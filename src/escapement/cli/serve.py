@@ -20,6 +20,7 @@ from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, DEFAULT_PORT, ServerConfig
 from escapement.broker.server import serve as serve_until_stopped
 from escapement.broker.subscription.backoff import DEFAULT_ACK_WAIT_MS
+from escapement.cli.logurl import log_url
 from escapement.cli.parameters import (
     FlagOrVariable,
     duration_ms,
@@ -29,7 +30,6 @@ from escapement.cli.parameters import (
     size_bytes,
 )
 from escapement.durations import format as duration_text
-from escapement.errors import InvalidRequest
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import FILE_NAME
 
@@ -40,15 +40,6 @@ _LEAST_INDEX_MEMORY: Final = "16MiB"
 
 
 _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)
-
-
-def _log_url(text: str) -> str:
-    """The URL itself, checked; its errors do not show it, because of the password."""
-    try:
-        MysqlAddress.parse(text)
-    except InvalidRequest as error:
-        raise click.BadParameter(f"{error}.") from None
-    return text
 
 
 @click.command(
@@ -73,7 +64,7 @@ def _log_url(text: str) -> str:
 @_option(
     "--log",
     "log_url",
-    type=_log_url,
+    type=log_url,
     metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
     envvar="ESCAPEMENT_LOG",
     help="Where the log is; without it, SQLite in the data directory.",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from escapement.cli.pipeline.forecast import forecast
 from escapement.cli.pipeline.group import pipeline
+from escapement.cli.pipeline.rebuild import rebuild
 
 __all__ = ["pipeline"]
 
-for _job in (forecast,):
+for _job in (forecast, rebuild):
     pipeline.add_command(_job)

@@ -10,6 +10,7 @@ def pipeline() -> None:
     """Run a job on the log itself.
 
     \b
-    Example:
+    Examples:
       escapement pipeline forecast orders --log mysql://db/escapement
+      escapement pipeline rebuild --data /var/lib/escapement
     """

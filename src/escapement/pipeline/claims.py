@@ -1,0 +1,117 @@
+"""What of the log an index must have: what is pending of each topic, where no broker runs.
+
+Made from a checkpoint's state and the journal's tail on top of it, as a broker's recovery
+makes it; columns in, answers in columns out. What is wrongly kept costs space, what is wrongly
+left out would be lost, so the rules are those by which a broker's checkpoint keeps messages.
+True as long as nobody writes to the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Int64s
+from escapement.storage.attempts import decode_attempts
+from escapement.storage.checkpoint import State
+from escapement.storage.engine.base import Connection
+from escapement.storage.journalentry import cancellations_id
+from escapement.storage.journaltail import JournalTail
+from escapement.storage.log import Log
+from escapement.storage.moves import Moves
+from escapement.storage.offsets import OffsetSet
+from escapement.storage.topicstate import SubscriptionState
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True, eq=False)
+class TopicClaims:
+    """What is claimed of one topic's messages."""
+
+    cancelled: OffsetSet = field(default_factory=OffsetSet)
+    moves: Moves = field(default_factory=Moves)
+    shared: list[SubscriptionState] = field(default_factory=list)  # the others read the log
+
+    def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> Bools:
+        """Which of these keys an index must have; bool[n].
+
+        What is not yet due, because a subscription may still come that wants it, and what a
+        shared subscription is to get and has not acknowledged. What is cancelled, and the stale
+        key of what was moved, only for a subscription that was handed the message before.
+        """
+        gone = self._gone(due_ms, offsets)
+        live: Bools = due_ms > now_ms
+        if gone is not None:
+            live &= ~gone
+        for one in self.shared:
+            wanted = one.covers(due_ms, offsets)
+            if gone is not None:
+                wanted &= ~gone | np.isin(offsets, one.tried)
+            if len(one.acked):
+                wanted &= ~one.acked.contains(offsets)
+            live |= wanted
+        return live
+
+    def _gone(self, due_ms: Int64s, offsets: Int64s) -> Bools | None:
+        gone = self.moves.stale(due_ms, offsets)
+        if len(self.cancelled):
+            cancelled = self.cancelled.contains(offsets)
+            gone = cancelled if gone is None else gone | cancelled
+        return gone
+
+
+def claims_of(
+    state: State, tail: JournalTail, log: Log, connection: Connection
+) -> dict[int, TopicClaims]:
+    """Those of every topic that there is, by its id; blocking. Empties ``state`` of what it takes.
+
+    Raises:
+      LogDamaged: if a row that says when a message is due is not there or not as it was written.
+    """
+    claims = {topic.id: TopicClaims() for topic in state.topics}
+    shared: dict[int, SubscriptionState] = {}
+    for record in state.subscriptions:
+        if record.kind == "shared" and record.topic_id in claims:
+            one = shared[record.id] = SubscriptionState(record)
+            claims[record.topic_id].shared.append(one)
+            _load(one.acked, state.chunks.pop(record.id, ()))
+    for topic_id, topic in claims.items():
+        _load(topic.cancelled, state.chunks.pop(cancellations_id(topic_id), ()))
+        for chunk, data in state.moves.pop(topic_id, ()):
+            topic.moves.load_chunk(chunk, data)
+    for acked in tail.acknowledged():
+        if acked.subscription_id in shared:
+            shared[acked.subscription_id].acked.add(acked.offsets)
+    for topic_id, offsets in tail.cancelled():
+        if topic_id in claims:
+            claims[topic_id].cancelled.add(offsets)
+    for step in tail.moved(log, connection, claims.__contains__):
+        for moved in step:
+            claims[moved.topic_id].moves.put(
+                moved.offsets, moved.due_ms, moved.stale_ms, moved.base
+            )
+    _take_attempts(state, tail, shared)
+    return claims
+
+
+def _load(target: OffsetSet, chunks: Iterable[tuple[int, bytes]]) -> None:
+    for chunk, data in chunks:
+        target.load_chunk(chunk, data)
+
+
+def _take_attempts(state: State, tail: JournalTail, shared: dict[int, SubscriptionState]) -> None:
+    """Which messages each subscription was handed; acknowledged ones may be among them."""
+    found: dict[int, list[Int64s]] = {
+        id: [decode_attempts(data).offsets for _, data in state.attempts.pop(id, ())]
+        for id in shared
+    }
+    for id, table in tail.attempted():
+        if id in found:
+            found[id].append(table.offsets)
+    for id, columns in found.items():
+        if columns:
+            shared[id].tried = np.unique(np.concatenate(columns))

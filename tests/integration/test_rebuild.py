@@ -1,0 +1,261 @@
+"""The job `rebuild`: an index made from the log is the one that the broker would have made."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trio.testing import MockClock
+
+import escapement
+from committing import FaultyEngine
+from dying import DiesAt, lose_index
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.cli.main import run as command
+from escapement.clock import SystemClock
+from escapement.errors import (
+    DataDirectoryInUse,
+    InvalidRequest,
+    LeaseHeld,
+    NotFound,
+    SchemaError,
+    StorageUnavailable,
+)
+from escapement.pipeline.rebuild import Progress, RebuildConfig, rebuild, run
+from escapement.storage.datadir import DataDirectory
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex
+from escapement.storage.lease import Identity
+from escapement.storage.schema import migrate
+from escapement.testing import World, arrived
+
+HOUR = timedelta(hours=1)
+CONFIG = BrokerConfig(ack_wait_ms=10**9, seed=0)
+OWNER, STRANGER = Identity("0" * 32, "testing"), Identity("1" * 32, "stranger")
+
+
+async def live(broker: escapement.Broker, first: int) -> None:
+    """Publish 60 messages for two subscriptions, and do to them whatever can be done."""
+    for name in ("a", "b"):
+        if not first:
+            await broker.admin("subscriptions.create", topic="t", subscription=name)
+    async with await broker.producer("t") as producer:
+        await producer.send_many([b"%d" % n for n in range(first, first + 30)])
+        await producer.send_many([b"%d" % n for n in range(first + 30, first + 60)], delay=HOUR)
+    later = np.arange(first + 30, first + 60)
+    await broker.cancel(later[:5], topic="t")
+    await broker.reschedule(later[3:12], topic="t", delay=2 * HOUR)
+    await broker.reschedule(later[8:14], topic="t", delay=3 * HOUR)
+    for name, done in (("a", 12), ("b", 5)):
+        async with broker.consumer("t", name, permits=1000) as inbox:
+            offsets = [message.offset for message in await arrived(inbox)]
+            await inbox.ack(offsets[:done], durable=True)
+            await inbox.nack(offsets[done : done + 4])
+
+
+async def deliveries(world: World) -> dict[str, list[list[int]]]:
+    """Which offsets each subscription gets now, and in each of the hours to come."""
+    found: dict[str, list[list[int]]] = {"a": [], "b": []}
+    async with world.connect() as broker:
+        for _ in range(5):
+            for name, got in found.items():
+                async with broker.consumer("t", name, permits=1000) as inbox:
+                    messages = await arrived(inbox)
+                    got.append(sorted(message.offset for message in messages))
+                    await inbox.ack(got[-1], durable=True)
+            await world.clock.advance(hours=1)
+    return found
+
+
+def keys_on_disk(directory: Path) -> list[tuple[int, int]]:
+    """The keys ``(due_ms, offset)`` in an index of one topic that no broker uses."""
+    index = DelayedIndex.open(directory)
+    (topic_id,) = index.topics()
+    due_ms, offsets = index.plan(topic_id, KEY_MIN, KEY_MAX, 10**6).read()
+    return list(zip(due_ms.tolist(), offsets.tolist(), strict=True))
+
+
+async def history(world: World, ended: str) -> None:
+    """Two rounds of a life with a checkpoint between them, and its end."""
+    async with world.connect() as broker:
+        await live(broker, 0)
+        await world.checkpoint()
+        await live(broker, 60)
+        if ended == "crashed behind a checkpoint":
+            await world.checkpoint()
+        if ended != "stopped":
+            await world.crash()
+    if ended == "stopped":
+        await world.stop()
+
+
+@pytest.mark.parametrize("ended", ["stopped", "crashed", "crashed behind a checkpoint"])
+async def test_a_rebuilt_index_delivers_what_the_brokers_own_would(
+    mock_clock: MockClock, engine: Engine, tmp_path: Path, ended: str
+) -> None:
+    """P5, invariant 7: what was acknowledged, cancelled, moved and tried is so."""
+    async with testing.start(config=CONFIG) as twin:
+        await history(twin, ended)
+        lose_index(twin)
+        await twin.restart()
+        await twin.checkpoint()
+        await twin.stop()
+        own = keys_on_disk(twin.index_directory)
+        await twin.restart()
+        expected = await deliveries(twin)
+    faulty, log_reads = FaultyEngine(engine), 0
+
+    def count(step: str) -> None:
+        nonlocal log_reads
+        log_reads += "data FROM log_" in step
+
+    async with testing.start(config=CONFIG, engine=faulty) as world:
+        await history(world, ended)
+        lose_index(world)
+        done = rebuild(engine, OWNER, world.index_directory, world.clock)
+        assert done.messages > done.pending == len(own)
+        rebuilt = keys_on_disk(world.index_directory)
+        assert [offset for _, offset in rebuilt] == [offset for _, offset in own]
+        rebuild(engine, OWNER, world.index_directory, world.clock)
+        assert keys_on_disk(world.index_directory) == rebuilt, "repeated it is the same"
+        faulty.before = count
+        await world.restart()
+        # Where there is no journal behind the checkpoint, nothing says when a message moved.
+        assert log_reads == 0 or ended == "crashed"
+        faulty.before = lambda step: None
+        assert await deliveries(world) == expected
+
+
+async def test_interrupted_at_any_step_it_leaves_the_index_as_it_was(
+    mock_clock: MockClock, tmp_path: Path
+) -> None:
+    """P5: and the broker makes its own, or keeps the one it has."""
+    real = SqliteEngine(tmp_path / FILE_NAME)
+    async with testing.start(config=CONFIG, engine=real) as world:
+        await history(world, "crashed")
+        before = sorted(path.name for path in world.index_directory.iterdir())
+        steps = 0
+        while True:
+            faulty = FaultyEngine(real, before=DiesAt(steps + 1))
+            try:
+                rebuild(faulty, OWNER, world.index_directory, world.clock)
+            except StorageUnavailable:
+                assert sorted(path.name for path in world.index_directory.iterdir()) == before
+                assert not list(world.index_directory.parent.glob("*.rebuilding"))
+            else:
+                break
+            steps += 1
+        assert steps > 20
+    real.close()
+
+
+async def test_what_a_killed_job_left_is_used_by_nobody(
+    mock_clock: MockClock, tmp_path: Path
+) -> None:
+    """P5: a process that is killed cleans nothing up; the next job does."""
+    real = SqliteEngine(tmp_path / FILE_NAME)
+    async with testing.start(config=CONFIG, engine=real) as world:
+        await history(world, "stopped")
+        directory = world.index_directory
+        rebuild(real, OWNER, directory, world.clock)
+        whole = keys_on_disk(directory)
+        left = directory.with_name(directory.name + ".rebuilding")
+        shutil.copytree(directory, left)
+        (left / "MANIFEST").write_bytes(b"half a manifest")
+        lose_index(world)
+        await world.restart()
+        await world.stop()
+        assert keys_on_disk(directory) == whole
+        assert left.exists()
+        rebuild(real, OWNER, directory, world.clock)
+        assert keys_on_disk(directory) == whole
+        assert not left.exists()
+    real.close()
+
+
+async def test_memory_is_bounded_by_writing_many_segments_which_are_merged(
+    mock_clock: MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """P5, invariant 9."""
+    async with testing.start(config=CONFIG, engine=engine) as world:
+        async with world.connect() as broker, await broker.producer("t") as producer:
+            for _ in range(40):
+                await producer.send_many([b"x" * 2000] * 50, delay=HOUR)
+        await world.stop()
+        seen: list[int] = []
+
+        def look(progress: Progress) -> None:
+            seen.append(progress.messages)
+
+        # Some forty times as much as is in memory at once.
+        rebuild(engine, OWNER, tmp_path / "index", world.clock, 200_000, look)
+        assert [offset for _, offset in keys_on_disk(tmp_path / "index")] == list(range(2000))
+        assert seen[-1] == 2000
+        assert len(list((tmp_path / "index").glob("*.segment"))) <= 12
+
+
+async def test_nobody_else_writes_while_it_runs(
+    mock_clock: MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """P5, invariant 8: a broker that is alive is not disturbed, and keeps others out."""
+    async with testing.start(config=CONFIG, engine=engine) as world:
+        async with world.connect() as broker, await broker.producer("t") as producer:
+            await producer.send(b"pending", delay=HOUR)
+            with pytest.raises(LeaseHeld, match="testing"):
+                rebuild(engine, STRANGER, tmp_path / "index", world.clock)
+            await producer.send(b"goes on", delay=HOUR)
+        await world.stop()
+
+        refused = 0
+
+        def start_another(progress: Progress) -> None:
+            nonlocal refused
+            with pytest.raises(LeaseHeld, match="rebuild"):
+                rebuild(engine, OWNER, tmp_path / "other", world.clock)
+            refused += 1
+
+        job = Identity("1" * 32, "rebuild")
+        done = rebuild(engine, job, tmp_path / "index", world.clock, progress=start_another)
+        assert (done.messages, done.pending) == (2, 2)
+        assert refused
+        # The lease was given back: whoever comes next need not wait.
+        await world.restart()
+    (tmp_path / FILE_NAME).touch()
+    with DataDirectory.open(tmp_path), pytest.raises(DataDirectoryInUse):
+        run(None, RebuildConfig(tmp_path))
+
+
+def test_where_it_cannot_be_done_it_is_said(engine: Engine, tmp_path: Path) -> None:
+    """P5."""
+    config = RebuildConfig(tmp_path / "new", engine="spark")
+    with pytest.raises(InvalidRequest, match="no Spark engine"):
+        run(None, config)
+    with pytest.raises(NotFound, match="there is no log at"):
+        run(None, RebuildConfig(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    clock = SystemClock()
+    with pytest.raises(SchemaError, match="no log in this database"):
+        rebuild(engine, OWNER, tmp_path / "index", clock)
+    migrate(engine)
+    with pytest.raises(NotFound, match="no broker has been started"):
+        rebuild(engine, OWNER, tmp_path / "index", clock)
+    assert not (tmp_path / "index").exists()
+
+
+async def test_the_command_rebuilds_and_says_how_much(
+    mock_clock: MockClock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """P5."""
+    engine = SqliteEngine(tmp_path / FILE_NAME)
+    async with testing.start(config=CONFIG, engine=engine) as world:
+        await history(world, "stopped")
+    assert command(["pipeline", "rebuild", "--data", str(tmp_path)]) == 0
+    assert "messages read," in capsys.readouterr().out
+    assert keys_on_disk(tmp_path / "index")
+    assert command(["pipeline", "rebuild", "--data", str(tmp_path), "--engine", "spark"]) == 1
+    assert "no Spark engine" in capsys.readouterr().err
