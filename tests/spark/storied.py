@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import escapement
@@ -39,12 +41,13 @@ class Expected:
     attempt: int | None
 
 
-def fill(engine: Engine) -> list[Expected]:
+def fill(engine: Engine, index: Path | None = None) -> list[Expected]:
     """Live in that database; what of topic TOPIC is in its log at the end, by offset.
 
-    It ends half an hour ago by the real clock, which a read goes by.
+    It ends half an hour ago by the real clock, which a read goes by. The broker's index is
+    kept as ``index``, if that is named.
     """
-    return testing.run(_live, engine, int(time.time() * 1000) - DAY_MS - HOUR_MS // 2)
+    return testing.run(_live, engine, int(time.time() * 1000) - DAY_MS - HOUR_MS // 2, index)
 
 
 def begin_anew(engine: Engine, *generations: list[int]) -> None:
@@ -77,15 +80,17 @@ async def _more(engine: Engine, count: int) -> None:
             await producer.send_many([b"more %d" % n for n in range(count)])
 
 
-async def _live(engine: Engine, start_ms: int) -> list[Expected]:
+async def _live(engine: Engine, start_ms: int, index: Path | None) -> list[Expected]:
     begun = testing.start(config=CONFIG, engine=engine, start_ms=start_ms)
     async with begun as world, world.connect() as broker:
         await broker.admin("namespaces.create", namespace="shop/eu")
         policy = {"retention_ms": "0s"}
         await broker.admin("namespaces.update", namespace="shop/eu", policy=policy)
         await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
-        old = await _forgotten(world, broker)
-        return old + await _kept(world, broker)
+        expected = await _forgotten(world, broker) + await _kept(world, broker)
+        if index is not None:
+            shutil.copytree(world.index_directory, index)
+        return expected
 
 
 async def _forgotten(world: World, broker: escapement.Broker) -> list[Expected]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from escapement.cli.pipeline.audit import audit
 from escapement.cli.pipeline.forecast import forecast
 from escapement.cli.pipeline.group import pipeline
 from escapement.cli.pipeline.rebuild import rebuild
 
 __all__ = ["pipeline"]
 
-for _job in (forecast, rebuild):
+for _job in (forecast, audit, rebuild):
     pipeline.add_command(_job)

@@ -12,5 +12,6 @@ def pipeline() -> None:
     \b
     Examples:
       escapement pipeline forecast orders --log mysql://db/escapement
+      escapement pipeline audit --log mysql://db/escapement
       escapement pipeline rebuild --data /var/lib/escapement
     """

@@ -243,6 +243,11 @@ class TopicSlice:
         return int(self.segment.message_bytes[self._low : self._high].sum())
 
     @property
+    def runs(self) -> range:
+        """Its runs, by their numbers in the segment."""
+        return range(self._low, self._high)
+
+    @property
     def offset_range(self) -> tuple[int, int]:
         """The lowest and the highest offset."""
         part = slice(self._low, self._high)

@@ -1,0 +1,54 @@
+"""`escapement pipeline audit`: log, cursors and index, counted again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from escapement.cli.options import output_option
+from escapement.cli.pipeline.source import given, refusals, source_options
+from escapement.cli.table import counted, print_rows
+from escapement.pipeline.audit import AuditConfig, run
+from escapement.pipeline.session import session
+
+
+@click.command(
+    epilog="""\b
+    Examples:
+      escapement pipeline audit --log mysql://db/escapement
+      escapement pipeline audit orders --data /var/lib/escapement --index /var/lib/escapement
+      escapement pipeline audit --index /var/lib/escapement -o json
+
+    Exits with 1 if something does not add up. It changes nothing, and a broker may run.
+    """
+)
+@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
+@click.option(
+    "--index",
+    type=click.Path(),
+    metavar="DIRECTORY",
+    help="The data directory of the broker, to audit its delayed index too.",
+)
+@output_option("table", "How to print it.")
+@source_options
+def audit(topics: tuple[str, ...], index: str | None, output: str, **where: str | None) -> None:
+    """Count TOPICs again, or all, and say what does not add up."""
+    with session("audit") as spark, refusals():
+        found = run(spark, AuditConfig(given(**where), topics, index))
+    if output == "json":
+        click.echo(json.dumps(asdict(found)))
+    else:
+        rows = [asdict(one) for one in found.topics]
+        print_rows(rows, ["topic", "rows", "messages", "pending", "indexed"], "there are no topics")
+        for finding in found.findings:
+            click.echo(f"{finding.topic or 'index'}: {finding.what}")
+        things = counted(len(found.findings), "thing")
+        click.echo(
+            f"{things} {'does' if len(found.findings) == 1 else 'do'} not add up"
+            if found.findings
+            else "everything adds up"
+        )
+    if found.findings:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,211 @@
+"""The job that counts log, cursors and index again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+from storied import TOPIC, Expected, fill
+
+from escapement.cli.main import run as command
+from escapement.errors import InvalidRequest, NotFound
+from escapement.pipeline import rebuild
+from escapement.pipeline.audit import Audit, AuditConfig, run
+from escapement.pipeline.recount import Digest
+from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from escapement.storage.offsets import OffsetSet
+
+Harm = Callable[[sqlite3.Connection, Path], object]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Expected]]:
+    """The data directory of a broker that has seen much, and what is in its log."""
+    data = tmp_path_factory.mktemp("data")
+    engine = SqliteEngine(data / FILE_NAME)
+    try:
+        return data, fill(engine, data / "index")
+    finally:
+        engine.close()
+
+
+def audited(spark: SparkSession, data: Path) -> Audit:
+    return run(spark, AuditConfig({"data": str(data)}, index=str(data)))
+
+
+def test_what_a_broker_left_behind_adds_up(
+    spark: SparkSession, sound: tuple[Path, list[Expected]]
+) -> None:
+    """B7: acknowledged, cancelled, moved and relocated messages, partly behind the checkpoint."""
+    data, expected = sound
+    found = audited(spark, data)
+    assert found.findings == []
+    (topic,) = found.topics
+    live = [one for one in expected if one.state in ("to_be_fired", "fired")]
+    # Offsets 50 and 150 are in rows that state them again; of what changed since the
+    # checkpoint the index knows nothing.
+    assert (topic.topic, topic.messages, topic.indexed) == (TOPIC, 300, topic.pending)
+    assert len(live) - 15 <= topic.pending <= len(live)
+    by_name = run(spark, AuditConfig({"data": str(data)}, [TOPIC]))
+    assert (by_name.findings, by_name.topics[0].indexed) == ([], None)
+    assert by_name.topics[0].pending == len(live)
+    with pytest.raises(NotFound):
+        run(spark, AuditConfig({"data": str(data)}, ["shop/eu/nothing"]))
+    with pytest.raises(InvalidRequest, match="no index of a broker"):
+        run(spark, AuditConfig({"data": str(data)}, index=str(data / "index")))
+
+
+def test_an_index_that_was_rebuilt_adds_up_with_the_log(
+    spark: SparkSession, sound: tuple[Path, list[Expected]], tmp_path: Path
+) -> None:
+    """P5, B7: also what came behind the last checkpoint."""
+    data = tmp_path / "data"
+    shutil.copytree(sound[0], data)
+    connection = sqlite3.connect(data / FILE_NAME)
+    with connection:
+        connection.execute("UPDATE leases SET expires_at_ms = 0")
+    connection.close()
+    rebuild.run(None, rebuild.RebuildConfig(data))
+    found = audited(spark, data)
+    assert found.findings == []
+    live = [one for one in sound[1] if one.state in ("to_be_fired", "fired")]
+    assert found.topics[0].indexed == len(live)
+
+
+def log_table(connection: sqlite3.Connection) -> str:
+    """The table that has the topic's rows."""
+    names = connection.execute(
+        "SELECT name FROM sqlite_master WHERE name LIKE 'log\\_%\\_%' ESCAPE '\\'"
+    )
+    (found,) = [
+        name
+        for (name,) in names.fetchall()
+        if connection.execute(f"SELECT 1 FROM {name} WHERE base_offset = 300").fetchone()
+    ]
+    return str(found)
+
+
+def lose_a_row(connection: sqlite3.Connection, data: Path) -> object:
+    return connection.execute(f"DELETE FROM {log_table(connection)} WHERE base_offset = 300")
+
+
+def lose_the_beginning(connection: sqlite3.Connection, data: Path) -> object:
+    return connection.execute(f"DELETE FROM {log_table(connection)} WHERE base_offset = 200")
+
+
+def spoil_a_row(connection: sqlite3.Connection, data: Path) -> object:
+    table = log_table(connection)
+    ((row,),) = connection.execute(f"SELECT data FROM {table} WHERE base_offset = 300")
+    spoilt = row[:60] + bytes([row[60] ^ 1]) + row[61:]
+    return connection.execute(f"UPDATE {table} SET data = ? WHERE base_offset = 300", (spoilt,))
+
+
+def misdate_a_row(connection: sqlite3.Connection, data: Path) -> object:
+    return connection.execute(
+        f"UPDATE {log_table(connection)} SET max_due_ms = max_due_ms + 1 WHERE base_offset = 300"
+    )
+
+
+def lose_what_was_moved(connection: sqlite3.Connection, data: Path) -> object:
+    # Both statements: of relocated messages, which stand in no other row.
+    connection.execute("DELETE FROM journal")
+    return connection.execute(f"DELETE FROM {log_table(connection)} WHERE base_offset = -1")
+
+
+def acknowledge_the_future(connection: sqlite3.Connection, data: Path) -> object:
+    future = OffsetSet()
+    future.add(np.array([1 << 30, (1 << 30) + 5]))
+    rows = [(1, chunk, row) for chunk, row in future.dirty_chunks().items()]
+    return connection.executemany("INSERT INTO cursor_chunks VALUES (?, ?, ?)", rows)
+
+
+def forget_acknowledgements(connection: sqlite3.Connection, data: Path) -> object:
+    # What was acknowledged before the checkpoint is not in the index any more.
+    return connection.execute("DELETE FROM cursor_chunks WHERE subscription_id > 0")
+
+
+def exchange_the_log(connection: sqlite3.Connection, data: Path) -> object:
+    return connection.execute("UPDATE log_identity SET identity = zeroblob(16)")
+
+
+def spoil_the_index(connection: sqlite3.Connection, data: Path) -> object:
+    segment = max((data / "index").glob("*.segment"))
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    return segment.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lose_a_row, "offsets 300 to 499 are not in the log"),
+        (lose_the_beginning, "80 messages, the first at offset 220, are in the log no more"),
+        (spoil_a_row, "a log row fails its checksum"),
+        (misdate_a_row, "the row at 300 has other times in its data than beside it"),
+        (lose_what_was_moved, "no row of the log says that offset 50 was moved to its time"),
+        (acknowledge_the_future, "2 offsets are acknowledged by s that the log never had"),
+        (forget_acknowledgements, "pending messages"),
+        (exchange_the_log, "the index is not one of this log as it is"),
+        (spoil_the_index, "a block fails its checksum"),
+    ],
+)
+def test_what_does_not_add_up_is_said(
+    spark: SparkSession,
+    sound: tuple[Path, list[Expected]],
+    tmp_path: Path,
+    harm: Harm,
+    said: str,
+) -> None:
+    """B7."""
+    data = tmp_path / "data"
+    shutil.copytree(sound[0], data)
+    connection = sqlite3.connect(data / FILE_NAME)
+    with connection:
+        harm(connection, data)
+    connection.close()
+    found = audited(spark, data)
+    assert any(said in one.what for one in found.findings), found.findings
+
+
+def test_the_command_exits_with_one_where_something_does_not_add_up(
+    spark: SparkSession,
+    sound: tuple[Path, list[Expected]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """B7: and with zero where all does."""
+    data = tmp_path / "data"
+    shutil.copytree(sound[0], data)
+    words = ["pipeline", "audit", "--data", str(data), "--index", str(data)]
+    assert command(words) == 0
+    said = capsys.readouterr().out
+    assert TOPIC in said
+    assert said.endswith("everything adds up\n")
+    connection = sqlite3.connect(data / FILE_NAME)
+    with connection:
+        misdate_a_row(connection, data)
+    connection.close()
+    assert command(words) == 1
+    assert capsys.readouterr().out.endswith("1 thing does not add up\n")
+    assert command([*words, "-o", "json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["topic"] == TOPIC
+
+
+def test_a_digest_knows_keys_in_any_order_and_tells_exchanged_times() -> None:
+    """B7."""
+    due_ms, offsets = np.array([5, 7, 9]), np.array([1, 2, 3])
+    one, other, exchanged = Digest(), Digest(), Digest()
+    one.add(due_ms, offsets)
+    other.add(due_ms[[2]], offsets[[2]])
+    other.add(due_ms[[1, 0]], offsets[[1, 0]])
+    exchanged.add(due_ms[[1, 0, 2]], offsets)
+    assert one == other
+    assert one != exchanged
+    assert one.count == exchanged.count
