@@ -11,12 +11,14 @@ import pytest
 import trio
 
 import escapement
+from bulk import commit, stage_letters
 from committing import FaultyEngine, no_fault
 from dying import DiesAt, finish
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import EscapementError
 from escapement.names import NamespaceName
+from escapement.storage import job
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
 from letters import letter
@@ -25,7 +27,7 @@ NAMESPACE, TOPIC = "t/n", "t/n/x"
 # What belongs to no topic; every other table that there is must be filled, and freed.
 OF_THE_BROKER = {
     *("schema_migrations", "log_identity", "leases", "journal", "journal_trim", "generations"),
-    "sqlite_sequence",
+    *("jobs", "sqlite_sequence"),  # of a job nothing is kept but that it was committed
 }
 PATIENT = BrokerConfig(ack_wait_ms=10**12, table_parallelism=2, seed=0)
 
@@ -52,8 +54,20 @@ def left(engine: Engine) -> dict[str, int]:
     return {table: rows for table, rows in rows(engine).items() if rows}
 
 
+def write_job(engine: Engine, series: str) -> None:
+    """A job with a message of which the time lies too far ahead: it is held for ever."""
+    connection = engine.connect()
+    try:
+        load = job.enter(engine, connection, series, 0)
+        letters = [letter(TOPIC, "far", b"x", at_ms=[1 << 60])]
+        counted = stage_letters(engine, connection, load, 0, "a", letters)
+        assert commit(engine, connection, load, counted)
+    finally:
+        connection.close()
+
+
 async def fill(world: World) -> None:
-    """A topic that has something of its own in every table."""
+    """A topic that has something of its own in every table, but for what jobs bring."""
     async with world.connect() as broker:
         await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
         producer = await broker.producer(TOPIC, name="p")
@@ -121,6 +135,8 @@ async def test_a_crash_at_any_step_of_deleting_leaves_nothing_behind(
         # A start takes a while, on MySQL above all: not at every single step.
         for number in count(1, 25 if engine.kind == "mysql" else 4):
             await fill(world)
+            write_job(engine, f"job {number}")
+            await world.clock.advance(seconds=2)
             unused = {table for table, count in rows(engine).items() if not count}
             assert {table for table in unused if not table.startswith("log_")} == {"removals"}
             faulty.before = dies = DiesAt(number)
