@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import signal
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -154,28 +156,45 @@ async def test_interrupted_at_any_step_it_leaves_the_index_as_it_was(
     real.close()
 
 
+KILLED_HALF_WAY = """
+import os, signal, sys
+from pathlib import Path
+from escapement.pipeline.rebuild import RebuildConfig, run
+die = lambda progress: os.kill(os.getpid(), signal.SIGKILL)
+run(None, RebuildConfig(Path(sys.argv[1]), memory_bytes=200_000, progress=die))
+"""
+
+
+def killed_half_way(directory: Path) -> int:
+    """What became of a process that did the job."""
+    return subprocess.run(
+        [sys.executable, "-c", KILLED_HALF_WAY, directory], check=False
+    ).returncode
+
+
 async def test_what_a_killed_job_left_is_used_by_nobody(
     mock_clock: MockClock, tmp_path: Path
 ) -> None:
-    """P5: a process that is killed cleans nothing up; the next job does."""
-    real = SqliteEngine(tmp_path / FILE_NAME)
-    async with testing.start(config=CONFIG, engine=real) as world:
-        await history(world, "stopped")
-        directory = world.index_directory
-        rebuild(real, OWNER, directory, world.clock)
-        whole = keys_on_disk(directory)
-        left = directory.with_name(directory.name + ".rebuilding")
-        shutil.copytree(directory, left)
-        (left / "MANIFEST").write_bytes(b"half a manifest")
-        lose_index(world)
+    """P5: segments and a manifest are there, and are no broker's index; the next job goes on."""
+    engine = SqliteEngine(tmp_path / FILE_NAME)
+    (tmp_path / "broker.id").write_text(OWNER.owner_id)
+    async with testing.start(config=CONFIG, engine=engine) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", topic="t", subscription="a")
+            async with await broker.producer("t") as producer:
+                for _ in range(20):
+                    await producer.send_many([b"x" * 2000] * 50, delay=HOUR)
+        await world.stop()
+        assert killed_half_way(tmp_path) == -signal.SIGKILL
+        assert (tmp_path / "index.rebuilding" / "MANIFEST").exists()
+        assert not (tmp_path / "index").exists()
+        # The lease is this broker's own, so it need not wait for its end.
         await world.restart()
         await world.stop()
-        assert keys_on_disk(directory) == whole
-        assert left.exists()
-        rebuild(real, OWNER, directory, world.clock)
-        assert keys_on_disk(directory) == whole
-        assert not left.exists()
-    real.close()
+        assert run(None, RebuildConfig(tmp_path)).pending == 1000
+        assert [offset for _, offset in keys_on_disk(tmp_path / "index")] == list(range(1000))
+        assert not (tmp_path / "index.rebuilding").exists()
+    engine.close()
 
 
 async def test_memory_is_bounded_by_writing_many_segments_which_are_merged(

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 
@@ -53,6 +53,8 @@ _RENEWAL_MS: Final = _LEASE_MS // 3
 # Added to the name of the index's directory while it is built.
 _BUILDING: Final = ".rebuilding"
 DEFAULT_MEMORY_BYTES: Final = 512 << 20
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -135,12 +137,13 @@ def rebuild(
     connection = engine.connect()
     try:
         require(connection)
-        with _held(engine, identity, clock, connection) as renew:
+        with _held(engine, identity, clock) as renew:
             rmtree(building, ignore_errors=True)
             try:
                 index = DelayedIndex.open(building, IndexLimits(memory_bytes))
                 now_ms = clock.now_ms()
-                with ThreadPoolExecutor(1) as pool:
+                # One reads ahead, the other writes.
+                with ThreadPoolExecutor(2) as pool:
                     done = _Filling(connection, index, pool, now_ms, renew, progress).run()
                 renew.at_once()
             except BaseException:
@@ -183,24 +186,24 @@ class _Renewal:
 
 
 @contextmanager
-def _held(
-    engine: Engine, identity: Identity, clock: Clock, connection: Connection
-) -> Iterator[_Renewal]:
+def _held(engine: Engine, identity: Identity, clock: Clock) -> Iterator[_Renewal]:
     """The lease is held in the block; what is known of the owner before goes on to the next."""
-    renewal = _Renewal(engine, connection, lease.acquire(engine, identity, _LEASE_MS, clock), clock)
+    held = lease.acquire(engine, identity, _LEASE_MS, clock)
+    # Of its own, because the log is read meanwhile.
+    connection = engine.connect()
     try:
-        yield renewal
+        renewal = _Renewal(engine, connection, held, clock)
+        try:
+            yield renewal
+        finally:
+            doubtful_until_ms = held.delivered_until_ms(clock.now_ms())
+            # What cannot be given up ends by itself.
+            with suppress(EscapementError):
+                lease.release(
+                    engine, connection, held, clean=True, doubtful_until_ms=doubtful_until_ms
+                )
     finally:
-        held = renewal.held
-        # What cannot be given up ends by itself.
-        with suppress(EscapementError):
-            lease.release(
-                engine,
-                connection,
-                held,
-                clean=True,
-                doubtful_until_ms=held.delivered_until_ms(clock.now_ms()),
-            )
+        connection.close()
 
 
 class _Filling:
@@ -242,7 +245,7 @@ class _Filling:
         tail = JournalTail(list(journal.read(self._connection, 0)))
         self._log_identity = state.log_identity.hex()
         self._claims = claims_of(state, tail, self._log, self._connection)
-        for rows in self._log.scan(self._connection, _STEP_BYTES):
+        for rows in self._steps():
             for row in rows:
                 self._take(row)
                 if self._index.needs_checkpoint:
@@ -252,6 +255,14 @@ class _Filling:
         self._write(state.journal_ends)
         self._end_writing()
         return self._done
+
+    def _steps(self) -> Iterator[list[LogRow]]:
+        """The log's rows, some at a time; the next are read while these are taken in."""
+        steps = self._log.scan(self._connection, _STEP_BYTES)
+        ahead = self._pool.submit(next, steps, None)
+        while (rows := self._wait(ahead)) is not None:
+            ahead = self._pool.submit(next, steps, None)
+            yield rows
 
     def _take(self, row: LogRow) -> None:
         topic_id, base_offset = row.key.topic_id, row.key.base_offset
@@ -295,7 +306,7 @@ class _Filling:
             compaction.finish()
             self._index.install_compaction(compaction)
 
-    def _wait(self, work: Future[None]) -> None:
+    def _wait(self, work: Future[T]) -> T:
         while True:
             try:
                 return work.result(timeout=_RENEWAL_MS / 1000)
