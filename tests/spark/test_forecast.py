@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from storied import DAY_MS, HOUR_MS, TOPIC, Expected, fill
 
 from escapement.cli.main import run as command
-from escapement.errors import InvalidRequest
+from escapement.cli.pipeline.source import refusals
+from escapement.errors import InvalidRequest, StorageUnavailable
 from escapement.pipeline.forecast import ForecastConfig, run
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
@@ -99,3 +100,16 @@ def test_a_forecast_refuses_what_the_data_source_refuses(spark: SparkSession, da
         run(spark, ForecastConfig({"data": str(data), "tpic": TOPIC}))
     with pytest.raises(InvalidRequest, match="at most 20000 spans"):
         run(spark, ForecastConfig({"data": str(data), "topic": TOPIC}, 1, DAY_MS))
+
+
+def test_what_a_task_refuses_is_said_in_one_line(spark: SparkSession) -> None:
+    """B7: of whichever kind Spark makes it; what is not ours keeps its traceback."""
+
+    def refuse(number: int) -> int:
+        raise StorageUnavailable("the database is away") if number else ValueError("a mistake")
+
+    with pytest.raises(InvalidRequest, match=r"^the database is away$"), refusals():
+        spark.sparkContext.parallelize([1], 1).map(refuse).collect()
+    with pytest.raises(Exception, match="a mistake") as mistake, refusals():
+        spark.sparkContext.parallelize([0], 1).map(refuse).collect()
+    assert not isinstance(mistake.value, InvalidRequest)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from escapement.errors import InvalidRequest
+from escapement.errors import EscapementError, InvalidRequest
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -49,11 +49,11 @@ def given(**options: str | None) -> dict[str, str]:
 @contextmanager
 def refusals() -> Iterator[None]:
     """What Spark reports of our own refusals, as one line instead of its traceback."""
-    from pyspark.errors import PySparkException
-
     try:
         yield
-    except PySparkException as error:
+    except EscapementError:
+        raise
+    except Exception as error:  # Spark has many kinds, of its own and of the bridge to Java
         ours = [line for line in str(error).splitlines() if line.startswith("escapement.errors.")]
         if not ours:
             raise

@@ -1,0 +1,64 @@
+"""An audit beside a broker that has work to do."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import trio
+from pyspark.sql import SparkSession
+
+import escapement
+from brokers import PATIENT, broker_process
+from escapement.pipeline.audit import AuditConfig, run
+
+TOPIC: Final = "shop/eu/busy"
+BATCH: Final = 200
+# Some fall due while the test runs, most behind its end.
+DELAYS: Final = [None if n % 3 == 0 else timedelta(seconds=n / 20) for n in range(BATCH)]
+
+
+async def test_an_audit_beside_a_broker_at_work_finds_nothing(
+    spark: SparkSession, mysql_url: str, tmp_path: Path
+) -> None:
+    """B7: beside checkpoints and a backlog that is filled in, and after a kill -9."""
+    limits = {"checkpoint_interval_s": 0.3}
+    with broker_process(tmp_path / "data", mysql_url, limits=limits) as process:
+        config = AuditConfig({"url": mysql_url}, index=str(process.data))
+        async with escapement.connect(process.url, settings=PATIENT) as broker:
+            await broker.admin("namespaces.create", namespace="shop/eu")
+            await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(publish, broker)
+                nursery.start_soon(consume, broker)
+                for subscription in ("a", "b", "c"):
+                    found = await trio.to_thread.run_sync(run, spark, config)
+                    assert found.findings == []
+                    where = {"topic": TOPIC, "subscription": subscription, "position": "earliest"}
+                    await broker.admin("subscriptions.create", **where)
+                nursery.cancel_scope.cancel()
+        process.kill()
+        found = run(spark, config)
+        assert found.findings == []
+        (topic,) = found.topics
+        assert topic.indexed == topic.pending > 0
+
+
+async def publish(broker: escapement.Broker) -> None:
+    async with await broker.producer(TOPIC) as producer:
+        for batch in count():
+            await producer.send_many([b"x"] * BATCH, delay=DELAYS)
+            first = BATCH * batch + 50
+            await broker.cancel(list(range(first, first + 10)), topic=TOPIC)
+            moved = list(range(first + 5, first + 20))
+            await broker.reschedule(moved, topic=TOPIC, delay=timedelta(seconds=3))
+            await trio.sleep(0.05)  # the machine has more to do
+
+
+async def consume(broker: escapement.Broker) -> None:
+    async with broker.consumer(TOPIC, "s") as inbox:
+        async for message in inbox:
+            if message.offset % 7:
+                await inbox.ack(message)
