@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
+import trio
 from trio.testing import MockClock
 
 from escapement import testing
@@ -183,3 +184,29 @@ async def test_what_is_over_a_quota_goes_while_readers_are_busy(
             assert (row["dropped"], row["unacknowledged"]) == (295, 5)
     assert begun
     assert not any(begun)
+
+
+async def test_messages_that_turn_out_large_do_not_go_over_the_bound(
+    autojump_clock: MockClock,
+) -> None:
+    """Invariant 9: the sizes of what is read ahead are known only when it is read."""
+    limits = BrokerLimits(staged_bytes=1_000_000, deliver_messages=64)
+    config = BrokerConfig(ack_wait_ms=LONG_MS, limits=limits, seed=0)
+    async with testing.start(config=config) as world, world.connect() as broker:
+        policy = {"order": "key"}
+        await broker.admin("subscriptions.create", topic="t", subscription="s", policy=policy)
+        async with await broker.producer("t") as producer:
+            for _ in range(4):
+                await producer.send_many([b"x" * 20_000] * 100, keys=["k"] * 100, delay=(1, "s"))
+            await producer.send_many([b""] * 3_000, keys=["k"] * 3_000, delay=(2, "s"))
+        await world.checkpoint()
+        await trio.sleep(10)
+        await world.crash()
+        await world.restart()
+        async with world.connect() as again, again.consumer("t", "s") as inbox:
+            for _ in range(3):
+                got = await inbox.next_batch(60.0)
+                assert got is not None
+                await inbox.ack(got.offsets)
+            (topic,) = world.server.registry.active.values()
+            assert topic.shared["s"].staged.size_bytes <= 1_000_000 + 64 * 20_100

@@ -45,6 +45,8 @@ READ_BYTES: Final = 1024 * 1024
 # What is not handed out in the order of the index lies in many of its blocks, each of which
 # is read for what goes out together: so many frames do.
 _SCATTERED_FRAMES: Final = 4
+# So much is read ahead at once, if messages are what they were of late.
+STAGED_BYTES: Final = 4 * 1024 * 1024
 # How often a frame that was decided on asks whether it may leave by now; it is rare.
 _PAUSE_S: Final = 0.05
 
@@ -256,12 +258,28 @@ class Pump:
         rows = subscription.to_stage(found, self._staging_room, topic.sizes.mean_bytes)
         if not rows.height:
             return
-        fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets)
-        record = subscription.record
-        there, batch = await self._run(fetch.read_there, record.fill_from, record.fill_until)
-        if len(batch):
-            subscription.staged.put(rows if there is None else rows.pick(there), batch)
+        # All is pinned now, and read by pieces as large as frames: what a message weighs is
+        # known only afterwards. Of a topic of which nothing is known nothing is read ahead.
+        step = topic.sizes.frame_messages(self._limits.deliver_messages, STAGED_BYTES)
+        pieces = [rows.pick(slice(at, at + step)) for at in range(0, rows.height, step)]
+        fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
+        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        room, read = self._staging_room(), 0
+        found_rows: list[Rows] = []
+        batches: list[MessageBatch] = []
+        while read < len(pieces) and room > 0:
+            there, batch = await self._run(fetches[read].read_there, *unfilled)
+            if len(batch):
+                found_rows.append(pieces[read] if there is None else pieces[read].pick(there))
+                batches.append(batch)
+                topic.sizes.saw(batch)
+                room -= batch.size_bytes
+            read += 1
+        if batches:
+            subscription.staged.put(Rows.concat(found_rows), MessageBatch.concat(batches))
             self._staged.add(subscription.staged)
+        for part in pieces[read:]:
+            subscription.staged.expect(part)
 
     def _staging_room(self) -> int:
         """How many bytes more may be staged, of all subscriptions together."""

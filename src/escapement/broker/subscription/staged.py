@@ -88,9 +88,9 @@ class Staged:
         Args:
           ageing_ms: what a step of priority is worth.
           room_bytes: how much may be added.
-          mean_bytes: what a message weighs.
+          mean_bytes: what a message weighs; 0 if nobody knows, and then none is read.
         """
-        most = int(room_bytes / (mean_bytes + _ROW_BYTES))
+        most = int(room_bytes / (mean_bytes + _ROW_BYTES)) if mean_bytes else 0
         self._is_full = most < _LEAST_ROWS
         if most >= rows.height:
             return rows.in_order()
