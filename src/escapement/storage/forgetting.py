@@ -28,10 +28,16 @@ class Holding(NamedTuple):
     topic_id: int
     first_offset: int
     end_offset: int
-    restated: bool  # there are rows that say something of earlier messages
+    lowest_base: int  # keys of rows that say something of earlier messages; 0 without any
+    highest_base: int
     size_bytes: int
     max_due_ms: int
     accepted_at_ms: int  # of the newest row
+
+    @property
+    def restated(self) -> bool:
+        """Whether there are rows that say something of earlier messages."""
+        return self.lowest_base < 0
 
 
 def holdings(connection: Connection, generation: Generation) -> list[Holding]:
@@ -40,13 +46,14 @@ def holdings(connection: Connection, generation: Generation) -> list[Holding]:
     for table in tables(generation):
         rows = connection.execute(
             "SELECT topic_id, MIN(CASE WHEN base_offset < 0 THEN NULL ELSE base_offset END),"
-            " MAX(base_offset + message_count), MIN(base_offset), SUM(size_bytes),"
+            " MAX(base_offset + message_count), MIN(base_offset),"
+            " MAX(CASE WHEN base_offset < 0 THEN base_offset ELSE NULL END), SUM(size_bytes),"
             f" MAX(max_due_ms), MAX(accepted_at_ms) FROM {table} GROUP BY topic_id"
         ).rows
-        for topic_id, first, end, lowest, size_bytes, max_due_ms, accepted_at_ms in rows:
+        for topic_id, first, end, lowest, highest, *rest in rows:
             first, end = (0, 0) if first is None else (int(first), int(end))
-            rest = int(size_bytes), int(max_due_ms), int(accepted_at_ms)
-            found.append(Holding(topic_id, first, end, lowest < 0, *rest))
+            bases = (0, 0) if highest is None else (int(lowest), int(highest))
+            found.append(Holding(topic_id, first, end, *bases, *map(int, rest)))
     return found
 
 

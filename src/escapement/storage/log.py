@@ -319,6 +319,18 @@ class Log(Generations):
         ]
         return min((int(base) for base in found if base is not None and base < 0), default=0)
 
+    def first_base(self, connection: Connection, topic_id: int) -> int:
+        """The key of the topic's oldest restatement that is there; 0 if it has none."""
+        for generation in self._generations:
+            base = connection.execute(
+                f"SELECT MAX(base_offset) FROM {generation.table(topic_id)}"
+                " WHERE topic_id = ? AND base_offset < 0",
+                (topic_id,),
+            ).rows[0][0]
+            if base is not None:
+                return int(base)
+        return 0
+
     def _start(
         self, connection: Connection, topic_id: int, from_offset: int
     ) -> Iterator[tuple[Generation, int]]:

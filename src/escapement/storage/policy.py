@@ -141,6 +141,10 @@ class NamespacePolicy(Policy):
         "Of those, no more is kept than this many bytes of the log, however young.",
         "no bound",
     )
+    archive: bool = rule.flag(
+        "Whether the log keeps what nobody is to get any more until it is archived, "
+        "whatever retention says."
+    )
     ttl_ms: int = rule.duration(
         0, "So long after its delivery time a message that is not acknowledged expires.", "never"
     )

@@ -44,6 +44,8 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = more or _free(connection, "moves", "topic_id", "chunk", id)
         more = more or _free(connection, "group_members", "topic_id", "name", id)
         more = more or _free(connection, "group_closings", "topic_id", "id", id)
+        more = more or _free(connection, "archived_chunks", "topic_id", "chunk", id)
+        more = more or _free(connection, "archives", "topic_id", "id", id)
     elif kind == "mailbox":
         more = _free(connection, "inbox", "mailbox_id", "id", id)
     elif kind == "parcel":

@@ -43,6 +43,7 @@ async def _update_topic(broker: Broker, given: Arguments) -> Plain:
 async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
     topic = broker.registry.topic(TopicName.parse(given.text("topic")))
     given.end()
+    since_ms = topic.archive_awaited_since_ms
     return {
         "topic": topic.name.full,
         "next_offset": topic.next_offset,
@@ -50,6 +51,7 @@ async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
         "index_entries": broker.index.count(topic.id),
         "wheel_entries": topic.wheel_count,
         "cancelled": len(topic.amendments.cancelled),
+        "archive_awaited_ms": broker.clock.now_ms() - since_ms if since_ms else 0,
         "producers": [
             {
                 "name": producer.name,

@@ -230,6 +230,15 @@ class LogReader:
         with self._connected() as connection:
             return self._log.lowest_base(connection, topic_id)
 
+    async def first_base(self, topic_id: int) -> int:
+        """The key of the topic's oldest restatement that is there; 0 if it has none."""
+        async with self._alone:
+            return await self._run(self._first_base, topic_id)
+
+    def _first_base(self, topic_id: int) -> int:
+        with self._connected() as connection:
+            return self._log.first_base(connection, topic_id)
+
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
         """The connection, which whatever goes wrong on it makes useless."""

@@ -51,6 +51,7 @@ class Topic:
         "_index",
         "accepted_since_ms",
         "amendments",
+        "archive_awaited_since_ms",
         "backlog",
         "claims",
         "dedup",
@@ -105,6 +106,7 @@ class Topic:
         self._set_quota()
         self.published = 0  # messages since this broker serves the topic
         self.deleting = False  # nothing more is taken
+        self.archive_awaited_since_ms = 0  # 0: nothing waits for it
         self.accepted_since_ms = _NEVER_MS  # the earliest due time accepted meanwhile
         self._index = index
         self._budget = budget
@@ -281,25 +283,22 @@ class Topic:
         item, due_ms = restated.item, restated.due_ms
         self.amendments.moves.put(item.offsets, due_ms, due_ms, item.base_offset)
 
-    def forget_moves(self, below: int, now_ms: int) -> bool:
-        """The log begins at ``below``: of what lies before, only what is live has a time.
+    def moves_over(self, below: int, now_ms: int) -> Int64s:
+        """The log begins at ``below``: what lies before and needs no time any more; ascending.
 
-        And what has a key that is not yet due, or that somebody has not read yet: without its
-        entry that key would seem to count.
-        Returns whether anything was forgotten.
+        A time needs what is live, and what has a key that is not yet due, or that somebody has
+        not read yet: without its entry that key would seem to count.
         """
         due_ms, last_ms, offsets = self.amendments.moves.below(below)
         if not len(offsets):
-            return False
+            return offsets
         unread = [one.waits_from for one in self.shared.values()]
         read_ms = min((key.due_ms for key in unread if key is not None), default=now_ms + 1)
         over = (last_ms <= now_ms) & (last_ms < read_ms)
         cancelled = self.amendments.durably_cancelled(offsets)
         if cancelled is not None:
             over |= cancelled
-        gone = offsets[over & ~self.claims.live(due_ms, offsets, now_ms)]
-        self.amendments.moves.discard(gone)
-        return bool(len(gone))
+        return offsets[over & ~self.claims.live(due_ms, offsets, now_ms)]
 
     def recovered(self, now_ms: int) -> None:
         """All of the past is in the index now: look for what comes next from here on."""

@@ -9,7 +9,9 @@ gone. A generation may go when
    of a shared one its past;
 3. none of its messages is live (``Claims.live``), after those that are were stated again in
    the current generation (broker/upkeep/relocation.py);
-4. no group commit is under way into it and the journal names none of its rows, so that
+4. what is done of it is archived, where the namespace's policy asks for that
+   (broker/upkeep/archivehold.py);
+5. no group commit is under way into it and the journal names none of its rows, so that
    after a crash nobody asks for them. A checkpoint sees to that.
 
 What was found is true until the generation is retired, because a message that is dead, or
@@ -27,11 +29,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import numpy as np
 import trio
 
 from escapement.broker.log.logreader import LogReader
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.archivehold import ArchiveHold
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.relocation import Relocation
 from escapement.clock import Clock
@@ -97,6 +101,7 @@ class Forgetter:
         self._clock = clock
         self._run = run
         self._sparse_bytes = sparse_bytes
+        self._archive = ArchiveHold(self._connected, registry, reader, clock, run)
         self._alone = trio.Lock()
         self._held: dict[int, list[Holding]] = {}  # by generation that nothing is added to
         # Of the oldest generation: topics with nothing live in it, and their subscriptions.
@@ -131,11 +136,16 @@ class Forgetter:
             return False
         if self._pinned(held) or not await self._emptied(oldest, held):
             return False
+        to_archive = self._archive.concerned(held)
+        if await self._archive.waits(oldest, held, self._empty):
+            return False
         if await self._named_by_journal(oldest):
             await self._checkpointer.checkpoint()
             if await self._named_by_journal(oldest):
                 return False
         if self._pinned(held) or not self._still_empty(held):
+            return False
+        if not self._archive.concerned(held) <= to_archive:
             return False
         self._log.retire(oldest)
         self._held.pop(oldest.id, None)
@@ -150,7 +160,13 @@ class Forgetter:
                 end = topic.next_offset
                 first = await self._reader.first_offset(topic.id)
                 begin = end if first is None else first
-                if topic.forget_moves(begin, self._clock.now_ms()):
+                over = topic.moves_over(begin, self._clock.now_ms())
+                released = await self._archive.released(topic, over)
+                # Meanwhile a subscription may have come to want some of it again.
+                over = topic.moves_over(begin, self._clock.now_ms())
+                over = over[np.isin(over, released, assume_unique=True)]
+                if len(over):
+                    topic.amendments.moves.discard(over)
                     self._checkpointer.touch(topic.id)
 
     # -- what is there ---------------------------------------------------------

@@ -1,0 +1,146 @@
+"""What may not be forgotten before it is archived, in namespaces whose policy says so.
+
+The log lets a generation go when nobody is to get any of it any more; what is done then exists
+nowhere else. Here it is held against what the database knows to be archived
+(storage/archive.py), which the job ``archive`` adds to. Two things are kept:
+
+- a generation, while it has the content of a message that is not archived. It has that of what
+  it stated first, unless a row of a newer generation stated it again, and of what its
+  restatements stated last;
+- the entry of a message among the moves, which is how it is found in a restatement.
+
+Sets are looked at, never messages. The database is asked for sets only when something was
+archived since.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.log.logreader import LogReader
+from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.message import Int64s
+from escapement.storage import archive
+from escapement.storage.blocking import Run
+from escapement.storage.engine.base import Connection
+from escapement.storage.forgetting import Holding
+from escapement.storage.generation import Generation
+from escapement.storage.offsets import OffsetSet
+
+_logger = logging.getLogger(__name__)
+
+Connected = Callable[[], AbstractContextManager[Connection]]
+# What was found of a generation: its id, the version of what is archived, and who was asked for.
+_Look = tuple[int, int, frozenset[int], dict[int, frozenset[int]]]
+_NOTHING: Final[_Look] = (0, 0, frozenset(), {})
+
+
+class ArchiveHold:
+    """See the module's docstring."""
+
+    def __init__(
+        self, connected: Connected, registry: Registry, reader: LogReader, clock: Clock, run: Run
+    ) -> None:
+        self._connected = connected
+        self._registry = registry
+        self._reader = reader
+        self._clock = clock
+        self._run = run
+        self._waited: _Look = _NOTHING  # what was found to wait
+
+    def concerned(self, held: Sequence[Holding]) -> frozenset[int]:
+        """Which of these topics are in namespaces that are archived."""
+        return frozenset(
+            one.topic_id
+            for one in held
+            if self._registry.exists(one.topic_id)
+            and self._registry.namespace_of(one.topic_id).policy.archive
+        )
+
+    async def waits(
+        self, oldest: Generation, held: Sequence[Holding], empty: dict[int, frozenset[int]]
+    ) -> bool:
+        """Whether the oldest generation has something that is done and not archived.
+
+        Args:
+          held: what it has of each topic, in which nothing is live: that was stated again.
+          empty: the topics of which that is known, with their subscriptions.
+        """
+        concerned = self.concerned(held)
+        for one in held:
+            if one.topic_id not in concerned and one.topic_id in self._registry.active:
+                self._registry.active[one.topic_id].archive_awaited_since_ms = 0
+        if not concerned:
+            return False
+        version = await self._run(self._version)
+        look = oldest.id, version, concerned, dict(empty)
+        if look == self._waited:
+            return True
+        waiting = False
+        for one in held:
+            if one.topic_id in concerned and self._registry.exists(one.topic_id):
+                topic = self._registry.activate(one.topic_id)
+                lacks = await self._lacks(topic, one)
+                self._note(oldest, topic, lacks)
+                waiting |= lacks
+        self._waited = look if waiting else _NOTHING
+        return waiting
+
+    async def released(self, topic: Topic, offsets: Int64s) -> Int64s:
+        """Which of these moved messages may lose their entries; ascending."""
+        if not len(offsets) or not topic.namespace.policy.archive:
+            return offsets
+        span = int(offsets[0]), int(offsets[-1]) + 1
+        archived = await self._run(self._archived, topic.id, *span)
+        first = await self._reader.first_base(topic.id)
+        # What is stated by a row that is gone cannot be archived any more.
+        stated = topic.amendments.moves.bases(offsets)
+        gone = (stated > first) | (stated == 0) if first else np.ones(len(offsets), bool)
+        return offsets[gone | archived.contains(offsets)]
+
+    async def _lacks(self, topic: Topic, held: Holding) -> bool:
+        """Whether some of a topic's messages would be lost with the generation."""
+        end = held.end_offset
+        if not end:  # it states nothing first: so what lies before the log's beginning
+            begin = await self._reader.first_offset(topic.id)
+            end = topic.next_offset if begin is None else begin
+        moved = topic.amendments.moves.between(0, end)
+        bases = topic.amendments.moves.bases(moved)
+        here = moved[(bases >= held.lowest_base) & (bases <= held.highest_base) & (bases < 0)]
+        low = min([held.first_offset if held.end_offset else end, *here[:1].tolist()])
+        archived = await self._run(self._archived, topic.id, low, end)
+        if not archived.contains(here).all():
+            return True
+        elsewhere = moved[(bases < 0) & (bases < held.lowest_base)]
+        for offsets in archive.lacking(archived, held.first_offset, held.end_offset):
+            if not np.isin(offsets, elsewhere, assume_unique=True).all():
+                return True
+            await trio.lowlevel.checkpoint()
+        return False
+
+    def _note(self, oldest: Generation, topic: Topic, lacks: bool) -> None:
+        if lacks and not topic.archive_awaited_since_ms:
+            topic.archive_awaited_since_ms = self._clock.now_ms()
+            _logger.info(
+                "generation %d of the log waits for %s to be archived: escapement pipeline archive",
+                oldest.id,
+                topic.name.full,
+            )
+        elif not lacks:
+            topic.archive_awaited_since_ms = 0
+
+    def _version(self) -> int:
+        with self._connected() as connection:
+            return archive.version(connection)
+
+    def _archived(self, topic_id: int, low: int, high: int) -> OffsetSet:
+        with self._connected() as connection:
+            return archive.archived(connection, topic_id, low, high)
