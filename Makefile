@@ -2,6 +2,8 @@
 # Needs python3 (3.11 or newer), python3-venv and make.
 
 PYTHON ?= python3
+# Tests run on so many processes, each with a database server of its own.
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 # Touched when the virtual environment matches pyproject.toml.
@@ -18,7 +20,7 @@ demo: $(INSTALLED) ## schedule, kill the broker, recover, deliver on time: the m
 	$(BIN)/escapement demo
 
 test: $(INSTALLED) database ## all tests but the long ones, on SQLite and a private MariaDB or MySQL
-	$(BIN)/pytest -m "not long" $(ARGS)
+	$(BIN)/pytest -m "not long" -n $(JOBS) --dist loadgroup $(ARGS)
 
 check: $(INSTALLED) ## format, lint, types and layers
 	$(BIN)/ruff format --check .
