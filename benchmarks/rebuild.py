@@ -6,17 +6,22 @@ Starts a private MariaDB or MySQL server and a broker on it, publishes messages 
 bytes with random delays of up to thirty days in batches of a thousand, to one topic with one
 subscription, and stops the broker. Then the job rebuilds the index of an empty directory, some
 times; and a broker is started on another empty directory, until it accepts connections, which it
-does when its index is whole. Prints messages a second by the clock, and processor seconds.
+does when its index is whole. Beside that what bounds the job: reading the same rows from the
+database and doing nothing with them, and writing as many bytes to the same disk. Prints messages
+a second by the clock, and processor seconds of this process and of the database's.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
+import shutil
 import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +30,15 @@ import trio
 import escapement
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs, MessageBatch, Times
+from escapement.pipeline.filling import ReadAhead
 from escapement.pipeline.rebuild import RebuildConfig, run
+from escapement.storage.engine.open import open_engine
+from escapement.storage.index.directfile import DirectFile
+from escapement.storage.log import Log
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from brokers import broker_process
-from servers import private_server
+from servers import MysqlServer, private_server
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100
@@ -60,10 +69,52 @@ async def publish(url: str, messages: int) -> None:
                 nursery.start_soon(send)
 
 
-def processor_s() -> float:
-    """Of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+class Meter:
+    """Time and processors that something takes, for so many messages."""
+
+    def __init__(self, server: MysqlServer, messages: int) -> None:
+        self._server = server
+        self._messages = messages
+        self._began_s, self._used_s = time.perf_counter(), self._processor_s()
+
+    def end(self, what: str) -> float:
+        """Says it; messages a second."""
+        rate = self._messages / (time.perf_counter() - self._began_s)
+        own, server = (
+            now - then for now, then in zip(self._processor_s(), self._used_s, strict=True)
+        )
+        print(
+            f"{what}: {rate:,.0f} messages/s; processor seconds: {own:.1f} here,"
+            f" {server:.1f} of the database",
+            flush=True,
+        )
+        return rate
+
+    def _processor_s(self) -> tuple[float, float]:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return used.ru_utime + used.ru_stime, self._server.processor_s()
+
+
+def read_alone(url: str) -> None:
+    """Fetch what the job fetches, over as many connections."""
+    engine = open_engine(url, Path())
+    connection = engine.connect()
+    with ReadAhead(engine, Log.look(connection)) as ahead:
+        for _ in ahead.steps(connection, Future.result):
+            pass
+    connection.close()
+    engine.close()
+
+
+def write_alone(directory: Path, size_bytes: int) -> None:
+    """As many bytes as one file, in the job's way, onto the disk."""
+    file, block = DirectFile(directory / "written"), np.random.default_rng(1).bytes(4 << 20)
+    for _ in range(size_bytes >> 22):
+        file.write(block)
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    (directory / "written").unlink()
 
 
 def main() -> None:
@@ -80,12 +131,19 @@ def main() -> None:
             broker.stop()
         rates = []
         for number in range(options.runs):
-            began_s, used_s = time.perf_counter(), processor_s()
-            done = run(None, RebuildConfig(Path(directory) / f"rebuilt{number}", url))
-            took_s, used_s = time.perf_counter() - began_s, processor_s() - used_s
+            data = Path(directory) / f"rebuilt{number}"
+            meter = Meter(server, options.messages)
+            done = run(None, RebuildConfig(data, url))
+            rates.append(meter.end("the job"))
             assert done.pending == options.messages
-            rates.append(done.messages / took_s)
-            print(f"the job: {rates[-1]:,.0f} messages/s, {used_s:.1f} processor seconds")
+            size_bytes = sum(path.stat().st_size for path in (data / "index").iterdir())
+            shutil.rmtree(data)
+            meter = Meter(server, options.messages)
+            read_alone(url)
+            meter.end("reading alone")
+            meter = Meter(server, options.messages)
+            write_alone(Path(directory), size_bytes)
+            meter.end(f"writing {size_bytes / 1e6:.0f} MB alone")
         print(f"the job, the median: {statistics.median(rates):,.0f} messages/s", flush=True)
         began_s = time.perf_counter()
         with broker_process(Path(directory) / "own", url) as broker:

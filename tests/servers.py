@@ -146,6 +146,12 @@ class MysqlServer:
         """One statement as root, on a connection of its own."""
         return run_sql({"unix_socket": str(self.socket), "user": "root"}, sql)
 
+    def processor_s(self) -> float:
+        """Processor seconds that it has used since it was started."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     # -- set-up ----------------------------------------------------------------
 
     def _where(self) -> list[str]:

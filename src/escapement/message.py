@@ -128,6 +128,10 @@ def gather(data: Buffer, starts: Int64s, lengths: UInt32s, rows: Int64s) -> Blob
     places = np.cumsum(taken_lengths, dtype=np.int64) - taken_lengths
     size = int(places[-1]) + int(taken_lengths[-1])
     firsts = np.flatnonzero(np.append(True, begins[1:] != ends[:-1]))
+    width = int(taken_lengths[0])
+    scattered = 2 * len(firsts) > len(rows) >= _FEW_STRINGS
+    if scattered and 0 < width <= _WIDE_BYTES and bool((taken_lengths == width).all()):
+        return Blobs(taken_lengths, _windows(data, width)[begins].view(np.uint8).data)
     lasts = np.append(firsts[1:], len(rows)) - 1
     begins, ends, places = begins[firsts], ends[lasts], places[firsts]
     taken = np.empty(size, np.uint8)

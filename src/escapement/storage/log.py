@@ -170,11 +170,14 @@ class Log(Generations):
 
     def scan(self, connection: Connection, max_bytes: int) -> Iterator[list[LogRow]]:
         """Every row of every topic, each topic's in order, in steps of about ``max_bytes``."""
+        for step in self.scan_keys(connection, max_bytes):
+            yield self._fetch_found(connection, step)
+
+    def scan_keys(self, connection: Connection, max_bytes: int) -> Iterator[list[RowKey]]:
+        """The keys of the same, for whoever reads the rows elsewhere (:meth:`fetch`)."""
         for generation in self._generations:
             for shard in range(generation.parallelism):
-                keys = keys_of_shard(connection, generation, shard)
-                for step in bounded(keys, max_bytes):
-                    yield self._fetch_found(connection, step)
+                yield from bounded(keys_of_shard(connection, generation, shard), max_bytes)
 
     def end_offset(self, connection: Connection, topic_id: int) -> int:
         """The offset after the last one stored; 0 for a topic without rows."""

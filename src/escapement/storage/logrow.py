@@ -69,13 +69,18 @@ class RowContent:
 
     def batch(self) -> MessageBatch:
         """All messages of the row in one batch. Raises ``LogDamaged``."""
+        return MessageBatch.concat(self.batches())
+
+    def batches(self) -> list[MessageBatch]:
+        """The same as they stand in the row, not copied. Raises ``LogDamaged``."""
         try:
-            batch = MessageBatch.concat([MessageBatch.decode(body) for body in self.bodies])
+            batches = [MessageBatch.decode(body) for body in self.bodies]
         except RemoteProtocolError as error:
             raise LogDamaged(f"a log row holds a body that does not decode: {error}") from error
-        if len(batch) != len(self.due_ms):
-            raise LogDamaged(f"a log row has {len(self.due_ms)} times, {len(batch)} messages")
-        return batch
+        count = sum(map(len, batches))
+        if count != len(self.due_ms):
+            raise LogDamaged(f"a log row has {len(self.due_ms)} times, {count} messages")
+        return batches
 
 
 def encode_row(

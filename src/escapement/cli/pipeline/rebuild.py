@@ -12,7 +12,8 @@ import click
 from escapement.cli.logurl import log_url
 from escapement.cli.parameters import FlagOrVariable, size_bytes
 from escapement.cli.pipeline.progress import ProgressLine
-from escapement.pipeline.rebuild import DEFAULT_MEMORY_BYTES, Progress, RebuildConfig, run
+from escapement.pipeline.filling import Progress
+from escapement.pipeline.rebuild import DEFAULT_MEMORY_BYTES, RebuildConfig, run
 
 _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)
 

@@ -80,4 +80,9 @@ class Segments:
     def next_path(self) -> Path:
         """Where the next segment is to be written; no path is given twice."""
         self._last_number += 1
-        return self._directory / f"{self._last_number:08d}{_SUFFIX}"
+        return self._directory / segment_name(self._last_number)
+
+
+def segment_name(number: int) -> str:
+    """The name of a segment's file."""
+    return f"{number:08d}{_SUFFIX}"

@@ -13,13 +13,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 
 from escapement.errors import StorageError
 from escapement.message import Buffer, MessageBatch
 from escapement.storage.index.block import FOOTER, KeyBlock, MessageBlock, TraitBlock, encode
+from escapement.storage.index.directfile import DirectFile
 from escapement.storage.index.keys import Key, Keys, is_sorted
 from escapement.storage.index.segment import (
     BLOCK_BYTES,
@@ -43,7 +44,8 @@ _STEP_BLOCKS: Final = 8
 class SegmentWriter:
     """Writes one segment, topic after topic in ascending ids, keys ascending in each."""
 
-    def __init__(self, path: Path, block_rows: int = BLOCK_ROWS) -> None:
+    def __init__(self, path: Path, block_rows: int = BLOCK_ROWS, bulk: bool = False) -> None:
+        """``bulk``: it is one of many that are not read soon (``DirectFile``)."""
         self.path = path
         self.rows = 0
         self._block_rows = block_rows
@@ -51,7 +53,9 @@ class SegmentWriter:
         self._runs: list[tuple[int, ...]] = []
         self._last_key: Key | None = None
         self._at = len(HEADER)
-        self._file = path.open("xb", buffering=_WRITE_BYTES)
+        self._file: BinaryIO | DirectFile = (
+            DirectFile(path) if bulk else path.open("xb", buffering=_WRITE_BYTES)
+        )
         self._file.write(HEADER)
 
     def steps(self, count: int, row_bytes: int) -> Iterator[slice]:

@@ -1,0 +1,182 @@
+"""An index filled from the log on one machine: read by several, sorted and written by one.
+
+The log is read once, over some connections at a time, because a database reads large rows one
+page after the other and waits for each. What is pending is gathered in memory; a full table is
+sorted and written as a segment while the other one fills, and brought to disk while the next
+is written. What takes time, reading, sorting, gathering and writing, does so without the
+interpreter lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+
+from escapement.message import MessageBatch
+from escapement.pipeline.claims import TopicClaims
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.index.building import Building
+from escapement.storage.index.bulk import BulkTable
+from escapement.storage.index.writer import SegmentWriter, writing
+from escapement.storage.log import Log
+from escapement.storage.logtable import LogRow, RowKey
+
+# Log rows read at once: some row groups, each up to 8 MiB.
+_STEP_BYTES: Final = 4 << 20
+# Connections that read, and steps that are read ahead of who takes them.
+_READERS: Final = 4
+_AHEAD: Final = 6
+
+T = TypeVar("T")
+Wait = Callable[[Future[T]], T]
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the job has come."""
+
+    messages: int = 0  # read
+    pending: int = 0  # of them written to the index
+    read_bytes: int = 0
+    log_bytes: int = 0  # in all, as of the last checkpoint
+
+
+class ReadAhead:
+    """The log's rows in order, read ahead over some connections; a context manager."""
+
+    def __init__(self, engine: Engine, log: Log) -> None:
+        self._engine = engine
+        self._log = log
+        self._pool = ThreadPoolExecutor(_READERS)
+        self._connections: list[Connection] = []
+        self._idle: list[Connection] = []
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for connection in self._connections:
+            connection.close()
+
+    def steps(self, connection: Connection, wait: Wait[list[LogRow]]) -> Iterator[list[LogRow]]:
+        """Some rows at a time; ``connection`` is asked which there are."""
+        keys = self._log.scan_keys(connection, _STEP_BYTES)
+        ahead = deque(self._pool.submit(self._read, step) for step in islice(keys, _AHEAD))
+        while ahead:
+            rows = wait(ahead.popleft())
+            ahead.extend(self._pool.submit(self._read, step) for step in islice(keys, 1))
+            yield rows
+
+    def _read(self, step: list[RowKey]) -> list[LogRow]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._engine.connect()
+            self._connections.append(connection)
+        rows = [row for some in self._log.fetch(connection, step, _STEP_BYTES) for row in some]
+        self._idle.append(connection)
+        return rows
+
+
+class Filling:
+    """Gathers what is pending and has it written; a context manager."""
+
+    def __init__(
+        self,
+        building: Building,
+        claims: Mapping[int, TopicClaims],
+        now_ms: int,
+        memory_bytes: int,
+        wait: Wait[None],
+    ) -> None:
+        """``wait``: how to wait for what others do."""
+        self.done = Progress()
+        self._building = building
+        self._claims = claims
+        self._now_ms = now_ms
+        self._wait = wait
+        self._filling, self._written = BulkTable(memory_bytes // 2), BulkTable(memory_bytes // 2)
+        # One sorts and writes, one waits for the disk.
+        self._pool = ThreadPoolExecutor(2)
+        self._writing: Future[None] | None = None
+        self._syncing: list[Future[None]] = []
+        self._writers: list[SegmentWriter] = []
+
+    def __enter__(self) -> Filling:
+        return self
+
+    def __exit__(self, failure: object, *exc_info: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        if failure is not None:
+            for writer in self._writers:
+                writer.discard()
+
+    def take(self, row: LogRow) -> None:
+        """Take in what of a row is pending. Raises ``LogDamaged``, ``StorageError``."""
+        topic_id = row.key.topic_id
+        due_ms, offsets = row.content.due_ms, row.offsets
+        self.done.messages += len(due_ms)
+        self.done.read_bytes += row.key.size_bytes
+        claims = self._claims.get(topic_id)
+        if claims is None:
+            return  # the topic was deleted, and its rows are being freed
+        live = claims.live(due_ms, offsets, self._now_ms)
+        batches = row.content.batches()
+        if not live.all():
+            at = np.flatnonzero(live)
+            batches = [MessageBatch.concat(batches).take(at)]
+            due_ms, offsets = due_ms[at], offsets[at]
+        self.done.pending += len(due_ms)
+        low = 0
+        for batch in batches:
+            rows = slice(low, low + len(batch))
+            if not self._filling.has_room(len(batch), batch.size_bytes):
+                self._write()
+            self._filling.add(topic_id, offsets[rows], due_ms[rows], batch)
+            low += len(batch)
+
+    def finish(self) -> list[Path]:
+        """The segments, on disk."""
+        self._write()
+        self._end_writing()
+        for synced in self._syncing:
+            self._wait(synced)
+        return [writer.path for writer in self._writers]
+
+    def _write(self) -> None:
+        """Have what is gathered written; what was gathered before is written by then."""
+        self._end_writing()
+        if not self._filling.count:
+            return
+        table = self._filling
+        self._filling, self._written = self._written, table
+        writer = self._building.new_segment()
+        self._writers.append(writer)
+        self._writing = self._pool.submit(_write, table, writer)
+        self._syncing.append(self._pool.submit(_sync, self._writing, writer))
+
+    def _end_writing(self) -> None:
+        if self._writing is not None:
+            self._wait(self._writing)
+            self._writing = None
+            self._written.clear()
+
+
+def _write(table: BulkTable, writer: SegmentWriter) -> None:
+    with writing(writer.path):
+        table.write(writer)
+        writer.finish()
+
+
+def _sync(written: Future[None], writer: SegmentWriter) -> None:
+    written.result()
+    with writing(writer.path):
+        writer.sync()

@@ -1,0 +1,151 @@
+"""Many messages at once, of any topics: taken in as they come, sorted when they are written.
+
+For whoever makes an index out of a log rather than keeping one while messages come. Nobody
+reads it before it is a segment. So it is one table, however large, where the index's memory is
+many small ones that are always sorted; and its memory is touched once and used again.
+
+Owns columns of keys and strings in order of arrival, and which rows are whose. Knows nothing
+of what is live: it is given what is to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from escapement.message import (
+    DEFAULT_PRIORITY,
+    Blobs,
+    Int64s,
+    MessageBatch,
+    UInt8s,
+    gather,
+)
+from escapement.storage.index.columns import Arena
+from escapement.storage.index.keys import unique_order
+from escapement.storage.index.writer import SegmentWriter
+
+# A row's key, and where its payload begins and how long it is.
+_ROW_BYTES: Final = 8 + 8 + 8 + 4
+
+
+class BulkTable:
+    """Messages that become one segment; add, write, clear, and so on.
+
+    Rows are numbered as they come. Memory is reserved at once and taken as it is used.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        """``size_bytes``: what it holds, but for a first batch that is larger by itself."""
+        self.count = 0
+        self._size_bytes = size_bytes
+        self._capacity = max(size_bytes // _ROW_BYTES, 1)
+        self._due_ms: Int64s = np.empty(self._capacity, np.int64)
+        self._offsets: Int64s = np.empty(self._capacity, np.int64)
+        self._payloads = Arena(self._capacity, size_bytes)
+        self._keys: Arena | None = None
+        self._properties: Arena | None = None
+        self._groups: Arena | None = None
+        self._priorities: UInt8s | None = None
+        self._ranges: dict[int, list[tuple[int, int]]] = {}  # of rows, by topic id
+
+    def has_room(self, rows: int, size_bytes: int) -> bool:
+        """Whether so many more messages of this weight fit; into an empty table they do."""
+        used = sum(0 if arena is None else arena.used for arena in self._arenas())
+        rows += self.count
+        return not self.count or rows * _ROW_BYTES + used + size_bytes <= self._size_bytes
+
+    def add(
+        self, topic_id: int, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch
+    ) -> None:
+        """Take the batch; ``offsets`` is a column, or the first of contiguous ones. O(bytes)."""
+        row, rows = self.count, len(due_ms)
+        if not rows:
+            return
+        end = row + rows
+        if end > self._capacity:
+            self._make_room(end)
+        self._due_ms[row:end] = due_ms
+        if isinstance(offsets, int):
+            self._offsets[row:end] = np.arange(offsets, offsets + rows)
+        else:
+            self._offsets[row:end] = offsets
+        self._payloads.append(row, batch.payloads)
+        self._keys = self._append(self._keys, row, batch.keys)
+        self._properties = self._append(self._properties, row, batch.properties)
+        self._groups = self._append(self._groups, row, batch.groups)
+        if batch.priorities is not None:
+            if self._priorities is None:
+                self._priorities = np.full(self._capacity, DEFAULT_PRIORITY, np.uint8)
+            self._priorities[row:end] = batch.priorities
+        ranges = self._ranges.setdefault(topic_id, [])
+        if ranges and ranges[-1][1] == row:
+            ranges[-1] = (ranges[-1][0], end)
+        else:
+            ranges.append((row, end))
+        self.count = end
+
+    def write(self, writer: SegmentWriter) -> None:
+        """Write all of it, each topic by its keys, each key once; blocking."""
+        for topic_id in sorted(self._ranges):
+            parts = [slice(*ends) for ends in self._ranges[topic_id]]
+            due_ms = np.concatenate([self._due_ms[part] for part in parts])
+            offsets = np.concatenate([self._offsets[part] for part in parts])
+            rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+            order = unique_order(due_ms, offsets)
+            due_ms, offsets, rows = due_ms[order], offsets[order], rows[order]
+            for step in writer.steps(len(rows), self._mean_bytes(parts)):
+                writer.append(topic_id, (due_ms[step], offsets[step]), self._take(rows[step]))
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.count = 0
+        self._payloads.used = 0
+        # Of these, rows without a value are as they were made: empty.
+        self._keys = self._properties = self._groups = None
+        self._priorities = None
+        self._ranges.clear()
+
+    def _take(self, rows: Int64s) -> MessageBatch:
+        priorities = self._priorities
+        return MessageBatch(
+            gather(self._payloads.data, self._payloads.starts, self._payloads.lengths, rows),
+            _gathered(self._keys, rows),
+            _gathered(self._properties, rows),
+            None if priorities is None else priorities[rows],
+            _gathered(self._groups, rows),
+        )
+
+    def _mean_bytes(self, parts: Sequence[slice]) -> int:
+        """What the strings of these rows weigh, on average."""
+        lengths = [arena.lengths[part] for arena in self._arenas() if arena for part in parts]
+        rows: int = sum(part.stop - part.start for part in parts)
+        return sum(int(some.sum(dtype=np.int64)) for some in lengths) // rows
+
+    def _arenas(self) -> tuple[Arena | None, ...]:
+        return self._payloads, self._keys, self._properties, self._groups
+
+    def _append(self, arena: Arena | None, row: int, blobs: Blobs | None) -> Arena | None:
+        if blobs is not None:
+            if arena is None:
+                arena = Arena(self._capacity, 0)
+            arena.append(row, blobs)
+        return arena
+
+    def _make_room(self, rows: int) -> None:
+        self._capacity = rows
+        self._due_ms = np.resize(self._due_ms, rows)
+        self._offsets = np.resize(self._offsets, rows)
+        for arena in self._arenas():
+            if arena is not None:
+                arena.make_room(rows)
+        if self._priorities is not None:
+            grown = np.full(rows, DEFAULT_PRIORITY, np.uint8)
+            grown[: len(self._priorities)] = self._priorities
+            self._priorities = grown
+
+
+def _gathered(arena: Arena | None, rows: Int64s) -> Blobs | None:
+    return None if arena is None else gather(arena.data, arena.starts, arena.lengths, rows)

@@ -1,0 +1,96 @@
+"""A new file, written from its beginning to its end past the system's cache.
+
+Copying into the cache costs the system several times what it costs to let the disk fetch the
+bytes itself, and drives out what others read. So this is for what is written in bulk and read
+later. The disk wants whole blocks from aligned memory: they are gathered in a buffer. Where a
+file system cannot do this, the file is written like any other.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from escapement.message import Buffer
+
+_DIRECT: Final = getattr(os, "O_DIRECT", 0)  # not everywhere
+# No disk has larger blocks, and all but the last write are a multiple of it.
+_BLOCK_BYTES: Final = 4096
+_BUFFER_BYTES: Final = 4 << 20
+
+
+class DirectFile:
+    """Write, then flush once, then close; blocking. Raises ``OSError``."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the file, which must not exist."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o666)
+        self._open = True
+        self._direct = bool(_DIRECT)
+        if self._direct:
+            self._set_direct(True)
+        self._buffer = mmap.mmap(-1, _BUFFER_BYTES)  # begins at a page
+        self._used = 0
+
+    def write(self, piece: Buffer) -> None:
+        """Append it."""
+        view, at = memoryview(piece).cast("B"), 0
+        while at < len(view):
+            part = view[at : at + _BUFFER_BYTES - self._used]
+            self._buffer[self._used : self._used + len(part)] = part
+            self._used += len(part)
+            at += len(part)
+            if self._used == _BUFFER_BYTES:
+                self._put(0, _BUFFER_BYTES)
+                self._used = 0
+
+    def writelines(self, pieces: Iterable[Buffer]) -> None:
+        """Append them."""
+        for piece in pieces:
+            self.write(piece)
+
+    def flush(self) -> None:
+        """Hand over the rest. Nothing may be written after it."""
+        whole = self._used - self._used % _BLOCK_BYTES
+        self._put(0, whole)
+        self._set_direct(False)  # the rest is no block
+        self._put(whole, self._used)
+        self._used = 0
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        """More than once does no harm."""
+        if self._open:
+            self._open = False
+            os.close(self._descriptor)
+            self._buffer.close()
+
+    def _put(self, low: int, high: int) -> None:
+        with memoryview(self._buffer) as view:
+            while low < high:
+                try:
+                    low += os.write(self._descriptor, view[low:high])
+                except OSError as error:
+                    # Here a file system, or what a short write left over, wants the cache.
+                    if error.errno != errno.EINVAL or not self._direct:
+                        raise
+                    self._set_direct(False)
+
+    def _set_direct(self, wanted: bool) -> None:
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        flags = flags | _DIRECT if wanted else flags & ~_DIRECT
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not wanted:
+                raise
+            wanted = False
+        self._direct = wanted
