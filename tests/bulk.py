@@ -6,13 +6,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from escapement.storage import job
+from escapement.storage import inbox, job, parcel
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.inbox import Step
 from escapement.storage.job import Attempt, Counted, Job, Tally
 from escapement.storage.letter import Letter
 from letters import letter
 
 T = TypeVar("T")
+
+
+def take_out(engine: Engine, connection: Connection, step: Step) -> None:
+    """Have the letters of a step be moved, as a group commit does."""
+    with transaction(connection):
+        inbox.remove(connection, [one.id for one in step.letters if one.advance is None])
+        advances = [one.advance for one in step.letters if one.advance is not None]
+        parcel.advance(connection, list({one.parcel_id: one for one in advances}.values()))
+        parcel.settle(engine.dialect, connection, step.emptied)
 
 
 @contextmanager

@@ -284,7 +284,7 @@ async def test_the_upkeep_frees_what_nobody_will_commit(
             writer.engine, writer.connection, load, 0, "b", [letter("t/n/x", "0", b"once")]
         )
         assert commit(writer.engine, writer.connection, load, other)
-        for _ in range(10):  # each step of the housekeeper's, and the pause behind it
+        for _ in range(30):  # each step of the housekeeper's, and the pause behind it
             await world.clock.advance(seconds=11)
         assert await payloads(broker, "t/n/x") == [b"once"]
         for table in ("inbox", "parcels", "removals"):

@@ -27,6 +27,7 @@ from escapement.storage.items import Acks
 from escapement.storage.lane import State
 from escapement.storage.lease import Identity
 from escapement.storage.letter import Letter, decode_letter
+from escapement.storage.parcel import Advance
 from letters import letter
 
 
@@ -275,5 +276,17 @@ async def test_letters_that_another_has_taken_out_are_not_appended(engine: Engin
         async with committing(engine) as house:
             topic = await house.topic("t")
             house.append(topic, b"never", letter_ids=[99])
+            await house.pipeline.drain()
+    assert stored(engine) == {}
+
+
+async def test_letters_of_a_parcel_that_another_has_moved_on_are_not_appended(
+    engine: Engine,
+) -> None:
+    """B7."""
+    with ends_with(StorageError):
+        async with committing(engine) as house:
+            topic = await house.topic("t")
+            house.append(topic, b"never", advances=[Advance(99, 0, 1)])
             await house.pipeline.drain()
     assert stored(engine) == {}

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from bulk import commit, stage, stage_letters, transaction
+from bulk import commit, stage, stage_letters, take_out, transaction
 from committing import AtStep, Crash, FaultyEngine
-from escapement.errors import StagingLost
+from escapement.errors import StagingLost, StorageError
 from escapement.storage import inbox, job, parcel, removal, schema
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.sqlite import SqliteEngine
@@ -29,9 +29,7 @@ def adopt(
                 found.setdefault(box.target, []).extend(
                     decode_letter(one.data)[0].payloads.to_list()
                 )
-            with transaction(connection):
-                inbox.remove(connection, [one.id for one in step.letters])
-                parcel.settle(engine.dialect, connection, step.emptied)
+            take_out(engine, connection, step)
     return found
 
 
@@ -89,6 +87,7 @@ def test_nobody_sees_what_is_staged_and_everybody_all_of_it_after_the_commit(
     assert adopt(engine, connection) == {"t/n/x": [b"1", b"2", b"4"], "t/n/y": [b"3"]}
     (state,) = job.states(connection, 9)
     assert (state.messages, state.waiting, state.adopted_at_ms is None) == (4, 0, False)
+    purge(engine, connection)
     assert (count(connection, "inbox"), count(connection, "parcels")) == (0, 0)
 
 
@@ -205,6 +204,7 @@ def test_a_topic_takes_what_jobs_had_for_it_along(engine: Engine, connection: Co
     assert commit(engine, connection, later, two)
     purge(engine, connection)
     assert adopt(engine, connection) == {"t/n/x": [b"new"]}
+    purge(engine, connection)
     assert count(connection, "inbox") == 0
 
 
@@ -228,10 +228,38 @@ def test_letters_of_a_mailbox_go_before_those_of_jobs_and_a_held_one_stays(
     (state,) = job.states(connection, 9)
     assert (state.waiting, state.held, state.reason) == (1, 1, "never")
     assert state.adopted_at_ms is None
+    purge(engine, connection)  # what was moved is freed, what is held is not
+    assert inbox.waiting(connection, 9) == [waits]
+    assert (count(connection, "inbox"), count(connection, "parcels")) == (1, 1)
     with transaction(connection):
         assert inbox.close(connection, "t/n/x") == 1
     purge(engine, connection)
     assert job.states(connection, 9)[0].adopted_at_ms is not None
+
+
+def test_a_parcel_that_is_not_where_it_was_read_is_not_moved_on(
+    engine: Engine, connection: Connection
+) -> None:
+    """B7: neither twice, nor past letters that are not on their way, nor once it is deleted."""
+    load = job.enter(engine, connection, "load", 0)
+    counted = stage(engine, connection, load, 0, "a", b"1", b"2", b"3")
+    commit(engine, connection, load, counted)
+    (box,) = inbox.occupied(connection, 0, 9)
+    first = inbox.read_parcels(connection, box.id, 1)
+    (second,) = inbox.read_ahead(connection, [(box.id, first.last)], 1)
+    with pytest.raises(StorageError, match="parcel"):
+        take_out(engine, connection, second)
+    take_out(engine, connection, first)
+    with pytest.raises(StorageError, match="parcel"):
+        take_out(engine, connection, first)
+    take_out(engine, connection, second)
+    (state,) = job.states(connection, 9)
+    assert (state.messages, state.waiting) == (3, 1)
+    third = inbox.read_parcels(connection, box.id, 1)
+    with transaction(connection):
+        assert inbox.close(connection, "t/n/x") == 1
+    with pytest.raises(StorageError, match="parcel"):
+        take_out(engine, connection, third)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -104,6 +104,16 @@ def test_a_server_that_proves_itself_is_spoken_to_in_private(
     connection.close()
 
 
+def test_whoever_names_no_authority_is_spoken_to_in_private_where_the_server_can(
+    tls_server: MysqlServer, private_mysql: MysqlServer
+) -> None:
+    for server, private in ((tls_server, True), (private_mysql, False)):
+        connection = engine_at(server.url("private")).connect()
+        ((_, cipher),) = connection.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'").rows
+        assert bool(cipher) is private
+        connection.close()
+
+
 def test_another_authoritys_server_is_refused(tls_server: MysqlServer, tmp_path: Path) -> None:
     stranger = Authority(tmp_path / "stranger")
     with pytest.raises(StorageError, match="certificate is not trusted") as caught:

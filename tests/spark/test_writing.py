@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from bulk import transaction
-from escapement.storage import catalog, inbox, job, parcel, schema
+from bulk import take_out
+from escapement.storage import catalog, inbox, job, schema
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.job import JobState
@@ -59,9 +59,7 @@ class Log:
                         none if batch.properties is None else batch.properties.to_list(),
                     )
                     found.setdefault(box.target, []).extend(zip(*columns, strict=True))
-                with transaction(self.connection):
-                    inbox.remove(self.connection, [one.id for one in step.letters])
-                    parcel.settle(self.engine.dialect, self.connection, step.emptied)
+                take_out(self.engine, self.connection, step)
         return found
 
     def jobs(self) -> list[JobState]:

@@ -25,6 +25,7 @@ from escapement.storage.generation import Generation
 from escapement.storage.items import Acks, Append, Attempts, Item, Restate, Statement
 from escapement.storage.journal import JournalPosition
 from escapement.storage.letter import Letter
+from escapement.storage.parcel import Advance
 
 _NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
 
@@ -140,6 +141,11 @@ class Group:
     def letter_ids(self) -> list[int]:
         """What leaves the inbox, because it goes into the log."""
         return [id for t in self.topics for append in t.appends for id in append.letter_ids]
+
+    @property
+    def advances(self) -> list[Advance]:
+        """How far parcels are with it, whose letters go into the log."""
+        return [one for t in self.topics for append in t.appends for one in append.advances]
 
     @property
     def ack_count(self) -> int:

@@ -5,8 +5,9 @@ is never used again; it comes into being with its first letter, whether the topi
 or not, and ends with the topic. Everything here runs inside a transaction of the caller's:
 
 - :func:`insert` in the group commit of what caused the letters, so both happen or neither;
-- :func:`remove` in the group commit that appends them to the target's log, which the
-  lease guards: a letter is moved exactly once, whoever dies when;
+- :func:`remove`, or for letters of jobs :func:`parcel.advance`, in the group commit that
+  appends them to the target's log, which the lease guards: a letter is moved exactly once,
+  whoever dies when;
 - :func:`close` in the transaction that deletes the target, or its namespace.
 
 A source id is remembered as long as its letter is here: written again meanwhile, a letter
@@ -49,6 +50,7 @@ class Stored(NamedTuple):
     id: int
     size_bytes: int  # of its messages
     data: bytes
+    advance: parcel.Advance | None = None  # what moving it does to its parcel, if it is in one
 
 
 class Step(NamedTuple):
@@ -167,7 +169,12 @@ def read_parcels(
 ) -> Step:
     """The letters of a mailbox's parcels behind ``after``: one, or as many as fit."""
     opened = parcel.next_letters(connection, mailbox_id, max_bytes, after)
-    return Step(_fetch(connection, opened.ids), True, opened.emptied, opened.last)
+    advances = {advance.last: advance for advance in opened.advances}
+    letters = [
+        letter._replace(advance=advances[letter.id])
+        for letter in _fetch(connection, list(advances))
+    ]
+    return Step(letters, True, opened.emptied, opened.last)
 
 
 def read_ahead(
@@ -274,7 +281,8 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
         " MIN(w.created_at_ms), SUM(w.held), MAX(w.reason) FROM"
         f" (SELECT i.mailbox_id AS box, {columns} FROM inbox i WHERE i.mailbox_id > 0"
         f" UNION ALL SELECT p.mailbox_id AS box, {columns}"
-        " FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id WHERE p.mailbox_id > 0) AS w"
+        " FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id"
+        f" AND {parcel.WAITS} WHERE p.mailbox_id > 0) AS w"
         " JOIN mailboxes m ON m.id = w.box GROUP BY m.id, m.target ORDER BY m.id LIMIT ?",
         (limit,),
     ).rows

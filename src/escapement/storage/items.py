@@ -17,6 +17,7 @@ from escapement.message import NO_TIMES, Buffer, Int64s, Times
 from escapement.storage.dedupkeys import KEY_BYTES
 from escapement.storage.engine.base import Connection
 from escapement.storage.letter import Letter
+from escapement.storage.parcel import Advance
 
 
 def _ignore(error: EscapementError) -> None:
@@ -28,8 +29,9 @@ class Append:
     """A batch for the log. ``fail`` is called, once, if it will not be made durable.
 
     ``letter_ids`` are the letters of the inbox that it was read from; they are taken out
-    in the same transaction. ``digests`` are the messages' dedup keys, V16[count]; ``members``
-    says which of its rows belong to which group.
+    in the same transaction; of letters of jobs ``advances`` say how far their parcels are with
+    it. ``digests`` are the messages' dedup keys, V16[count]; ``members`` says which of its rows
+    belong to which group.
 
     A batch of which everything is stored already has no messages and no body: it says how
     far its producer has come, and is answered behind all that was handed in before it.
@@ -44,6 +46,7 @@ class Append:
     context: Any = None
     fail: Callable[[EscapementError], None] = _ignore
     letter_ids: Sequence[int] = ()
+    advances: Sequence[Advance] = ()
     digests: Digests | None = None
     members: Sequence[Member] = ()
 

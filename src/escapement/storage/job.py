@@ -262,7 +262,8 @@ def states(connection: Connection, limit: int) -> list[JobState]:
     ).rows
     waiting = connection.execute(
         "SELECT p.job_id, SUM(i.message_count), SUM(i.held), MAX(i.reason), MIN(p.target)"
-        " FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id WHERE p.mailbox_id > 0"
+        f" FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id AND {parcel.WAITS}"
+        " WHERE p.mailbox_id > 0"
         " GROUP BY p.job_id"
     ).rows
     by_staged = {id: (int(messages), int(size)) for id, messages, size in staged}

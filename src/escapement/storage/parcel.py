@@ -3,8 +3,10 @@
 Owns the table ``parcels``. A parcel's letters lie in the inbox under its negative id, where no
 mailbox is, so nobody sees them. The commit of its job (storage/job.py) gives it the id of its
 target's mailbox, and with that, without a letter being touched, they wait behind the
-mailbox's own. A committed parcel only ever loses letters: they are moved as all others are,
-and when none is left it is gone.
+mailbox's own. They are moved in the order of their ids, as all others are; but none is deleted
+then, which would cost the database more than to write it into the log. Instead the parcel notes
+in the same group commit how far it is (:func:`advance`). When nothing of it is left it is gone,
+and its letters are freed later (storage/removal.py).
 
 Everything here runs inside a transaction of the caller's, but for what reads.
 """
@@ -14,16 +16,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from escapement.errors import StorageError
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Dialect
 
 # Parcels, and letters of each, that one step looks at.
 _STEP_PARCELS: Final = 64
-_STEP_LETTERS: Final = 256
+_STEP_LETTERS: Final = 64
 # Parcels and jobs given up in one step of the upkeep.
 _PURGE_STEP: Final = 64
 # What nobody has written to for so long, and nobody committed, is given up.
 STAGING_IDLE_MS: Final = 3 * 86_400_000
+# Whether a letter ``i`` of a committed parcel ``p`` is not moved yet.
+WAITS: Final = "(i.id > p.moved_id OR i.held = 1)"
 
 
 class Place(NamedTuple):
@@ -36,10 +41,18 @@ class Place(NamedTuple):
 FIRST: Final = Place(0, 0)
 
 
+class Advance(NamedTuple):
+    """A parcel that had been moved up to the letter ``after`` is moved up to ``last``."""
+
+    parcel_id: int
+    after: int
+    last: int
+
+
 class Opened(NamedTuple):
     """What one step of a mailbox's parcels found."""
 
-    ids: list[int]  # of letters, in the order they are to be moved
+    advances: list[Advance]  # one for each letter, in the order they are to be moved
     emptied: list[int]  # parcels that have none to be moved
     last: Place  # of these letters
 
@@ -47,41 +60,67 @@ class Opened(NamedTuple):
 def next_letters(
     connection: Connection, mailbox_id: int, max_bytes: int, after: Place = FIRST
 ) -> Opened:
-    """The letters of a mailbox's parcels behind ``after``: one, or as many as fit."""
+    """The letters of a mailbox's parcels behind ``after``: one, or as many as fit.
+
+    Where they are read ahead, all up to ``after`` must be on their way into the log.
+    """
     parcels = connection.execute(
-        "SELECT p.id FROM parcels p JOIN mailboxes m ON m.id = p.mailbox_id"
+        "SELECT p.id, p.moved_id FROM parcels p JOIN mailboxes m ON m.id = p.mailbox_id"
         f" WHERE p.mailbox_id = ? AND p.held = 0 AND p.id >= ? ORDER BY p.id LIMIT {_STEP_PARCELS}",
         (mailbox_id, after.parcel_id),
     ).rows
-    ids: list[int] = []
+    advances: list[Advance] = []
     emptied: list[int] = []
     last = after
-    for (parcel_id,) in parcels:
+    for parcel_id, moved_id in parcels:
         begun = parcel_id == after.parcel_id
+        stands = after.letter_id if begun else moved_id
         rows = connection.execute(
             "SELECT id, size_bytes FROM inbox WHERE mailbox_id = ? AND held = 0 AND id > ?"
             f" ORDER BY id LIMIT {_STEP_LETTERS}",
-            (-parcel_id, after.letter_id if begun else 0),
+            (-parcel_id, stands),
         ).rows
         if not rows and not begun:
             emptied.append(parcel_id)
         for id, size_bytes in rows:
             max_bytes -= size_bytes
-            if ids and max_bytes < 0:
-                return Opened(ids, emptied, last)
-            ids.append(id)
+            if advances and max_bytes < 0:
+                return Opened(advances, emptied, last)
+            advances.append(Advance(parcel_id, stands, id))
             last = Place(parcel_id, id)
-    return Opened(ids, emptied, last)
+    return Opened(advances, emptied, last)
+
+
+def advance(connection: Connection, advances: Sequence[Advance]) -> None:
+    """Note how far parcels are whose letters are moved in this transaction.
+
+    Raises:
+      StorageError: if one is not where it was said to be; then its letters were moved, or it
+        was deleted, by another.
+    """
+    for parcel_id, after, last in advances:
+        found = connection.execute(
+            "UPDATE parcels SET moved_id = ? WHERE id = ? AND moved_id = ? AND mailbox_id > 0",
+            (last, parcel_id, after),
+        ).affected
+        if not found:
+            raise StorageError(
+                f"the parcel {parcel_id} whose letters behind {after} are being moved is not there"
+                " any more, or farther: rows of it must not be changed by hand"
+            )
 
 
 def settle(dialect: Dialect, connection: Connection, parcel_ids: Sequence[int]) -> None:
     """These had nothing left to be moved: they are gone, or held with what they have."""
     for id in parcel_ids:
-        left = connection.execute("SELECT 1 FROM inbox WHERE mailbox_id = ? LIMIT 1", (-id,)).rows
-        if left:
+        held = connection.execute(
+            "SELECT 1 FROM inbox WHERE mailbox_id = ? AND held = 1 LIMIT 1", (-id,)
+        ).rows
+        if held:
             connection.execute("UPDATE parcels SET held = 1 WHERE id = ?", (id,))
         else:
             connection.execute("DELETE FROM parcels WHERE id = ?", (id,))
+        removal.mark(connection, "adopted", id)
     _finish_jobs(dialect, connection)
 
 
@@ -98,7 +137,7 @@ def close(connection: Connection, mailbox_id: int) -> int:
     """End a mailbox's parcels, whose letters are freed later; how many letters."""
     ((letters,),) = connection.execute(
         "SELECT COUNT(*) FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id"
-        " WHERE p.mailbox_id = ?",
+        f" AND {WAITS} WHERE p.mailbox_id = ?",
         (mailbox_id,),
     ).rows
     connection.execute(

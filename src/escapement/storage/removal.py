@@ -1,4 +1,7 @@
-"""Freeing what a deleted topic, subscription, mailbox or parcel left behind, in bounded steps.
+"""Freeing what nobody can find any more, in bounded steps.
+
+That is what a deleted topic, subscription, mailbox or parcel left behind, and letters of a parcel
+that are in their topic's log: all of it that are not held.
 
 Owns the table ``removals``, in which are marked too: generations of the log that go as a
 whole (storage/forgetting.py), and namespaces that are being deleted with all that is in them
@@ -18,8 +21,10 @@ from escapement.storage.generation import Generation
 
 # Rows deleted in one step: log rows are up to some megabytes each.
 _STEP_ROWS: Final = 64
+# A job's letters are about one each, and a megabyte takes the database some milliseconds.
+_STEP_LETTERS: Final = 8
 
-What = Literal["topic", "subscription", "mailbox", "parcel", "generation", "namespace"]
+What = Literal["topic", "subscription", "mailbox", "parcel", "adopted", "generation", "namespace"]
 
 
 def mark(connection: Connection, kind: What, id: int) -> None:
@@ -49,7 +54,9 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
     elif kind == "mailbox":
         more = _free(connection, "inbox", "mailbox_id", "id", id)
     elif kind == "parcel":
-        more = _free(connection, "inbox", "mailbox_id", "id", -id)
+        more = _free(connection, "inbox", "mailbox_id", "id", -id, most=_STEP_LETTERS)
+    elif kind == "adopted":
+        more = _free(connection, "inbox", "held = 0 AND mailbox_id", "id", -id, most=_STEP_LETTERS)
     else:
         more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
         more = more or _free(connection, "attempts", "subscription_id", "part", id)
@@ -73,11 +80,13 @@ def _free_log(connection: Connection, generation: Generation, topic_id: int) -> 
     return _free(connection, generation.table(topic_id), "topic_id", "base_offset", topic_id)
 
 
-def _free(connection: Connection, table: str, owner: str, order: str, id: int) -> bool:
+def _free(
+    connection: Connection, table: str, owner: str, order: str, id: int, most: int = _STEP_ROWS
+) -> bool:
     """Delete the first rows of ``id`` in a table; whether there were any."""
     last = connection.execute(
         f"SELECT MAX({order}) FROM (SELECT {order} FROM {table} WHERE {owner} = ?"
-        f" ORDER BY {order} LIMIT {_STEP_ROWS}) AS step",
+        f" ORDER BY {order} LIMIT {most}) AS step",
         (id,),
     ).rows[0][0]
     if last is None:

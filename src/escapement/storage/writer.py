@@ -1,7 +1,7 @@
 """The blocking half of a lane: one database connection and what is written through it.
 
 Everything here runs in a thread, one call at a time; it decides nothing and knows no
-event loop. A group is one transaction: statements, letters out of the inbox and into it, the
+event loop. A group is one transaction: letters out of the inbox, statements, letters into it, the
 lease check, log rows, journal row, COMMIT. Check and rows are sent together, so a group of
 messages and acknowledgements waits for the database twice: for them, and for the COMMIT, which
 is not sent before the check was passed. What else there is comes after a check of its own.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 
 from escapement.errors import LeaseLost, StorageError, StorageUnavailable
-from escapement.storage import inbox, journal
+from escapement.storage import inbox, journal, parcel
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine, TransactionAborted
 from escapement.storage.group import Group
 from escapement.storage.grouprows import encode_group
@@ -74,7 +74,7 @@ class Writer:
         connection = self._open
         try:
             connection.begin()
-            if group.statements or group.letter_ids or group.letters:
+            if group.statements or group.letter_ids or group.advances or group.letters:
                 self._prepare(connection, group)
             self._insert(connection, group)
             connection.commit()
@@ -88,10 +88,13 @@ class Writer:
     def _prepare(self, connection: Connection, group: Group) -> None:
         """Write what takes round trips of its own, and not before the lease was looked at."""
         check(self._engine, connection, self._lease)
-        for statement in group.statements:
-            _run(connection, statement)
+        # Before the statements: one may delete the topic, and with it its parcels.
         if ids := group.letter_ids:
             inbox.remove(connection, ids)
+        if advances := group.advances:
+            parcel.advance(connection, advances)
+        for statement in group.statements:
+            _run(connection, statement)
         if letters := group.letters:
             inbox.insert(self._engine, connection, letters, group.accepted_at_ms)
 

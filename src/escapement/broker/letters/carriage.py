@@ -16,6 +16,7 @@ from escapement.broker.topic.topic import Topic
 from escapement.errors import Busy, EscapementError, NotFound, ShuttingDown, StorageError
 from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
 from escapement.storage.items import Append
+from escapement.storage.parcel import Advance
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +41,7 @@ class Load:
     of_jobs: bool = False
     whole: bool = False  # whether the topic took all that was found
     ids: list[int] = field(default_factory=list)
+    advances: dict[int, Advance] = field(default_factory=dict)  # of jobs: by parcel, the last one
     batches: list[MessageBatch] = field(default_factory=list)
     times: list[Times] = field(default_factory=list)
 
@@ -88,7 +90,8 @@ class Submitted:
             _concat(load),
             context=Carriage(batch, done),
             fail=fail,
-            letter_ids=load.ids,
+            letter_ids=() if load.of_jobs else load.ids,
+            advances=list(load.advances.values()),
         )
 
     async def settled(self) -> None:

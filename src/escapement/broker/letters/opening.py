@@ -11,12 +11,14 @@ from escapement.message import MessageBatch, Times
 from escapement.storage.engine.base import Connection
 from escapement.storage.inbox import Mailbox, Step, Stored
 from escapement.storage.letter import decode_letter
+from escapement.storage.parcel import Advance
 
 
 class Opened(NamedTuple):
     """One letter and what is in it, or why that cannot be known."""
 
     id: int
+    advance: Advance | None  # as of inbox.Stored
     content: tuple[MessageBatch, Times] | LetterDamaged
 
 
@@ -44,6 +46,6 @@ def open_steps(
 
 def _opened(letter: Stored) -> Opened:
     try:
-        return Opened(letter.id, decode_letter(letter.data))
+        return Opened(letter.id, letter.advance, decode_letter(letter.data))
     except LetterDamaged as error:
-        return Opened(letter.id, error)
+        return Opened(letter.id, letter.advance, error)

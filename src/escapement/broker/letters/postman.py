@@ -323,6 +323,8 @@ class Postman:
                 self._refused(topic.name.full, error, blocked, _whom(load))
                 break
             load.ids.append(letter.id)
+            if letter.advance is not None:
+                load.advances[letter.advance.parcel_id] = letter.advance
             load.batches.append(batch)
             load.times.append(times)
         load.whole = len(load.ids) == len(found.letters)
