@@ -11,7 +11,7 @@ import trio
 
 import escapement
 from bulk import commit, stage_letters
-from committing import FaultyEngine, Once
+from committing import AtStep, FaultyEngine, Once
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
@@ -150,6 +150,24 @@ async def test_adoption_goes_on_when_the_database_is_back(
         outage.left = 0
         await world.clock.advance(minutes=1)
         assert await payloads(broker, "t/n/x") == [b"%d" % n for n in range(5)]
+
+
+async def test_whichever_step_fails_a_job_is_adopted_once_and_in_order(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P6, B7: what was handed in behind a commit that fails, fails with it."""
+    faulty = FaultyEngine(SqliteEngine.in_memory())
+    async with bulk_world(TINY, faulty) as (world, broker, writer):
+        wanted: list[bytes] = []
+        for number in range(1, 60):
+            added = [b"%d %d" % (number, n) for n in range(6)]
+            writer.write(*(letter("t/n/x", f"{n}", one) for n, one in enumerate(added)))
+            fault = faulty.before = AtStep(number, StorageUnavailable("away"))
+            world.server.postman.wake()
+            await world.clock.advance(seconds=3)
+            assert fault.count >= number
+            wanted += added
+            assert await payloads(broker, "t/n/x") == wanted
 
 
 async def test_whoever_discards_what_a_job_has_for_a_topic_takes_what_was_not_moved(

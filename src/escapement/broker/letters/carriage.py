@@ -1,7 +1,7 @@
 """Letters on their way from the inbox into logs, and what became of them.
 
 The letters of a mailbox become one append; a round waits until all of its appends have ended,
-because one that is still under way would be read, and appended, again.
+because one that is still under way would be read, and handed in, again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Submitted:
 
     def __init__(self, held: int) -> None:
         self.held = held
-        self.loads: list[Load] = []
+        self.going: dict[int, Load] = {}  # by topic, those that are under way, or moved
         self.moved = 0  # letters
         self.moved_to: list[Load] = []
         self.refused: list[tuple[Load, EscapementError]] = []
@@ -66,7 +66,7 @@ class Submitted:
     def append(self, load: Load) -> Append:
         """The append of one mailbox; it is counted as under way."""
         batch = MessageBatch.concat(load.batches)
-        self.loads.append(load)
+        self.going[load.topic.id] = load
 
         def done() -> None:
             self.moved += len(load.ids)
@@ -74,6 +74,7 @@ class Submitted:
             self._ended()
 
         def fail(error: EscapementError) -> None:
+            del self.going[load.topic.id]
             if isinstance(error, StorageError | Busy | ShuttingDown):
                 self._error = error
             elif not isinstance(error, NotFound):  # the topic was deleted, its letters with it
@@ -94,11 +95,15 @@ class Submitted:
             advances=list(load.advances.values()),
         )
 
-    async def settled(self) -> None:
-        """Wait until all have ended. Raises what a failed one failed with."""
+    async def ended(self) -> None:
+        """Wait until all have ended, whatever became of them."""
         await trio.lowlevel.checkpoint()
         while self._open:
             await self._done.wait()
+
+    async def settled(self) -> None:
+        """Wait until all have ended. Raises what a failed one failed with."""
+        await self.ended()
         if self._error is not None:
             raise self._error
 

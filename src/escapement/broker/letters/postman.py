@@ -224,26 +224,36 @@ class Postman:
         _block(blocked, target, str(error))
 
     async def _carry(self, found: list[Found], blocked: dict[str, str]) -> bool:
-        """Move these letters; and for a while what jobs have behind them, read meanwhile."""
+        """Move these letters, and for a while what jobs have behind them.
+
+        While a step is being committed the next is read and handed in behind it, so that the
+        database never waits for us. A step that fails takes those behind it along.
+        """
         progress = False
-        for _ in range(_STEPS_AT_ONCE):
-            under_way = await self._submit(found, blocked)
+        under_way = await self._submit(found, blocked, None)
+        for left in reversed(range(_STEPS_AT_ONCE)):
+            behind: Submitted | None = None
             try:
-                ahead = await self._read_ahead(found, under_way)
-            finally:
+                ahead = await self._read_ahead(found, under_way) if left else []
+                if ahead:
+                    behind = await self._submit(ahead, blocked, under_way)
                 await under_way.settled()
+            except BaseException:
+                for one in (under_way, behind):
+                    if one is not None:
+                        await one.ended()
+                raise
             progress = self._moved(under_way, blocked) or progress
             progress = await self._settle(found) or progress
-            gone_on = {load.topic.id for load in under_way.moved_to}
-            found = [one for one in ahead if one.topic.id in gone_on]
-            if not found or self._stopping:
+            if behind is None:
                 break
+            found, under_way = ahead, behind
         return progress
 
     async def _read_ahead(self, found: list[Found], under_way: Submitted) -> list[Found]:
         """What comes behind full steps of jobs that are under way as a whole."""
         step_bytes = self._limits.inbox_step_bytes
-        whole = {load.topic.id for load in under_way.loads if load.whole}
+        whole = {id for id, load in under_way.going.items() if load.whole}
         full = [one for one in found if one.topic.id in whole and one.step.is_full(step_bytes)]
         if not full or self._stopping:
             return []
@@ -261,8 +271,14 @@ class Postman:
             )
         return bool(emptied)
 
-    async def _submit(self, found: Sequence[Found], blocked: dict[str, str]) -> Submitted:
-        """Hand letters to the commit pipeline, to be appended to their topics' logs."""
+    async def _submit(
+        self, found: Sequence[Found], blocked: dict[str, str], before: Submitted | None
+    ) -> Submitted:
+        """Hand letters to the commit pipeline, to be appended to their topics' logs.
+
+        Args:
+          before: what is under way of the letters before these, without which they do not go.
+        """
         held: list[tuple[int, EscapementError]] = []
         loads = [self._admit(one, held, blocked) for one in found]
         for id, error in held:
@@ -275,7 +291,8 @@ class Postman:
         for load in loads:
             # It may have been deleted, or be about to be, since its letters were read.
             there = self._registry.active.get(load.topic.id) is load.topic
-            if load.ids and there and not load.topic.deleting:
+            alone = before is not None and load.topic.id not in before.going
+            if load.ids and there and not load.topic.deleting and not alone:
                 append = under_way.append(load)
                 try:
                     self._pipeline.submit(append)
