@@ -32,8 +32,8 @@ format: $(INSTALLED) ## put the code into its format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-acceptance-long: $(INSTALLED) database ## the tests too long for `make test`
-	$(BIN)/pytest -m long $(ARGS)
+acceptance-long: $(INSTALLED) database ## the tests too long for `make test`, saying how far they are
+	$(BIN)/pytest -m long -v -s --durations=0 --durations-min=1 $(ARGS)
 
 bench: $(INSTALLED) database ## the figures of docs/benchmarks.md, on this machine
 	$(BIN)/python benchmarks/figures.py $(ARGS)

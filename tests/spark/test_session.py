@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from escapement.pipeline.columns import READ_COLUMNS
@@ -24,6 +27,23 @@ def test_spark_finds_the_data_source_by_itself(spark: SparkSession) -> None:
     """B7."""
     found = spark.read.format("escapement").load().schema
     assert found.fieldNames() == list(READ_COLUMNS)
+
+
+def test_a_thread_finds_the_data_source_for_a_write_once_it_has_an_active_session(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """B7: what docs/spark.md tells who writes in a thread; reading needs none of it."""
+
+    def write() -> None:
+        spark.createDataFrame([], "payload STRING")
+        rows = spark.range(1).selectExpr("cast(id as string) payload")
+        writer = rows.write.format("escapement").option("data", str(tmp_path))
+        writer.option("topic", "shop/eu/a").mode("append").save()
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(spark.read.format("escapement").load).result().columns
+        with pytest.raises(PySparkException, match="MySQL or MariaDB"):
+            threads.submit(write).result()
 
 
 def test_without_an_installed_java_spark_starts_on_the_one_of_the_extra(tmp_path: Path) -> None:

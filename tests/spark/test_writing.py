@@ -217,3 +217,21 @@ def test_a_stream_adds_each_batch_once_also_where_spark_forgot_that_it_was_commi
     found = [payload for payload, *_ in log.take()["shop/eu/a"]]
     assert sorted(found) == [b"0a", b"0b", b"1a", b"1b", b"2a", b"2b"]
     assert sorted(state.version for state in log.jobs()) == [0, 1, 2]
+
+
+def test_batches_of_a_stream_are_written_by_a_function_that_spark_calls(
+    spark: SparkSession, log: Log, tmp_path: Path
+) -> None:
+    """B7: from a thread of Spark's, each batch under a number of its own."""
+    (tmp_path / "lines.txt").write_text("a\nb\n")
+
+    def schedule(batch: DataFrame, number: int) -> None:
+        for _ in range(2):
+            log.write(batch, topic="shop/eu/a", txnAppId="lines", txnVersion=str(number))
+
+    lines = spark.readStream.format("text").load(str(tmp_path)).selectExpr("value payload")
+    writer = lines.writeStream.foreachBatch(schedule).trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    assert query.awaitTermination(60)
+    assert query.exception() is None
+    assert sorted(payload for payload, *_ in log.take()["shop/eu/a"]) == [b"a", b"b"]

@@ -10,13 +10,17 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from escapement.errors import InvalidRequest
 from escapement.pipeline.jvm import provide_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# spark-submit has a Java running when it starts Python, and tells it where; which Python its
+# workers have is said by whoever submits.
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 
 
 @contextmanager
@@ -37,9 +41,10 @@ def session(name: str) -> Iterator[SparkSession]:
     if spark is not None:
         yield spark
         return
-    provide_java()
-    # Workers on this machine are to have what is installed here.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if _SUBMITTED not in os.environ:
+        provide_java()
+        # Workers on this machine are to have what is installed here.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"escapement {name}")
     terminal = str(sys.stderr.isatty()).lower()
     spark = (

@@ -1,0 +1,141 @@
+"""Jobs on a cluster: Spark's standalone master and worker, with the wheel installed there."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pytest
+import trio
+
+import escapement
+from brokers import PATIENT, broker_process
+from sparkcluster import CHECKOUT, SparkCluster, install
+
+TOPIC: Final = "shop/eu/reminders"
+USER: Final = "spark_on_a_cluster"
+SECRET: Final = "s3cret-0f-the-cluster"
+ROWS: Final = 5_000
+SOON: Final = timedelta(seconds=30)
+# What the example writes for an appointment.
+AT: Final = "%Y-%m-%d %H:%M"
+SPREAD_DAYS: Final = 20
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
+    install(tmp_path / "environment")
+    made = SparkCluster(tmp_path / "environment", tmp_path / "spark")
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def url(mysql_url: str, mysql_server: Any) -> Iterator[str]:
+    """Of the log, for a user with a password that the URL does not have."""
+    database = urlsplit(mysql_url).path.strip("/")
+    mysql_server.admin(f"CREATE USER {USER}@'%' IDENTIFIED BY '{SECRET}'")
+    rights = "SELECT, INSERT, UPDATE, DELETE"
+    mysql_server.admin(f"GRANT {rights} ON {database}.* TO {USER}@'%'")
+    yield f"mysql://{USER}@127.0.0.1:{urlsplit(mysql_url).port}/{database}"
+    mysql_server.admin(f"DROP USER {USER}@'%'")
+
+
+def write_appointments(file: Path) -> dict[str, int]:
+    """Half of the reminders are due by now or soon, half in the days to come; by customer, ms."""
+    soon = (datetime.now(UTC) + SOON).replace(second=0, microsecond=0) + timedelta(minutes=1)
+    wanted = {}
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(["customer", "phone", "at", "zone"])
+        for n in range(ROWS):
+            due = soon - timedelta(minutes=n % 3) if n % 2 else later(soon, n)
+            writer.writerow([f"c{n}", f"+{n}", f"{due + timedelta(days=1):{AT}}", "UTC"])
+            wanted[f"c{n}"] = round(due.timestamp() * 1000)
+    return wanted
+
+
+def later(soon: datetime, n: int) -> datetime:
+    return soon + timedelta(days=1 + n % SPREAD_DAYS)
+
+
+@pytest.mark.long
+async def test_jobs_submitted_to_a_cluster_find_what_its_workers_have_and_tell_no_secret(
+    cluster: SparkCluster, url: str, mysql_url: str, tmp_path: Path
+) -> None:
+    """B7: scheduled and read by other processes, delivered by a broker that runs meanwhile."""
+    secret = {"ESCAPEMENT_PASSWORD": SECRET}
+    given: dict[str, Any] = {
+        "environment": secret,
+        "conf": {f"spark.executorEnv.{name}": value for name, value in secret.items()},
+    }
+    jobs = cluster.bin / "escapement-pipeline.py"
+    submit = trio.to_thread.run_sync
+    with broker_process(tmp_path / "data", mysql_url) as process:
+        async with escapement.connect(process.url, settings=PATIENT) as broker:
+            await broker.admin("subscriptions.create", topic=TOPIC, subscription="texts")
+            file = tmp_path / "appointments.csv"
+            wanted = write_appointments(file)
+            example = [CHECKOUT / "examples" / "spark_reminders.py", file]
+            await submit(
+                lambda: cluster.submit(
+                    "schedule", *example, "--url", url, "--topic", TOPIC, **given
+                )
+            )
+            received = await consumed(broker, sum(1 for n in range(ROWS) if n % 2))
+        assert all(due_ms >= wanted[customer] for customer, due_ms in received.items())
+        assert received.keys() == {f"c{n}" for n in range(1, ROWS, 2)}
+        forecast = ["forecast", TOPIC, "--log", url, "--by", "day", "--for", "4w", "-o", "json"]
+        said = await submit(lambda: cluster.submit("forecast", jobs, *forecast, **given))
+        assert json.loads(said)["total"] == ROWS // 2
+        said = await submit(lambda: cluster.submit("audit", jobs, "audit", "--log", url, **given))
+        assert "everything adds up" in said
+    (tmp_path / "password").write_text(SECRET)
+    read = [Path(__file__).with_name("submitted.py"), url, TOPIC, tmp_path / "password"]
+    said = await submit(
+        lambda: cluster.submit("read", *read, tmp_path / "out", environment={}, conf={})
+    )
+    assert all(place.startswith(str(cluster.bin.parent)) for place in said.split())
+    assert stored(tmp_path / "out") == {
+        customer: (received.get(customer, due_ms), customer in received)
+        for customer, due_ms in wanted.items()
+    }
+    texts = dict(cluster.written())
+    assert {"master", "worker", "schedule", "audit"} <= {str(name) for name in texts}
+    assert any("events" in name.parts for name in texts)
+    assert any("work" in name.parts for name in texts)
+    assert [name for name, text in texts.items() if SECRET in text] == []
+
+
+async def consumed(broker: escapement.Broker, count: int) -> dict[str, int]:
+    """When what came was due, by customer; nothing comes twice."""
+    received: dict[str, int] = {}
+    with trio.fail_after(180):
+        async with broker.consumer(TOPIC, "texts") as inbox:
+            async for message in inbox:
+                assert message.key not in received
+                received[message.key] = message.due_ms
+                await message.ack()
+                if len(received) == count:
+                    break
+            await inbox.flush_acks()
+    return received
+
+
+def stored(out: Path) -> dict[str, tuple[int, bool]]:
+    """By customer, when it is due, and whether it is done."""
+    rows = [
+        json.loads(line) for part in out.glob("part-*") for line in part.read_text().splitlines()
+    ]
+    return {
+        json.loads(row["payload"])["customer"]: (row["due_ms"], row["state"] == "acked")
+        for row in rows
+    }
