@@ -5,10 +5,11 @@ once, time, subscriptions of every kind, consumers that come, go, ask for ranges
 acknowledge, give back or fall silent, dead letters that are sent back, groups that are closed,
 seeks, pauses, rates, bounds, times to live and quotas that change, checkpoints, a log that
 forgets, crashes at any moment, clean restarts, a lost index, a clock that is set, a database that
-fails, an owner that is overtaken and goes on trying: in any order, on the virtual clock, with
-bounds so small that every one of them is met. The model (``tests/lives``) knows for each
-subscription what it must get, in which order, and what it has durably acknowledged. Every
-delivery, what was dropped, what followed a group, and the end are held against it.
+fails, owners that take turns with an index each, one that is overtaken and goes on trying: in any
+order, on the virtual clock, with bounds so small that every one of them is met. The model
+(``tests/lives``) knows for each subscription what it must get, in which order, and what it has
+durably acknowledged. Every delivery, what was dropped, what followed a group, and the end are
+held against it.
 
 A failure names its seed; ``ESCAPEMENT_SEED=n`` replays it alone, and ``ESCAPEMENT_LIVES=a-b``
 lives those of a range.
@@ -20,6 +21,7 @@ import contextlib
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -62,7 +64,7 @@ class Life(Subscribers, EventGroups, Quotas, Owners, Fates):
 # What takes its time by itself, or ends the broker.
 MOVES_TIME = {
     "advance", "set_clock", "forget", "crash", "crash_in", "trouble", "restart", "lose_index",
-    "overtaken",
+    "overtaken", "other_disk",
 }  # fmt: skip
 WEIGHTED = {
     "publish": 10,
@@ -95,6 +97,7 @@ WEIGHTED = {
     "restart": 1,
     "lose_index": 1,
     "overtaken": 1,
+    "other_disk": 1,
 }
 
 # Without these nothing happens at all.
@@ -117,17 +120,17 @@ def replayed(seed: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("seed", _seeds())
 async def test_a_random_life_keeps_the_invariants(
-    mock_clock: trio.testing.MockClock, seed: int
+    mock_clock: trio.testing.MockClock, tmp_path: Path, seed: int
 ) -> None:
     """Invariants 1 to 8, P4 to P7, P10, P11, V1 to V6, V16, V18, Q3, Q7 to Q10, N3, N5.
 
     And B1 to B3, B8.
     """
     with replayed(seed):
-        await live(seed)
+        await live(seed, tmp_path)
 
 
-async def live(seed: int) -> None:
+async def live(seed: int, elsewhere: Path) -> None:
     """One life, from its beginning to its end."""
     rng, outage = random.Random(seed), Outage()
     async with (
@@ -135,6 +138,7 @@ async def live(seed: int) -> None:
         trio.open_nursery() as nursery,
     ):
         life = Life(world, outage, nursery, rng)
+        life.disks = [world.index_directory, elsewhere]
         await life.begin()
         # Each life is one-sided in its own way, so that what is rare meets itself.
         weights = [weight * rng.choice([0, 1, 1, 4]) for weight in WEIGHTED.values()]

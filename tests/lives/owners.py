@@ -1,15 +1,19 @@
-"""A stale owner: his lease runs out, another takes over, and he goes on trying (B8, invariant 8).
+"""Other owners: one with a disk of his own, and a stale one (B8, invariants 7 and 8).
 
-Until then he is the broker of the life, on a lease of ten seconds. Then he cannot renew it, or
-cannot reach the database at all. Once it has run out he may hand nothing out, and once another
-has taken over nothing of his may become durable: not what his clients publish, acknowledge or
-cancel, nor his checkpoints. He ends when he learns of it. What he had handed out before comes
-again, marked, as after a crash.
+Two brokers take turns, and each comes back to the index that he left.
+
+The lease of a stale one runs out, another takes over, and he goes on trying. Until then he is
+the broker of the life, on a lease of ten seconds. Then he cannot renew it, or cannot reach the
+database at all. Once it has run out he may hand nothing out, and once another has taken over
+nothing of his may become durable: not what his clients publish, acknowledge or cancel, nor his
+checkpoints. He ends when he learns of it. What he had handed out before comes again, marked, as
+after a crash.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +46,23 @@ class Owner(World):
 
 class Owners(Traffic):
     """Another broker takes over."""
+
+    disks: Sequence[Path]  # of two brokers; the first is the one that lives
+
+    async def other_disk(self) -> None:
+        """Another broker goes on, with the index of his own disk as he left it."""
+        ending = self.rng.choice(["stop", "crash", "cut short"])
+        if ending == "cut short":
+            # His last checkpoint comes only so far.
+            self.outage.lose_reply(self.rng.choice([1, 2]))
+            await self.world.checkpoint()
+            self.outage.over()
+        await (self.world.stop() if ending == "stop" else self.world.crash())
+        self.disks = self.disks[::-1]
+        self.world.index_directory = self.disks[0]
+        if ending != "stop":
+            self.model.crash(self.now_ms)
+        await self.again()
 
     async def overtaken(self) -> None:
         successor, outage = self.world, Outage(self.outage.database)

@@ -74,7 +74,7 @@ def test_a_bulk_table_writes_each_message_once_in_order(
             building = Building(Path(directory) / "index")
             writer = building.new_segment()
             expected = filled(writer, table, batches)
-            building.name("log", {}, [writer.path])
+            building.name("log", {}, [writer.path], None)
             building.take_place()
             assert content_of(Path(directory) / "index") == expected
 
@@ -104,7 +104,7 @@ def test_a_building_with_many_segments_is_merged_before_it_takes_its_place(tmp_p
     left = building.new_segment()  # of somebody who died
     left.finish()
     left.sync()
-    building.name("log", {0: (7, b"group")}, paths)
+    building.name("log", {0: (7, b"group")}, paths, None)
     limits = IndexLimits(max_segments=6)
     building.merge(limits, lambda work: work())
     assert content_of(building.directory) == expected

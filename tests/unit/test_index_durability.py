@@ -17,7 +17,14 @@ from index_samples import Row, batch_of, rows_of
 
 from escapement.errors import IndexDamaged, StorageError
 from escapement.message import Blobs, MessageBatch
-from escapement.storage.index import KEY_MAX, KEY_MIN, Compaction, DelayedIndex, IndexLimits
+from escapement.storage.index import (
+    KEY_MAX,
+    KEY_MIN,
+    Compaction,
+    DelayedIndex,
+    IndexLimits,
+    Lineage,
+)
 from escapement.storage.index.block import FOOTER, BlockCache, encode
 from escapement.storage.index.segment import (
     COUNTS,
@@ -161,11 +168,11 @@ def test_a_compaction_that_ends_beside_a_checkpoint_replaces_only_its_inputs(
         checkpoint.write(group, [None] * len(group.parts()))
     everything = content(index)
     if checkpoint_first:
-        checkpoint.finish("log", {0: (100, b"b")})
+        checkpoint.finish("log", {0: (100, b"b")}, Lineage())
         compaction.finish()
     else:
         compaction.finish()
-        checkpoint.finish("log", {0: (100, b"b")})
+        checkpoint.finish("log", {0: (100, b"b")}, Lineage())
     index.install(checkpoint)
     index.install_compaction(compaction)
     assert index.segment_count == 2

@@ -22,6 +22,7 @@ from escapement.storage.index import (
     DelayedIndex,
     IndexLimits,
     Key,
+    Lineage,
 )
 from escapement.storage.index.keys import Bools
 from escapement.traits import traits_of
@@ -160,7 +161,7 @@ class IndexLife(RuleBasedStateMachine):
         for group in checkpoint.groups():
             checkpoint.write(group, [self.mask(*part) for part in group.parts()])
         self.checkpoints += 1
-        checkpoint.finish("log", {0: (self.checkpoints, b"group")})
+        checkpoint.finish("log", {0: (self.checkpoints, b"group")}, Lineage())
         self.durable = self.begun
         self.index.install(checkpoint)
 

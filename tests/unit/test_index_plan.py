@@ -14,7 +14,7 @@ from index_samples import batch_of, row_of, rows_of
 
 from escapement.errors import IndexDamaged
 from escapement.message import Blobs, MessageBatch
-from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits, Key
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits, Key, Lineage
 from escapement.storage.index.block import BlockCache, KeyBlock
 from escapement.storage.index.keys import Keys
 
@@ -307,7 +307,7 @@ def test_memory_asks_for_a_checkpoint_at_half_and_is_full_at_its_bound(tmp_path:
         at += 100
     for group in checkpoint.groups():
         checkpoint.write(group, [None] * len(group.parts()))
-    checkpoint.finish("log", {})
+    checkpoint.finish("log", {}, Lineage())
     index.install(checkpoint)
     assert not index.is_full
     assert index.count(1) == at

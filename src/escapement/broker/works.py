@@ -149,6 +149,7 @@ class Works:
             lease,
             ground.log,
             ground.log_identity,
+            ground.state.mark,
             ground.index,
             self.registry,
             self._progress,

@@ -14,15 +14,14 @@ from typing import Final
 
 from escapement.errors import IndexDamaged, InvalidRequest
 from escapement.storage import journal
+from escapement.storage.checkpoint import fits
 from escapement.storage.engine.base import Connection
 from escapement.storage.index.block import BlockCache
 from escapement.storage.index.keys import Keys, is_sorted, merge
 from escapement.storage.index.manifest import Manifest, ManifestFile, no_failpoint
 from escapement.storage.index.segment import Segment
 from escapement.storage.index.segments import Segments
-from escapement.storage.journal import JournalPosition
 from escapement.storage.logtable import RowKey
-from escapement.storage.schema import log_identity
 
 # Each block is read once.
 _CACHE_BYTES: Final = 4 << 20
@@ -65,22 +64,17 @@ class IndexCount:
     def unindexed(self, connection: Connection, bundle_id: int) -> list[RowKey] | None:
         """The rows of the log that it does not have yet.
 
-        None if it is none of this log, or the journal between the two is gone: then a broker
-        throws it away when it starts.
+        None if it does not fit the log (storage/checkpoint.py): then a broker throws it away
+        when it starts.
         """
         manifest = self._manifest
-        positions: dict[int, JournalPosition] = {}
-        if manifest is not None:
-            if manifest.log_identity != log_identity(connection).hex():
+        if manifest is None:
+            if any(at.seq for at in journal.trims(connection, bundle_id).values()):
                 return None
-            positions = {n: JournalPosition(*at) for n, at in manifest.positions.items()}
-        for lane, trimmed in journal.trims(connection, bundle_id).items():
-            if trimmed.seq and lane not in positions:
-                return None
-        for lane, position in positions.items():
-            if position.seq and not journal.knows(connection, bundle_id, lane, position):
-                return None
-        after = {lane: position.seq for lane, position in positions.items()}
+        elif not fits(connection, bundle_id, manifest):
+            return None
+        positions = {} if manifest is None else manifest.positions
+        after = {lane: seq for lane, (seq, _) in positions.items()}
         rows = journal.read(connection, bundle_id, after)
         return [key for row in rows for key in row.entry.rows]
 

@@ -136,7 +136,9 @@ def rebuild(
                         renew()
                         progress(done)
                     segments = filling.finish()
-                building.name(state.log_identity.hex(), state.journal_ends, segments)
+                building.name(
+                    state.log_identity.hex(), state.journal_ends, segments, base=state.mark
+                )
                 building.merge(IndexLimits(), renew.during)
                 renew.at_once()
             except BaseException:

@@ -1,9 +1,10 @@
 """A checkpoint: the state the journal adds up to, written so that the journal can go.
 
-Owns the tables ``cursor_chunks``, ``moves``, ``attempts``, ``dedup_keys`` and
-``group_members``, and the order of what a checkpoint changes in the others. It is written in
+Owns the tables ``last_checkpoint``, ``cursor_chunks``, ``moves``, ``attempts``, ``dedup_keys``
+and ``group_members``, and the order of what a checkpoint changes in the others. It is written in
 short transactions, each with the lease check, because a long one would make a renewal of the
 lease wait, and every commit behind it.
+Which checkpoint it is comes first: from then on no index counts that lacks what it means.
 The journal is trimmed last. All values are absolute and replaying the journal over a
 newer state changes nothing, so a checkpoint that ends half-way, or whose COMMIT lost its
 reply, does no harm and is simply written again.
@@ -27,6 +28,7 @@ from escapement.storage.dedupkeys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.eventgroup import Closing, read_closings
 from escapement.storage.generation import Generation
+from escapement.storage.index.manifest import Manifest, Mark
 from escapement.storage.journal import JournalPosition
 from escapement.storage.lease import Lease, check
 from escapement.storage.producers import ProducerRecord, read_producers
@@ -44,6 +46,7 @@ _PARTS_AT_ONCE: Final = 16
 _STEP_ROWS: Final = 1_000
 _ROW_BYTES: Final = 4096
 
+_SET_MARK: Final = "REPLACE INTO last_checkpoint (bundle_id, life, number) VALUES (?, ?, ?)"
 _SET_CHUNK: Final = "REPLACE INTO cursor_chunks (subscription_id, chunk, data) VALUES (?, ?, ?)"
 _DROP_CHUNK: Final = "DELETE FROM cursor_chunks WHERE subscription_id = ? AND chunk = ?"
 _ADD_ATTEMPTS: Final = "REPLACE INTO attempts (subscription_id, part, data) VALUES (?, ?, ?)"
@@ -142,6 +145,7 @@ class SubscriptionRow(NamedTuple):
 class Checkpoint:
     """What changed since the last one. Everything may be empty."""
 
+    mark: Mark | None = None  # which one it is
     chunks: Sequence[ChunkRow] = ()
     attempts: Sequence[AttemptPart] = ()
     attempts_from: Mapping[int, int] = field(default_factory=dict)  # lower parts are deleted
@@ -162,6 +166,7 @@ class State:
     """Everything of a bundle at its last checkpoint, but for the log and the journal."""
 
     log_identity: bytes
+    mark: Mark | None  # which checkpoint; None before the first
     namespaces: list[Namespace]
     condemned: list[int]  # ids of namespaces that are being deleted
     topics: list[TopicRecord]
@@ -197,7 +202,7 @@ def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Chec
             raise
         return done
 
-    for step in _steps(_changes(checkpoint)):
+    for step in _steps(_changes(lease.bundle_id, checkpoint)):
         transaction(partial(_run_step, connection, step))
     trim = partial(journal.trim_step, connection, lease.bundle_id, checkpoint.trims)
     while transaction(trim):
@@ -208,6 +213,7 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
     """What the bundle's owner starts from. A few queries, each in bounded steps."""
     return State(
         log_identity=log_identity(connection),
+        mark=_read_mark(connection, bundle_id),
         namespaces=list(catalog.read_namespaces(connection)),
         condemned=removal.marked(connection, "namespace"),
         topics=list(catalog.read_topics(connection, bundle_id)),
@@ -234,11 +240,35 @@ def load_rows(connection: Connection, table: Table, owner_id: int) -> list[tuple
     return [(number, data) for number, data in rows]
 
 
+def fits(connection: Connection, bundle_id: int, manifest: Manifest) -> bool:
+    """Whether the index of this manifest and the journal behind it are all that the state means.
+
+    Not if it is of another log, or of one that was restored from a backup; nor if somebody else
+    has written a checkpoint since: what he filled in he has in his index alone, and no group
+    commit says so.
+    """
+    if manifest.log_identity != log_identity(connection).hex():
+        return False
+    if not manifest.lineage.goes_with(_read_mark(connection, bundle_id)):
+        return False
+    positions = {lane: JournalPosition(*at) for lane, at in manifest.positions.items()}
+    for lane, trimmed in journal.trims(connection, bundle_id).items():
+        if trimmed.seq and lane not in positions:
+            return False
+    return all(
+        journal.knows(connection, bundle_id, lane, position)
+        for lane, position in positions.items()
+        if position.seq
+    )
+
+
 Change = tuple[str, tuple[Any, ...]]
 
 
-def _changes(checkpoint: Checkpoint) -> Iterator[Change]:
+def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
     """Every statement and the parameters of one row, equal statements together."""
+    if checkpoint.mark is not None:
+        yield _SET_MARK, (bundle_id, *checkpoint.mark)
     for chunk in checkpoint.chunks:
         if chunk.data:
             yield _SET_CHUNK, tuple(chunk)
@@ -295,6 +325,13 @@ def _steps(changes: Iterator[Change]) -> Iterator[list[Change]]:
 def _run_step(connection: Connection, step: list[Change]) -> None:
     for sql, changes in groupby(step, key=lambda change: change[0]):
         connection.execute_many(sql, [params for _, params in changes])
+
+
+def _read_mark(connection: Connection, bundle_id: int) -> Mark | None:
+    rows = connection.execute(
+        "SELECT life, number FROM last_checkpoint WHERE bundle_id = ?", (bundle_id,)
+    ).rows
+    return Mark(*rows[0]) if rows else None
 
 
 def _read_rows(connection: Connection, table: Table) -> dict[int, list[tuple[int, bytes]]]:

@@ -1,8 +1,8 @@
 """From what is on disk to a broker that serves: the same road as live traffic.
 
 1. The catalog, the bitmaps and the attempts as of the last checkpoint.
-2. The index as its manifest has it, if the manifest is about this very log; otherwise it
-   is discarded and the whole log is read again.
+2. The index as its manifest has it, if that goes with this very log and with the last
+   checkpoint; otherwise it is discarded and the whole log is read again.
 3. The journal behind the checkpoint, replayed on top: acknowledgements, attempts,
    producers. It names the log rows that the index lacks; each goes through
    ``Topic.recover``, as a live group does.
@@ -22,7 +22,7 @@ from typing import Final
 
 from escapement.errors import IndexDamaged
 from escapement.storage import journal
-from escapement.storage.checkpoint import State, load_state
+from escapement.storage.checkpoint import State, fits, load_state
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex, IndexLimits
 from escapement.storage.journal import JournalPosition
@@ -84,33 +84,20 @@ def survey(
         manifest = index.manifest
         positions: dict[int, JournalPosition] = {}
         if manifest is not None:
-            positions = {n: JournalPosition(*at) for n, at in manifest.positions.items()}
-            if manifest.log_identity != identity or not _known(
-                connection, lease.bundle_id, positions, state
-            ):
-                _log.warning("the delayed index belongs to another log: building it again")
-                index = _fresh_index(directory, limits)
-                manifest, positions = None, {}
+            if fits(connection, lease.bundle_id, manifest):
+                positions = {n: JournalPosition(*at) for n, at in manifest.positions.items()}
+            else:
+                _log.warning(
+                    "the delayed index is of another log, or another broker has written"
+                    " checkpoints since: building it again"
+                )
+                index, manifest = _fresh_index(directory, limits), None
         # Without a manifest the index is whole only if no checkpoint ever trimmed the journal.
         rebuild = manifest is None and any(at.seq for at in state.trims.values())
         return Ground(connection, log, state, identity, tail, index, positions, rebuild)
     except BaseException:
         connection.close()
         raise
-
-
-def _known(
-    connection: Connection, bundle_id: int, positions: dict[int, JournalPosition], state: State
-) -> bool:
-    """Whether the log passed through what the manifest names, and lacks nothing behind it."""
-    for lane, trimmed in state.trims.items():
-        if trimmed.seq and lane not in positions:
-            return False
-    return all(
-        journal.knows(connection, bundle_id, lane, position)
-        for lane, position in positions.items()
-        if position.seq
-    )
 
 
 def _open_index(directory: Path, limits: IndexLimits) -> DelayedIndex:

@@ -4,8 +4,8 @@ In this order, always:
 
 1. in one synchronous step, remember how far each lane has come and freeze the index;
 2. write what is live of it as a segment, fsync, swap the manifest, fsync;
-3. write the state (cursors, attempts, dedup keys, producers, offsets), and last trim the
-   journal up to the positions of step 1, in short transactions.
+3. write which checkpoint this is, the state (cursors, attempts, dedup keys, producers,
+   offsets), and last trim the journal up to the positions of step 1, in short transactions.
 
 So the journal is never shorter than what the index lacks, and a crash between any two
 steps only makes the next start read a little more. The state is taken *after* step 2 and
@@ -17,6 +17,7 @@ What could not be written (MySQL was away) is kept and goes with the next checkp
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -44,7 +45,7 @@ from escapement.storage.checkpoint import (
     SubscriptionRow,
 )
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
-from escapement.storage.index import DelayedIndex
+from escapement.storage.index import DelayedIndex, Lineage, Mark
 from escapement.storage.index.checkpoint import Part
 from escapement.storage.journal import JournalPosition
 from escapement.storage.journalentry import cancellations_id
@@ -74,6 +75,7 @@ class Checkpointer:
         lease: Lease,
         log: Log,
         log_identity: str,
+        base: Mark | None,
         index: DelayedIndex,
         registry: Registry,
         progress: Progress,
@@ -87,6 +89,7 @@ class Checkpointer:
         """As the parts of a broker, and:
 
         Args:
+          base: which checkpoint the state was of when this broker started.
           interval_s: seconds between checkpoints that nobody asks for.
           parts: what is stored of attempts, by subscription id.
           key_parts: what is stored of dedup keys, by topic id.
@@ -96,6 +99,8 @@ class Checkpointer:
         self._lease = lease
         self._journal_log = log
         self._log_identity = log_identity
+        self._base = base
+        self._mark = Mark(secrets.token_hex(8), 0)
         self._index = index
         self._registry = registry
         self._progress = progress
@@ -153,6 +158,8 @@ class Checkpointer:
         """Write one now. A database that is away is no error: the rest comes later."""
         async with self._lock:
             await self._make_room()
+            self._mark = self._mark._replace(number=self._mark.number + 1)
+            lineage = Lineage(self._mark, self._base)
             positions = dict(self._progress.positions)
             fills = self._fills()
             index_checkpoint = self._index.begin_checkpoint()
@@ -160,7 +167,7 @@ class Checkpointer:
                 for group in index_checkpoint.groups():
                     keeps = [self._live(part) for part in group.parts()]
                     await self._run(index_checkpoint.write, group, keeps)
-                await self._run(index_checkpoint.finish, self._log_identity, positions)
+                await self._run(index_checkpoint.finish, self._log_identity, positions, lineage)
             except BaseException:
                 self._index.abandon(index_checkpoint)
                 raise
@@ -222,6 +229,7 @@ class Checkpointer:
         alive.update(cancellations_id(record.id) for record in self._registry.topics.values())
         self.parts = {id: parts for id, parts in self.parts.items() if id in alive}
         checkpoint = Checkpoint(
+            self._mark,
             [row for row in chunks.values() if row.subscription_id in alive],
             [part for part in attempts if part.subscription_id in alive],
             {id: part for id, part in self._unwritten.attempts_from.items() if id in alive},

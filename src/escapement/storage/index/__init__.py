@@ -5,7 +5,7 @@ from escapement.storage.index.compaction import Compaction, TopicRange
 from escapement.storage.index.index import DelayedIndex
 from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Key
 from escapement.storage.index.limits import IndexLimits
-from escapement.storage.index.manifest import Manifest
+from escapement.storage.index.manifest import Lineage, Manifest, Mark
 from escapement.storage.index.plan import Fetch, Plan
 
 __all__ = [
@@ -18,7 +18,9 @@ __all__ = [
     "Group",
     "IndexLimits",
     "Key",
+    "Lineage",
     "Manifest",
+    "Mark",
     "Part",
     "Plan",
     "TopicRange",

@@ -16,7 +16,14 @@ from typing import Final
 
 from escapement.storage.index.index import DelayedIndex
 from escapement.storage.index.limits import IndexLimits
-from escapement.storage.index.manifest import Manifest, ManifestFile, Position, no_failpoint
+from escapement.storage.index.manifest import (
+    Lineage,
+    Manifest,
+    ManifestFile,
+    Mark,
+    Position,
+    no_failpoint,
+)
 from escapement.storage.index.segments import segment_name
 from escapement.storage.index.writer import SegmentWriter, sync_directory, writing
 
@@ -48,16 +55,23 @@ class Building:
             return SegmentWriter(path, bulk=True)
 
     def name(
-        self, log_identity: str, positions: Mapping[int, Position], segments: Iterable[Path]
+        self,
+        log_identity: str,
+        positions: Mapping[int, Position],
+        segments: Iterable[Path],
+        base: Mark | None,
     ) -> None:
         """Let a manifest name these segments, which are on disk: they are all there is.
+
+        Args:
+          base: which checkpoint the state was of that says what is pending.
 
         Raises:
           StorageError: the disk refuses.
         """
         with writing(self.directory):
             sizes = {path.name: path.stat().st_size for path in segments}
-            manifest = Manifest(log_identity, dict(positions), sizes)
+            manifest = Manifest(log_identity, dict(positions), sizes, Lineage(base=base))
             ManifestFile(self.directory, no_failpoint).update(lambda _: manifest)
 
     def merge(self, limits: IndexLimits, wait: Callable[[Callable[[], None]], None]) -> None:

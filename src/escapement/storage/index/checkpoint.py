@@ -23,7 +23,13 @@ from escapement.message import Int64s, MessageBatch
 from escapement.storage.index.block import BlockCache
 from escapement.storage.index.columns import Pick, assemble
 from escapement.storage.index.keys import Bools, unique_order
-from escapement.storage.index.manifest import Failpoint, Manifest, ManifestFile, Position
+from escapement.storage.index.manifest import (
+    Failpoint,
+    Lineage,
+    Manifest,
+    ManifestFile,
+    Position,
+)
 from escapement.storage.index.memory import Generation, MemoryTable
 from escapement.storage.index.segment import Segment
 from escapement.storage.index.writer import SegmentWriter, writing
@@ -163,7 +169,12 @@ class Checkpoint:
                 live.write(self._writer, topic_id)
         assert next(masks, None) is None, "one mask for each part"
 
-    def finish(self, log_identity: str, positions: Mapping[int, Position]) -> None:
+    def finish(
+        self,
+        log_identity: str,
+        positions: Mapping[int, Position],
+        lineage: Lineage,
+    ) -> None:
         """Make segment and manifest durable; blocking.
 
         ``positions`` are those of the log when the checkpoint began; they advance even
@@ -177,7 +188,10 @@ class Checkpoint:
             self._named = True
             self._manifest.update(
                 lambda old: Manifest(
-                    log_identity, dict(positions), {**(old.segments if old else {}), **added}
+                    log_identity,
+                    dict(positions),
+                    {**(old.segments if old else {}), **added},
+                    lineage,
                 )
             )
         self.finished = True

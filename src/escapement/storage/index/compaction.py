@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -242,7 +242,7 @@ class Compaction:
             assert old is not None
             assert gone <= old.segments.keys()
             kept = {name: size for name, size in old.segments.items() if name not in gone}
-            return Manifest(old.log_identity, old.positions, {**kept, **added})
+            return replace(old, segments={**kept, **added})
 
         self._named = True
         with writing(self._output):

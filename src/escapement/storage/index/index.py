@@ -34,6 +34,7 @@ from escapement.storage.index.limits import IndexLimits
 from escapement.storage.index.manifest import (
     MANIFEST_NAME,
     Failpoint,
+    Lineage,
     Manifest,
     ManifestFile,
     Position,
@@ -332,7 +333,7 @@ class DelayedIndex:
             for group in checkpoint.groups():
                 keeps = [None if mask is None else mask(*part) for part in group.parts()]
                 checkpoint.write(group, keeps)
-            checkpoint.finish(log_identity, positions)
+            checkpoint.finish(log_identity, positions, Lineage())
         except BaseException:
             self.abandon(checkpoint)
             raise

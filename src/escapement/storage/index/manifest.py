@@ -5,7 +5,8 @@ fsynced), so that the index on disk goes from one state to the next with nothing
 between. It is a line with a checksum and a JSON object, readable by people:
 
     escapement index manifest 1 <crc-32>
-    {"log": ..., "positions": {lane: [seq, group]}, "segments": {name: size_bytes}}
+    {"log": ..., "mark": [life, number], "base": [life, number],
+     "positions": {lane: [seq, group]}, "segments": {name: size_bytes}}
 
 Knows nothing of what is inside a segment. Checkpoint and compaction both change it,
 from threads; each change is applied to the newest state, under a lock.
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from escapement.errors import IndexDamaged
 from escapement.storage.index.writer import sync_directory
@@ -38,6 +39,36 @@ def no_failpoint(name: str) -> None:
     """Nothing fails."""
 
 
+class Mark(NamedTuple):
+    """Which checkpoint: the ``number``-th of one life of a broker."""
+
+    life: str  # a random id, new with each start
+    number: int
+
+
+class Lineage(NamedTuple):
+    """Which checkpoint an index is of, and which one the database named when its writer began.
+
+    Without ``mark`` it was made by nobody who writes checkpoints; without ``base`` there had
+    been none.
+    """
+
+    mark: Mark | None = None
+    base: Mark | None = None
+
+    def goes_with(self, last: Mark | None) -> bool:
+        """Whether the index has all that the database's state, of the checkpoint ``last``, means.
+
+        It does if ``last`` was written by the same life, and not after the index; or if nobody
+        has written one since that life began.
+        """
+        if last == self.base:
+            return True
+        if last is None or self.mark is None:
+            return False
+        return last.life == self.mark.life and last.number <= self.mark.number
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """One state of the index on disk."""
@@ -46,11 +77,14 @@ class Manifest:
     # For each lane, up to where in its journal the segments are complete.
     positions: Mapping[int, Position]
     segments: Mapping[str, int]  # name of the file, size in bytes
+    lineage: Lineage
 
     def encode(self) -> bytes:
         body = json.dumps(
             {
                 "log": self.log_identity,
+                "mark": self.lineage.mark,
+                "base": self.lineage.base,
                 "positions": {str(k): [s, g.hex()] for k, (s, g) in self.positions.items()},
                 "segments": dict(self.segments),
             },
@@ -71,9 +105,18 @@ class Manifest:
                 for lane, (seq, group) in fields["positions"].items()
             }
             segments = {str(name): int(size) for name, size in fields["segments"].items()}
-            return cls(str(fields["log"]), positions, segments)
+            # An earlier program wrote neither, beside a database that named no checkpoint.
+            lineage = Lineage(_mark(fields.get("mark")), _mark(fields.get("base")))
+            return cls(str(fields["log"]), positions, segments, lineage)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IndexDamaged(f"{where}: {error!r}") from error
+
+
+def _mark(field: Any) -> Mark | None:
+    if field is None:
+        return None
+    life, number = field
+    return Mark(str(life), int(number))
 
 
 class ManifestFile:
