@@ -279,3 +279,26 @@ async def test_a_random_history_keeps_the_newest(
     async with testing.start(config=TIGHT) as world, world.connect() as broker:
         await begin(broker, QUOTA, kind, max_in_flight="3")
         await play(world, broker, random.Random(seed), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["sought", "made"])
+async def test_who_begins_in_the_past_keeps_no_more_of_it(
+    how: str, kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: a seek, or a new subscription, is a longer backlog without any traffic."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 10, kind)
+        await publish(broker, range(50))
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            await values(inbox)
+        await world.checkpoint()
+        await world.clock.advance(seconds=5)
+        if how == "made":
+            await broker.admin("subscriptions.delete", **NAMES)
+            await broker.admin("subscriptions.create", **NAMES, kind=kind, position="earliest")
+        else:
+            await broker.admin("subscriptions.seek", **NAMES, position="earliest")
+        await world.clock.advance(seconds=3)
+        _, waiting = await figures(broker)
+        assert waiting == 10

@@ -389,7 +389,9 @@ class Works:
 
     def _filled(self, topic: Topic) -> None:
         self._progress.touched.add(topic.id)
+        topic.grown = True
         self.pump.wake(topic)
+        self.reschedule(topic)
 
     # -- the database ----------------------------------------------------------
 

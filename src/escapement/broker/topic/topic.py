@@ -140,6 +140,7 @@ class Topic:
         self.shared[subscription.record.name] = subscription
         self._introduce(subscription)
         self._govern(subscription)
+        self.grown = True
 
     def _introduce(self, subscription: SharedSubscription) -> None:
         """Tell it of what is in the index that it would otherwise come upon late."""
@@ -160,6 +161,7 @@ class Topic:
         """Serve an exclusive or failover subscription."""
         self.ordered[subscription.record.name] = subscription
         self._govern(subscription)
+        self.grown = True
 
     def _govern(self, subscription: Subscription) -> None:
         subscription.throttle.topic_paused_until_ms = self.policy.paused_until_ms
@@ -354,7 +356,8 @@ class Topic:
     def _set_quota(self) -> None:
         self.quota = quota_of(self.policy, self.namespace.policy)
         self.total_quota = total_quota_of(self.namespace.policy)
-        self.grown = True  # or something has come, or come due, since it was looked at
+        # Or something has come, or come due, or is wanted again, since it was looked at.
+        self.grown = True
 
     def set_namespace(self, namespace: Namespace, now_ms: int) -> None:
         """Take the namespace's new settings; no message's time moves. P4."""
