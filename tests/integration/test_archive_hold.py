@@ -179,7 +179,7 @@ def test_a_message_is_archived_once_and_of_a_topic_that_there_is(
     with pytest.raises(Conflict, match="1 messages of topic"):
         record(engine, connection, topic.id, "two", 3, 4, 2 * CHUNK_SIZE)
     assert archive.version(connection) == before
-    assert not archive.is_recorded(connection, "two")
+    assert not archive.is_recorded(connection, topic.id, "two")
     record(engine, connection, topic.id, "two", 3, 4, CHUNK_SIZE - 11)
     found = archive.archived(connection, topic.id)
     assert found.to_array(0, 1 << 40).tolist() == [3, 4, CHUNK_SIZE - 11, *whole]

@@ -16,6 +16,7 @@ import numpy as np
 from escapement.message import Int64s
 from escapement.pipeline.selection import Selection, Span
 from escapement.pipeline.standing import Standing
+from escapement.storage.offsets import OffsetSet
 from escapement.storage.topicstate import TopicState
 
 # Unless it is asked for otherwise: some hundred megabytes of small messages at most, and enough
@@ -51,6 +52,8 @@ class Part:
     moved: Moved
     standing: Standing | None
     fail_on_loss: bool
+    # If given, only what nobody is to get any more is wanted, and is not in there.
+    archived: OffsetSet | None = None
 
 
 def cut(
@@ -70,7 +73,7 @@ def cut(
       NotFound: if there is no such subscription.
     """
     wanted = selection.offsets & Span(0, state.end_offset)
-    earlier = state.moves.between(wanted.low, min(wanted.high, state.begin_offset))
+    earlier = _moved(state, wanted.low, min(wanted.high, state.begin_offset)).offsets
     # Before its beginning the log has little: that goes to the first part.
     start = min(max(wanted.low, state.begin_offset), wanted.high)
     if start >= wanted.high and not len(earlier):
@@ -99,8 +102,41 @@ def cut(
     ]
 
 
+def cut_unarchived(
+    topic: str, state: TopicState, selection: Selection, archived: OffsetSet, most_records: int
+) -> list[Part]:
+    """Parts of what is done and not archived, in the order of offsets; they miss nothing."""
+    high = min(selection.offsets.high, state.end_offset)
+    begin = min(state.begin_offset, high)
+    earlier = _moved(state, 0, begin).offsets
+    bounds = [*range(archived.first_missing(begin), high, most_records), high]
+    spans = [Span(low, end) for low, end in pairwise(bounds)]
+    spans = [span for span in spans if archived.first_missing(span.low) < span.high]
+    if len(earlier) and not archived.contains(earlier).all():
+        spans.insert(0, Span(0, begin))
+    return [
+        Part(
+            topic,
+            state.record.id,
+            span,
+            selection,
+            state.begin_offset,
+            _moved(state, span.low, span.high),
+            Standing.of(state, None, span.low, span.high),
+            False,
+            archived.part(span.low, span.high),
+        )
+        for span in spans
+    ]
+
+
 def _moved(state: TopicState, low: int, high: int) -> Moved:
     offsets = state.moves.between(low, high)
+    # Before its beginning, the log has what rows say that are still there.
+    first = state.first_base
+    bases = state.moves.bases(offsets)
+    there = (offsets >= state.begin_offset) | ((bases <= first) & (first < 0))
+    offsets = offsets[there]
     return Moved(
         offsets.copy(),
         state.moves.current(offsets, np.zeros(len(offsets), np.int64)),

@@ -8,17 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from escapement.errors import LogForgotten
 from escapement.names import TopicName
 from escapement.pipeline import selection
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.part import Part, cut
-from escapement.pipeline.selection import EARLIEST, LATEST, Places, Span
+from escapement.pipeline.part import MOST_RECORDS, Part, cut, cut_unarchived
+from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
+from escapement.storage import archive
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.topicstate import TopicState, read_topic
 
+# Files of an archive are about so large, by what the log's first rows say, and have no fewer
+# messages: each is held in memory as a whole while its checksum is taken.
+_FILE_BYTES: Final = 64 << 20
+_FEWEST: Final = 1_000
+_SAMPLE: Final = 256
+# For the job archive: JSON by topic of Unix milliseconds. Of each only what nobody is to get any
+# more, was published before then, and is not archived.
+UNARCHIVED: Final = "unarchivedBefore"
 BATCH_OPTIONS: Final = (
     *ADDRESS_OPTIONS,
     *selection.TOPIC_OPTIONS,
@@ -26,6 +36,7 @@ BATCH_OPTIONS: Final = (
     *selection.SPLIT_OPTIONS,
     "startingOffsets",
     "endingOffsets",
+    UNARCHIVED,
 )
 
 
@@ -36,7 +47,8 @@ class BatchPlan:
         """Raises ``InvalidRequest``."""
         options.check(BATCH_OPTIONS)
         self.address = LogAddress.of(options)
-        self.topics = selection.topics(options)
+        self._unarchived_before_ms = selection.moments(options, UNARCHIVED)
+        self.topics = tuple(self._unarchived_before_ms) or selection.topics(options)
         self.selection = selection.times(options)
         self._columns = list(columns)
         self._subscription = options.text("subscription")
@@ -60,6 +72,10 @@ class BatchPlan:
         with looking(self.address) as (engine, connection):
             for topic in self.topics:
                 state = read_topic(engine, connection, topic)
+                before_ms = self._unarchived_before_ms.get(topic)
+                if before_ms is not None:
+                    found += self._unarchived(connection, topic, state, before_ms)
+                    continue
                 found += cut(
                     topic.full,
                     state,
@@ -72,12 +88,29 @@ class BatchPlan:
                 )
         return found
 
+    def _unarchived(
+        self, connection: Connection, topic: TopicName, state: TopicState, before_ms: int
+    ) -> list[Part]:
+        end = state.log.first_accepted(connection, state.record.id, before_ms, state.end_offset)
+        done = Selection(Span(0, end), Span(0, before_ms))
+        archived = archive.archived(connection, state.record.id, 0, end)
+        return cut_unarchived(topic.full, state, done, archived, _file_messages(connection, state))
+
     def _offsets(self, topic: TopicName, state: TopicState) -> Span:
         start, end = self._starts.of(topic), self._ends.of(topic)
         if isinstance(start, int) and self._fail_on_loss and start < state.begin_offset:
             raise forgotten(topic, start, state.begin_offset)
         low = _offset(start, state.end_offset)
         return Span(low, _offset(end, state.end_offset)) & self.selection.offsets
+
+
+def _file_messages(connection: Connection, state: TopicState) -> int:
+    """How many messages of the topic make a file of a good size."""
+    heads = state.log.heads(connection, state.record.id, state.begin_offset, state.end_offset)
+    keys = [head.key for head in islice(heads, _SAMPLE)]
+    size = max(sum(key.size_bytes for key in keys), 1)
+    messages = _FILE_BYTES * sum(key.message_count for key in keys) // size
+    return min(max(messages, _FEWEST), MOST_RECORDS)
 
 
 def _offset(place: int | str, end_offset: int) -> int:

@@ -123,6 +123,9 @@ def _wanted(part: Part, head: RowHead) -> bool:
     """Whether any of a row's messages may be in the ranges of times."""
     if not part.selection.published.meets(head.accepted_at_ms, head.accepted_at_ms):
         return False
+    if part.archived is not None:
+        base = head.key.base_offset
+        return part.archived.first_missing(base) < base + head.key.message_count
     if part.selection.due.meets(head.min_due_ms, head.max_due_ms):
         return True
     bounds = [head.key.base_offset, head.key.base_offset + head.key.message_count]
@@ -189,6 +192,10 @@ def _selected(part: Part, published: Published, due_ms: Int64s) -> Bools:
         (due_ms, selection.due),
     ):
         wanted &= (column >= span.low) & (column < span.high)
+    if part.archived is not None:
+        assert part.standing is not None
+        wanted &= ~part.archived.contains(published.offsets)
+        wanted &= part.standing.done(due_ms, published.offsets)
     return wanted
 
 

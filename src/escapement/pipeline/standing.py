@@ -103,6 +103,20 @@ class Standing:
         counts[over & acked] = NO_COUNT
         return codes, counts
 
+    def done(self, due_ms: Int64s, offsets: Int64s) -> Bools:
+        """Which messages nobody is to get any more, so that the log may forget them; bool[n].
+
+        What is due, or cancelled, and what each subscription that is to get it has acknowledged,
+        or was not handed before it was cancelled.
+        """
+        cancelled = self.cancelled.contains(offsets)
+        done: Bools = (due_ms <= self.now_ms) | cancelled
+        for one in self.subscriptions:
+            left = one.covers(due_ms, offsets) & ~one.acked.contains(offsets)
+            left &= ~cancelled | np.isin(offsets, one.tried)
+            done &= ~left
+        return done
+
     def _seen_from(
         self, one: SubscriptionState, due_ms: Int64s, offsets: Int64s, cancelled: Bools
     ) -> tuple[UInt8s, Int64s]:

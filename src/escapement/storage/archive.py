@@ -78,9 +78,10 @@ def records(
     return [ArchiveRecord(*row) for row in rows]
 
 
-def is_recorded(connection: Connection, run: str) -> bool:
-    """Whether a run of that name has recorded anything."""
-    return bool(connection.execute("SELECT 1 FROM archives WHERE run = ? LIMIT 1", (run,)).rows)
+def is_recorded(connection: Connection, topic_id: int, run: str) -> bool:
+    """Whether the run has recorded what it wrote of the topic."""
+    query = "SELECT 1 FROM archives WHERE topic_id = ? AND run = ?"
+    return bool(connection.execute(query, (topic_id, run)).rows)
 
 
 def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: OffsetSet) -> None:

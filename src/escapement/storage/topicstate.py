@@ -64,13 +64,15 @@ class TopicState:
     """A topic at one moment.
 
     Its log has ``[begin_offset, end_offset)`` in the rows that first stated these messages. Of
-    what lies before, it has what ``moves`` names, in the rows that these stand for.
+    what lies before, it has what ``moves`` names, in the rows that these stand for, as far as
+    they are there: none older than ``first_base``.
     """
 
     record: TopicRecord
     read_at_ms: int  # by the database's clock
     begin_offset: int
     end_offset: int
+    first_base: int  # the key of the oldest row that states messages again; 0 without any
     log: Log
     cancelled: OffsetSet
     moves: Moves
@@ -118,6 +120,7 @@ def _read(engine: Engine, connection: Connection, name: TopicName) -> TopicState
             now_ms,
             end if begin is None else begin,
             end,
+            log.first_base(connection, record.id),
             log,
             _offsets(connection, cancellations_id(record.id)),
             _moves(connection, record.id),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from escapement.cli.pipeline.archive import archive
 from escapement.cli.pipeline.audit import audit
 from escapement.cli.pipeline.forecast import forecast
 from escapement.cli.pipeline.group import pipeline
@@ -9,5 +10,5 @@ from escapement.cli.pipeline.rebuild import rebuild
 
 __all__ = ["pipeline"]
 
-for _job in (forecast, audit, rebuild):
+for _job in (forecast, archive, audit, rebuild):
     pipeline.add_command(_job)

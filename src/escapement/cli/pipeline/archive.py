@@ -1,0 +1,74 @@
+"""`escapement pipeline archive`: what is done and old enough, to Parquet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from escapement.cli.options import output_option
+from escapement.cli.parameters import duration_ms
+from escapement.cli.pipeline.source import given, refusals, source_options
+from escapement.cli.table import counted, print_rows
+from escapement.pipeline.archive import ArchiveConfig, Progress, run
+from escapement.pipeline.session import session
+
+
+@click.command(
+    epilog="""\b
+    Examples:
+      escapement pipeline archive --to s3a://bucket/archive --log mysql://db/escapement
+      escapement pipeline archive shop/eu/orders --to /mnt/archive --older-than 7d
+
+    Run it regularly, with the same --to. It may be interrupted and run again. The log keeps
+    what is to be archived where that was said: escapement admin namespaces update
+    TENANT/NAMESPACE --archive yes
+    """
+)
+@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
+@click.option(
+    "--to",
+    "root",
+    required=True,
+    metavar="PATH",
+    help="The archive's root, on any file system that Spark writes to.",
+)
+@click.option(
+    "--older-than",
+    "older_than_ms",
+    type=duration_ms,
+    metavar="DURATION",
+    help="Only what was published longer ago.  [default: the namespace's retention]",
+)
+@output_option("table", "How to print it.")
+@source_options
+def archive(
+    topics: tuple[str, ...],
+    root: str,
+    older_than_ms: int | None,
+    output: str,
+    **where: str | None,
+) -> None:
+    """Archive what is done of TOPICs, or of all that are to be archived, as Parquet.
+
+    Done is what nobody is to get any more. When it is written and read back, the log may
+    forget it.
+    """
+
+    def show(progress: Progress) -> None:
+        click.echo(
+            f"{progress.topics:,} of {counted(progress.of_topics, 'topic')},"
+            f" {counted(progress.messages, 'message')} archived",
+            err=True,
+        )
+
+    config = ArchiveConfig(given(**where), root, topics, older_than_ms, show)
+    with session("archive") as spark, refusals():
+        done = run(spark, config)
+    if output == "json":
+        click.echo(json.dumps([asdict(one) for one in done.topics]))
+        return
+    rows = [asdict(one) for one in done.topics]
+    columns = ["topic", "messages", "size_bytes", "files", "first_offset", "last_offset"]
+    print_rows(rows, columns, "there is nothing to archive")

@@ -1,0 +1,369 @@
+"""The job ``archive``: what is done and old enough goes to Parquet, on any file system of Spark's.
+
+For some topics at a time, some millions of messages:
+
+1. they are read by the data source, as they stand, and written by Spark to a directory of this
+   run, at which nobody looks; their digest is taken on the way (pipeline/archivecheck.py);
+2. all of it is read back: count, range and content must be those of what was read;
+3. the files are put into their places, and the database records topic by topic that these
+   offsets are archived (pipeline/shelf.py).
+
+Whatever happens before a record counts for nothing, and is cleared away by the next run; a run
+that is repeated takes what no record names. Tasks may fail and run twice: Spark commits each of
+their outputs once, and if it did not, step 2 finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from escapement.errors import EscapementError, InvalidRequest, StorageError
+from escapement.names import NamespaceName, TopicName
+from escapement.pipeline.archivecheck import (
+    Digest,
+    WrittenFile,
+    digested,
+    offsets_of,
+    read_back,
+)
+from escapement.pipeline.archivemanifest import Manifest
+from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
+from escapement.pipeline.place import Place
+from escapement.pipeline.planning import looking
+from escapement.pipeline.shelf import Ready, Shelf
+from escapement.storage import archive, removal
+from escapement.storage.catalog import find_namespace, find_topic, read_namespaces, read_topics
+from escapement.storage.checkpoint import load_rows
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.log import Log
+from escapement.storage.offsets import OffsetSet
+from escapement.storage.schema import require
+from escapement.storage.topicstate import read_range
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Topics are archived together up to so many messages, and so many topics: what a run that is
+# killed does again, and what is seen of how far it is.
+_MESSAGES_AT_ONCE: Final = 10_000_000
+_TOPICS_AT_ONCE: Final = 500
+_BUNDLE: Final = 0
+# Partitions that a task may write to at once without sorting its messages first.
+_OPEN_FILES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come."""
+
+    topics: int
+    of_topics: int
+    messages: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveConfig:
+    """What to archive, and where.
+
+    Args:
+      source: options that say where the log is, as of the data source.
+      output: the root of the archive, on any file system that Spark writes to.
+      topics: their names; none: all of namespaces whose policy says ``archive``.
+      older_than_ms: messages published longer ago; None: than their namespace's retention.
+      show: called whenever some topics are done.
+    """
+
+    source: Mapping[str, str]
+    output: str
+    topics: Sequence[str] = ()
+    older_than_ms: int | None = None
+    show: Callable[[Progress], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedTopic:
+    """What a run has archived of one topic."""
+
+    topic: str
+    messages: int
+    size_bytes: int  # of the files
+    files: int
+    first_offset: int
+    last_offset: int
+    manifest: str  # where it is
+
+
+@dataclass(slots=True)
+class Archived:
+    """What a run has done."""
+
+    topics: list[ArchivedTopic] = field(default_factory=list)
+
+    @property
+    def messages(self) -> int:
+        """Of all topics."""
+        return sum(one.messages for one in self.topics)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(one.size_bytes for one in self.topics)
+
+
+class _Task(NamedTuple):
+    """A topic that has something to archive."""
+
+    name: TopicName
+    id: int
+    before_ms: int  # published before
+    most: int  # so many messages, or fewer
+
+
+def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
+    """Archive what is done and old enough; may be repeated, and interrupted at any time.
+
+    Raises:
+      InvalidRequest: for what cannot be meant: a namespace that is not archived, a place that
+        Spark does not know.
+      NotFound: if there is no such topic.
+      Conflict: while another run is at work on this log.
+      StorageError: if what was written is not what was read. It does not count.
+      StorageUnavailable: when the database cannot be reached.
+      PySparkException: for whatever Spark refuses.
+    """
+    options = Options(config.source)
+    options.check(ADDRESS_OPTIONS)
+    place = Place(spark, config.output)
+    with looking(LogAddress.of(options)) as (engine, connection):
+        require(connection)
+        with archive.alone(engine, connection):
+            done = Archived()
+            shelf = Shelf(place, engine, connection)
+            shelf.clear()
+            run = _Run(spark, config, shelf, engine, connection)
+            tasks = run.tasks()
+            behind = 0
+            for some in _bounded(tasks):
+                done.topics += run.archive(some)
+                behind += len(some)
+                if config.show is not None:
+                    config.show(Progress(behind, len(tasks), done.messages, done.size_bytes))
+            return done
+
+
+class _Run:
+    """One run of the job, which alone is at work on its log."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: ArchiveConfig,
+        shelf: Shelf,
+        engine: Engine,
+        connection: Connection,
+    ) -> None:
+        self._spark = spark
+        self._config = config
+        self._shelf = shelf
+        self._connection = connection
+        now = connection.execute(f"SELECT {engine.dialect.now_ms}").rows[0][0]
+        self._now_ms = int(now)
+        at = datetime.fromtimestamp(self._now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S")
+        self._name = f"{at}-{secrets.token_hex(4)}"
+        self._steps = 0
+
+    # -- what there is to do -------------------------------------------------------
+
+    def tasks(self) -> list[_Task]:
+        """The topics that may have something to archive."""
+        found = []
+        log = Log.look(self._connection)
+        for name, retention_ms in self._topics():
+            older_ms = self._config.older_than_ms
+            before_ms = self._now_ms - (retention_ms if older_ms is None else older_ms)
+            topic_id, end, begin = read_range(self._connection, name)
+            end = log.first_accepted(self._connection, topic_id, before_ms, end)
+            archived = archive.archived(self._connection, topic_id, begin, max(begin, end))
+            most = max(end - begin, 0) - archived.count_below(end) + archived.count_below(begin)
+            if most > 0 or load_rows(self._connection, "moves", topic_id):
+                found.append(_Task(name, topic_id, before_ms, most))
+        return found
+
+    def _topics(self) -> list[tuple[TopicName, int]]:
+        """Those that are meant, with how long their namespaces retain them."""
+        if self._config.topics:
+            found = []
+            for name in dict.fromkeys(map(TopicName.parse, self._config.topics)):
+                find_topic(self._connection, name)
+                within = NamespaceName(name.tenant, name.namespace)
+                policy = find_namespace(self._connection, within).policy
+                if not policy.archive:
+                    raise InvalidRequest(
+                        f"the log does not wait for {name.full} to be archived: first run"
+                        f" escapement admin namespaces update {within.full} --archive yes"
+                    )
+                found.append((name, policy.retention_ms))
+            return found
+        condemned = set(removal.marked(self._connection, "namespace"))
+        spaces = {
+            one.id: one
+            for one in read_namespaces(self._connection)
+            if one.policy.archive and one.id not in condemned
+        }
+        if not spaces:
+            raise InvalidRequest(
+                "no namespace is to be archived: for those that are meant run escapement admin"
+                " namespaces update TENANT/NAMESPACE --archive yes"
+            )
+        of_bundle = read_topics(self._connection, _BUNDLE)
+        return [
+            (TopicName(space.tenant, space.name, one.name), space.policy.retention_ms)
+            for one in of_bundle
+            if (space := spaces.get(one.namespace_id)) is not None
+        ]
+
+    # -- the work ----------------------------------------------------------------------
+
+    def archive(self, tasks: Sequence[_Task]) -> list[ArchivedTopic]:
+        """Archive some topics."""
+        self._steps += 1
+        run = f"{self._name}-{self._steps}"
+        directory = self._shelf.begin(run)
+        done = []
+        try:
+            read = self._write(tasks, directory)
+            if read.messages:
+                ready = self._verified(tasks, run, directory, read)
+                self._shelf.put(run, ready)
+                done = [self._shown(one) for one in ready if self._shelf.record(one)]
+        except BaseException:
+            with suppress(EscapementError):
+                self._shelf.clear()
+            raise
+        self._shelf.clear()
+        return done
+
+    def _write(self, tasks: Sequence[_Task], directory: str) -> Digest:
+        from pyspark.sql import Observation
+
+        before = {task.name.full: task.before_ms for task in tasks}
+        passed = Observation("archive")
+        messages = (
+            self._spark.read.format("escapement")
+            .options(**self._config.source)
+            .option("unarchivedBefore", json.dumps(before))
+            .load()
+        )
+        day = "date_from_unix_date(CAST(unix_millis(published_at) DIV 86400000 AS INT)) AS day"
+        with _settings(
+            self._spark,
+            {
+                # Readable by everybody, with statistics; Spark's own is an outdated one.
+                "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+                "spark.sql.maxConcurrentOutputFileWriters": str(_OPEN_FILES),
+            },
+        ):
+            (
+                digested(messages, passed)
+                .selectExpr("*", "substring_index(topic, '/', 2) AS namespace", day)
+                .write.partitionBy("namespace", "topic", "day")
+                .option("compression", "zstd")
+                .parquet(directory)
+            )
+        return Digest.of(passed.get)
+
+    def _verified(
+        self, tasks: Sequence[_Task], run: str, directory: str, read: Digest
+    ) -> list[Ready]:
+        """What is in the files, if it is what was read."""
+        files = read_back(self._spark, directory)
+        written = sum((file.digest for file in files.values()), Digest())
+        if written != read:
+            raise StorageError(
+                f"what was written to {directory} is not what was read: {written.messages:,}"
+                f" messages of {read.messages:,}, content {written.content}, not {read.content};"
+                " nothing is archived"
+            )
+        offsets = offsets_of(self._spark, directory, files)
+        by_topic: dict[str, dict[str, WrittenFile]] = {}
+        for path, file in files.items():
+            by_topic.setdefault(file.topic, {})[path] = file
+        return [
+            self._ready(task, run, directory, by_topic[task.name.full], offsets)
+            for task in tasks
+            if task.name.full in by_topic
+        ]
+
+    def _ready(
+        self,
+        task: _Task,
+        run: str,
+        directory: str,
+        files: Mapping[str, WrittenFile],
+        offsets: Mapping[str, OffsetSet],
+    ) -> Ready:
+        whole = OffsetSet()
+        described = []
+        for path, file in sorted(files.items()):
+            described.append(file.described(path.removeprefix(f"{directory}/")))
+            if whole.union_update(offsets[path]) != file.digest.messages:
+                raise StorageError(f"a message of {task.name.full} was written twice")
+        manifest = Manifest(
+            task.name.full,
+            task.id,
+            self._shelf.log,
+            run,
+            self._shelf.root,
+            self._now_ms,
+            tuple(described),
+        )
+        return Ready(manifest, whole)
+
+    def _shown(self, one: Ready) -> ArchivedTopic:
+        manifest = one.manifest
+        return ArchivedTopic(
+            manifest.topic,
+            manifest.messages,
+            manifest.size_bytes,
+            len(manifest.files),
+            manifest.first_offset,
+            manifest.last_offset,
+            f"{self._shelf.root}/{one.manifest_path}",
+        )
+
+
+def _bounded(tasks: Sequence[_Task]) -> Iterator[list[_Task]]:
+    """Topics in runs of a bounded size, at least one each."""
+    some: list[_Task] = []
+    messages = 0
+    for task in tasks:
+        if some and (messages + task.most > _MESSAGES_AT_ONCE or len(some) == _TOPICS_AT_ONCE):
+            yield some
+            some, messages = [], 0
+        some.append(task)
+        messages += task.most
+    if some:
+        yield some
+
+
+@contextmanager
+def _settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Have these settings of the session for a while."""
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    try:
+        for name, value in wanted.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)

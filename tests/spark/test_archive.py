@@ -1,0 +1,145 @@
+"""The job that archives: what is done goes to Parquet once, is verified, and then forgotten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from pyspark.sql import SparkSession
+from storied import TOPIC, Expected, fill
+
+from escapement.cli.main import run as command
+from escapement.errors import InvalidRequest, StorageError
+from escapement.pipeline import archive as job
+from escapement.pipeline.archive import ArchiveConfig, run
+from escapement.pipeline.archivecheck import WrittenFile, read_back
+from escapement.pipeline.archivemanifest import Manifest
+from escapement.pipeline.columns import READ_COLUMNS
+from escapement.storage import archive
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+
+
+@dataclass
+class Kept:
+    """A log, what is in it, and where it is archived."""
+
+    engine: Engine
+    source: dict[str, str]
+    expected: list[Expected]
+    root: Path
+
+    @property
+    def done(self) -> list[int]:
+        return [one.offset for one in self.expected if one.state in ("acked", "cancelled")]
+
+    def config(self) -> ArchiveConfig:
+        return ArchiveConfig(self.source, str(self.root), older_than_ms=0)
+
+    def archived(self) -> list[int]:
+        connection = self.engine.connect()
+        try:
+            return archive.archived(connection, 1).to_array(0, 1 << 40).tolist()
+        finally:
+            connection.close()
+
+    def hold(self, whether: bool) -> None:
+        """Whether the namespace is to be archived."""
+        policy = json.dumps({"archive": whether, "retention_ms": 0})
+        connection = self.engine.connect()
+        connection.execute("UPDATE namespaces SET policy = ?", (policy,))
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    data = tmp_path_factory.mktemp("data")
+    engine = SqliteEngine(data / FILE_NAME)
+    yield Kept(engine, {"data": str(data)}, fill(engine), data / "an archive")
+    engine.close()
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(root.rglob("[!.]*.parquet"))
+
+
+def test_only_what_is_to_be_archived_is(spark: SparkSession, log: Kept) -> None:
+    """N8: the log waits for no other."""
+    log.hold(False)
+    with pytest.raises(InvalidRequest, match="no namespace is to be archived"):
+        run(spark, log.config())
+    with pytest.raises(InvalidRequest, match="namespaces update shop/eu --archive yes"):
+        run(spark, ArchiveConfig(log.source, str(log.root), [TOPIC]))
+    with pytest.raises(InvalidRequest, match="Spark cannot write to nowhere://x"):
+        run(spark, ArchiveConfig(log.source, "nowhere://x"))
+
+
+def test_what_a_task_wrote_twice_is_found_and_does_not_count(
+    spark: SparkSession, log: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N8: what is read back must be what was read; nothing of it stays."""
+    log.hold(True)
+
+    def doubled(spark: SparkSession, directory: str) -> dict[str, WrittenFile]:
+        (one,) = files(Path(urlsplit(directory).path))
+        shutil.copy(one, one.with_name("part-twice.parquet"))
+        return read_back(spark, directory)
+
+    monkeypatch.setattr(job, "read_back", doubled)
+    with pytest.raises(StorageError, match="60 messages of 30, content"):
+        run(spark, log.config())
+    assert not log.archived()
+    assert not [path for path in log.root.rglob("*") if path.is_file()]
+
+
+def test_what_is_done_is_archived_as_it_is_read(spark: SparkSession, log: Kept) -> None:
+    """N8, V15: acknowledged and cancelled messages, once; nothing is lost on the way."""
+    log.hold(True)
+    live = spark.read.format("escapement").options(**log.source, topic=TOPIC).load()
+    wanted = live.where("state IN ('acked', 'cancelled')").collect()
+    shown: list[int] = []
+    config = ArchiveConfig(
+        log.source, str(log.root), older_than_ms=0, show=lambda at: shown.append(at.messages)
+    )
+    (done,) = run(spark, config).topics
+    assert (done.topic, done.messages, shown) == (TOPIC, 30, [30])
+    assert log.archived() == log.done == sorted(row.offset for row in wanted)
+    plain = spark.read.parquet(str(log.root))
+    found = plain.select(*READ_COLUMNS).collect()
+    assert sorted(found, key=lambda row: row.offset) == sorted(wanted, key=lambda row: row.offset)
+    assert {(row.namespace, str(row.day)) for row in plain.collect()} == {
+        ("shop/eu", str(row.published_at.date())) for row in wanted
+    }
+    manifest = Manifest.decode(Path(urlsplit(done.manifest).path).read_bytes())
+    connection = log.engine.connect()
+    (record,) = archive.records(connection, 1)
+    connection.close()
+    assert Manifest.decode(record.manifest) == manifest
+    (path,) = files(log.root)
+    (file,) = manifest.files
+    assert log.root / file.path == path
+    assert (file.sha256, file.size_bytes) == (
+        sha256(path.read_bytes()).hexdigest(),
+        path.stat().st_size,
+    )
+    assert (file.messages, file.first_offset, file.last_offset) == (30, 200, 309)
+    due_ms = [one.deliver_ms for one in log.expected if one.offset in log.done]
+    assert (file.min_due_ms, file.max_due_ms) == (min(due_ms), max(due_ms))
+
+
+def test_a_run_that_is_repeated_takes_what_no_other_has(
+    spark: SparkSession, log: Kept, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """N8: the command says what it did."""
+    log.hold(True)
+    words = ["pipeline", "archive", "--to", str(log.root), "--data", log.source["data"]]
+    assert command([*words, "--older-than", "0s"]) == 0
+    assert "there is nothing to archive" in capsys.readouterr().out
+    assert len(files(log.root)) == 1
+    assert log.archived() == log.done
