@@ -5,6 +5,7 @@ which is small enough to stand beside every key of the delivery order:
 
     ==========  =================================================================
     bits 24-31  the priority, exclusive-or ``DEFAULT_PRIORITY``
+    bits 17-23  more of the key's hash, 0 without a key
     bit 16      whether the message has a key
     bits 0-15   the key's *slot*, 0 without a key
     ==========  =================================================================
@@ -12,9 +13,11 @@ which is small enough to stand beside every key of the delivery order:
 So the traits of a message without a key and of the default priority are 0, and a column
 of nothing else is None: who uses neither pays for neither.
 
-A slot is a hash of the key: FNV-1a of 32 bits over the first ``HASHED_BYTES`` of its
-bytes, the upper half exclusive-or the lower. It is part of the protocol and never changes:
-consumers name ranges of slots, and segments on disk hold them.
+The hash is FNV-1a of 32 bits over the first ``HASHED_BYTES`` of the key's bytes. The slot is
+its upper half exclusive-or the lower; it is part of the protocol and never changes: consumers
+name ranges of slots. Slot and the other 7 bits together are the key's *print*, by which keys
+are told apart: of 100,000 keys one in a hundred shares its print with another. Segments on disk
+hold all of them.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, UInt32s
 
 SLOTS: Final = 1 << 16
+PRINTS: Final = 1 << 23
 # More of a key says nothing new, and a loop over positions must have an end.
 HASHED_BYTES: Final = 256
 HAS_KEY: Final = 1 << 16
@@ -41,6 +45,12 @@ KeyRange = tuple[int, int] | str | None
 AUTO: Final = "auto"
 
 _SLOT_MASK: Final = SLOTS - 1
+# What of the traits is the key's: whether there is one, and all of its hash.
+_KEY_MASK: Final = FIRST_PRIORITY - 1
+# Which bits of the hash the print has beside the slot, and where they stand in traits.
+_MORE_FROM: Final = 9
+_MORE_MASK: Final = PRINTS // SLOTS - 1
+_MORE_SHIFT: Final = 17
 _OFFSET_BASIS: Final = 2_166_136_261
 _PRIME: Final = 16_777_619
 _WORD: Final = (1 << 32) - 1
@@ -50,11 +60,17 @@ _FEW_KEYS: Final = 16
 
 def slot_of(key: str | bytes) -> int:
     """The slot of one key, 0 to 65,535."""
+    return _key_traits(key) & _SLOT_MASK
+
+
+def _key_traits(key: str | bytes) -> int:
+    """The traits of one key, the lower 24 bits."""
     data = key.encode() if isinstance(key, str) else key
     value = _OFFSET_BASIS
     for byte in data[:HASHED_BYTES]:
         value = ((value ^ byte) * _PRIME) & _WORD
-    return (value >> 16) ^ (value & _SLOT_MASK)
+    more = (value >> _MORE_FROM) & _MORE_MASK
+    return (more << _MORE_SHIFT) | HAS_KEY | ((value >> 16) ^ (value & _SLOT_MASK))
 
 
 def check_key_range(value: object) -> KeyRange:
@@ -72,11 +88,11 @@ def check_key_range(value: object) -> KeyRange:
     )
 
 
-def slots_of(keys: Blobs) -> UInt32s:
-    """The slot of each key; uint32[n]. O(n · longest key), in columns."""
+def traits_of_keys(keys: Blobs) -> UInt32s:
+    """The traits of keys, without priorities; uint32[n]. O(n · longest key), in columns."""
     count = len(keys)
     if count < _FEW_KEYS:
-        return np.fromiter(map(slot_of, keys.to_list()), np.uint32, count)
+        return np.fromiter(map(_key_traits, keys.to_list()), np.uint32, count)
     lengths = np.minimum(keys.lengths, HASHED_BYTES)
     data = np.frombuffer(keys.data, np.uint8)
     starts = keys.starts()
@@ -90,7 +106,9 @@ def slots_of(keys: Blobs) -> UInt32s:
         else:
             rows = np.flatnonzero(lengths > at)
             value[rows] = (value[rows] ^ data[starts[rows] + at]) * prime
-    return (value >> np.uint32(16)) ^ (value & np.uint32(_SLOT_MASK))
+    more = (value >> np.uint32(_MORE_FROM)) & np.uint32(_MORE_MASK)
+    slots = (value >> np.uint32(16)) ^ (value & np.uint32(_SLOT_MASK))
+    return (more << np.uint32(_MORE_SHIFT)) | np.uint32(HAS_KEY) | slots
 
 
 def traits_of(batch: MessageBatch) -> UInt32s | None:
@@ -101,9 +119,9 @@ def traits_of(batch: MessageBatch) -> UInt32s | None:
     if batch.keys is not None:
         keyed = np.flatnonzero(batch.keys.lengths)
         if len(keyed) == len(batch):
-            traits = slots_of(batch.keys) | np.uint32(HAS_KEY)
+            traits = traits_of_keys(batch.keys)
         elif len(keyed):
-            traits[keyed] = slots_of(batch.keys.take(keyed)) | np.uint32(HAS_KEY)
+            traits[keyed] = traits_of_keys(batch.keys.take(keyed))
     if batch.priorities is not None:
         steps = (batch.priorities ^ np.uint8(DEFAULT_PRIORITY)).astype(np.uint32)
         traits |= steps << np.uint32(PRIORITY_SHIFT)
@@ -126,12 +144,23 @@ def key_slots(traits: UInt32s) -> npt.NDArray[np.intp]:
     return (traits & np.uint32(_SLOT_MASK)).astype(np.intp)
 
 
+def key_prints(traits: UInt32s) -> Int64s:
+    """The prints, 0 where a message has no key; int64[n]."""
+    more = (traits >> np.uint32(1)) & np.uint32(_MORE_MASK * SLOTS)
+    return ((traits & np.uint32(_SLOT_MASK)) | more).astype(np.int64)
+
+
+def slots_of_prints(prints: Int64s) -> npt.NDArray[np.intp]:
+    """The slots of keys with these prints; intp[n], to index tables with."""
+    return prints & _SLOT_MASK
+
+
 def may_have_key(traits: UInt32s | None, key: bytes, count: int) -> npt.NDArray[np.intp]:
-    """Which of ``count`` messages with these traits may have a key: one of 65,536 that do not."""
-    wanted = HAS_KEY | slot_of(key) if key else 0
+    """Which of ``count`` messages with these traits may have a key: one in 8 million do not."""
+    wanted = _key_traits(key) if key else 0
     if traits is None:
         return np.arange(0 if wanted else count)
-    return np.flatnonzero((traits & np.uint32(HAS_KEY | _SLOT_MASK)) == wanted)
+    return np.flatnonzero((traits & np.uint32(_KEY_MASK)) == wanted)
 
 
 def concat_traits(parts: list[tuple[int, UInt32s | None]]) -> UInt32s | None:

@@ -12,36 +12,33 @@ from test_shared import column
 
 from escapement.broker.subscription.band import BANDS, bands_of
 from escapement.broker.subscription.keyqueues import KeyQueues
+from escapement.broker.subscription.keytable import Bools, KeyTable
 from escapement.broker.subscription.ready import Rows
 from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
-from escapement.traits import HAS_KEY, SLOTS
+from escapement.traits import HAS_KEY, SLOTS, key_prints
 
 AGEING_MS = 10
-# due, slot (-1: no key), priority, attempts
+# The last has the slot of the first, and is another key.
+KEYS = [0, 1, 2, 65_535, SLOTS]
+# due, key (-1: none), priority, attempts
 MESSAGES = st.tuples(
     st.integers(0, 2000),
-    st.sampled_from([-1, 0, 1, 2, 65_535]),
+    st.sampled_from([-1, *KEYS]),
     st.sampled_from([50, 50, 50, 0, 255]),
     st.sampled_from([0, 0, 1]),
 )
-SOME_SLOTS = st.sets(st.sampled_from([0, 1, 2, 65_535]))
+SOME_KEYS = st.sets(st.sampled_from(KEYS))
 
 
-def traits(slots: list[int], priorities: list[int]) -> UInt32s:
-    keys = [0 if slot < 0 else HAS_KEY | slot for slot in slots]
+def traits(keys: list[int], priorities: list[int]) -> UInt32s:
+    of_keys = [0 if key < 0 else HAS_KEY | key % SLOTS | key // SLOTS << 17 for key in keys]
     steps = np.array(priorities, np.uint32) ^ np.uint32(DEFAULT_PRIORITY)
-    return np.array(keys, np.uint32) | (steps << np.uint32(24))
-
-
-def closed(slots: set[int]) -> np.ndarray:
-    found = np.zeros(SLOTS, bool)
-    found[list(slots)] = True
-    return found
+    return np.array(of_keys, np.uint32) | (steps << np.uint32(24))
 
 
 @dataclass
 class Twin:
-    """The queues, and what ought to be in them: due, slot, priority, attempts by offset."""
+    """The queues, and what ought to be in them: due, key, priority, attempts by offset."""
 
     whole: bool
     rows: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
@@ -49,7 +46,13 @@ class Twin:
     last: int = 0
 
     def __post_init__(self) -> None:
-        self.made = KeyQueues(self.whole, self.ageing_ms)
+        self.table = KeyTable(self.whole)
+        self.made = KeyQueues(self.table, self.ageing_ms)
+
+    def closed(self, shut: set[int]) -> Bools:
+        """Those keys, once everything is laid in."""
+        self.made.lay_in()
+        return np.isin(self.table.prints, list(shut))
 
     def rank(self, offset: int) -> tuple[int, int]:
         due_ms, _, priority, _ = self.rows[offset]
@@ -82,7 +85,7 @@ class Twin:
         )
 
     def take(self, shut: set[int], most: int, every: bool) -> None:
-        rows = self.made.open(closed(shut), most, all_heads=every)
+        rows = self.made.open(self.closed(shut), most, all_heads=every)
         expected = self.open(shut)
         if every:
             free = [offset for offset in expected if self.queue(offset) < 0]
@@ -104,7 +107,7 @@ class Twin:
 
     def shorten(self, shut: set[int], most: int) -> None:
         """The ends of queues go, and nothing that was sent before, nor what is before such."""
-        gone = set(self.made.shorten(closed(shut), most).offsets.tolist())
+        gone = set(self.made.shorten(self.closed(shut), most).offsets.tolist())
         fresh = sum(not attempts for *_, attempts in self.rows.values())
         for slot in {self.queue(offset) for offset in self.rows}:
             queue = self.queue_of(slot)
@@ -144,9 +147,9 @@ class Twin:
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("push"), st.lists(MESSAGES, min_size=1, max_size=12)),
-        st.tuples(st.just("take"), SOME_SLOTS, st.integers(1, 6), st.booleans()),
+        st.tuples(st.just("take"), SOME_KEYS, st.integers(1, 6), st.booleans()),
         st.tuples(st.just("withdraw"), st.lists(st.integers(0, 99), max_size=4)),
-        st.tuples(st.just("shorten"), SOME_SLOTS, st.integers(0, 6)),
+        st.tuples(st.just("shorten"), SOME_KEYS, st.integers(0, 6)),
         st.tuples(st.just("age"), st.sampled_from([0, 1, 100])),
     ),
     max_size=25,
@@ -170,19 +173,36 @@ def test_queues_behave_like_a_sorted_list_for_each_key(
 
 @pytest.mark.parametrize("span_ms", [100, 1 << 50])
 def test_the_order_is_the_same_whether_it_fits_one_number_or_not(span_ms: int) -> None:
-    """Q9: slot, rank and offset are packed where they fit."""
+    """Q9: key, rank and offset are packed where they fit."""
     rng = np.random.default_rng(1)
     due_ms, slots = rng.integers(0, span_ms, 500), rng.integers(0, 5, 500)
-    queues = KeyQueues(False, 0)
-    given = slots.astype(np.uint32) | np.uint32(HAS_KEY)
+    table = KeyTable(whole=False)
+    queues = KeyQueues(table, 0)
+    given = traits(slots.tolist(), [DEFAULT_PRIORITY] * 500)
     queues.push(Rows.fresh(due_ms, rng.permutation(500), given))
+    queues.lay_in()
     taken = []
     while len(queues):
-        rows = queues.open(np.zeros(SLOTS, bool), 10, all_heads=False)
+        rows = queues.open(table.busy, 10, all_heads=False)
         queues.take(rows)
         taken.append(rows)
     found = Rows.concat(taken)
     assert found.traits is not None
     for slot in range(5):
-        mine = found.due_ms[found.traits == HAS_KEY | slot]
+        mine = found.due_ms[key_prints(found.traits) == slot]
         assert (np.diff(mine) >= 0).all()
+
+
+def test_a_key_that_matters_no_more_leaves_the_table() -> None:
+    """Q9: memory follows what is ready and held, not all keys that ever were."""
+    table = KeyTable(whole=False)
+    queues = KeyQueues(table, 0)
+    for step in range(10):
+        keys = list(range(100 * step, 100 * step + 100))
+        offsets = np.array(keys)
+        queues.push(Rows.fresh(offsets, offsets, traits(keys, [DEFAULT_PRIORITY] * 100)))
+        queues.lay_in()
+        assert len(table.prints) <= 200
+        queues.take(queues.open(table.busy, 100, all_heads=False))
+        queues._check()
+    assert not len(queues)

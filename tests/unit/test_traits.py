@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch
 from escapement.traits import (
     HASHED_BYTES,
+    PRINTS,
     concat_traits,
     have_keys,
+    key_prints,
     key_slots,
     may_have_key,
     priorities_of,
     slot_of,
-    slots_of,
+    slots_of_prints,
     traits_of,
+    traits_of_keys,
 )
 
 
@@ -38,8 +41,21 @@ def test_a_slot_never_changes(key: str, slot: int) -> None:
 
 
 @given(st.lists(st.binary(max_size=12) | st.binary(min_size=250, max_size=270), max_size=40))
-def test_keys_in_columns_have_the_slots_they_have_alone(keys: list[bytes]) -> None:
-    assert slots_of(Blobs.of(keys)).tolist() == [slot_of(key) for key in keys]
+def test_keys_in_columns_have_the_slots_and_prints_they_have_alone(keys: list[bytes]) -> None:
+    traits = traits_of_keys(Blobs.of(keys))
+    assert key_slots(traits).tolist() == [slot_of(key) for key in keys]
+    assert slots_of_prints(key_prints(traits)).tolist() == [slot_of(key) for key in keys]
+    alone = [int(traits_of_keys(Blobs.of([key]))[0]) for key in keys]
+    assert traits.tolist() == alone
+    assert have_keys(traits).all()
+    assert (priorities_of(traits) == DEFAULT_PRIORITY).all()
+
+
+def test_few_keys_share_their_print() -> None:
+    """Q9: those that do wait for each other."""
+    prints = key_prints(traits_of_keys(Blobs.of([b"key-%d" % n for n in range(100_000)])))
+    assert prints.max() < PRINTS
+    assert 100_000 - len(np.unique(prints)) < 1000
 
 
 @given(
@@ -71,7 +87,7 @@ def test_traits_say_what_priority_and_key_are(
 
 
 @given(st.lists(st.binary(max_size=2), max_size=20), st.binary(max_size=2), st.integers(0, 255))
-def test_who_may_have_a_key_is_everybody_with_its_slot(
+def test_who_may_have_a_key_is_everybody_with_its_print(
     keys: list[bytes], sought: bytes, priority: int
 ) -> None:
     """B1, B6: so that nobody who has it is missed."""
@@ -79,8 +95,9 @@ def test_who_may_have_a_key_is_everybody_with_its_slot(
     batch = MessageBatch(Blobs.empty(len(keys)), Blobs.of(keys), None, priorities)
     found = may_have_key(traits_of(batch), sought, len(keys)).tolist()
     assert {row for row, key in enumerate(keys) if key == sought} <= set(found)
+    prints = key_prints(traits_of_keys(Blobs.of([*keys, sought]))).tolist()
     for row, key in enumerate(keys):
-        assert (row in found) == (slot_of(key) == slot_of(sought) and bool(key) == bool(sought))
+        assert (row in found) == (prints[row] == prints[-1] and bool(key) == bool(sought))
 
 
 def test_columns_without_traits_count_as_zero_beside_others() -> None:

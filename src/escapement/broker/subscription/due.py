@@ -25,10 +25,10 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.band import BANDS, NORMAL, Band, bands_of
 from escapement.broker.subscription.keyorder import KeyOrder
-from escapement.broker.subscription.keyqueues import KeyQueues, Slots, slots_of
+from escapement.broker.subscription.keyqueues import KeyQueues
 from escapement.broker.subscription.keyranges import KeyRanges
 from escapement.broker.subscription.ready import Ready, Rows
-from escapement.broker.subscription.skipping import Skipping
+from escapement.broker.subscription.skipping import Skipping, Slots, slots_of
 from escapement.broker.subscription.staged import Staged
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s, UInt32s
@@ -113,7 +113,7 @@ class DueSubscription(Subscription):
 
     def _slots_of(self, rows: Rows) -> Slots:
         """What of the rows stands in each other's way; ``NO_SLOT`` for nothing. intp[n]."""
-        return slots_of(rows, self._order is not None and self._order.hold.whole)
+        return slots_of(rows, self._order is not None and self._order.whole)
 
     def _open(self, rows: Rows) -> Rows:
         """Those of the rows that are mine and neither acknowledged nor held."""
@@ -250,7 +250,7 @@ class DueSubscription(Subscription):
         ageing_ms = self.record.policy.priority_ageing_ms
         limit = self.limits.ready_messages
         band = Band(which, limit, ageing_ms, mark, self._fresh, self.held, self._took)
-        band.queues = None if self._order is None else self._order.queues
+        band.queues = self._order
         self._bands[which] = band
         return band
 
@@ -433,7 +433,7 @@ class DueSubscription(Subscription):
             self._forget_ready(rows.offsets)
             self.retries.cancel(rows.offsets)
             if self._order is not None:
-                self._order.hold.release(rows)
+                self._order.release(rows)
             self._drop(rows)
         return rows.height
 

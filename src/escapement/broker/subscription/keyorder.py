@@ -5,7 +5,7 @@ which keys are busy (:mod:`~escapement.broker.subscription.keyhold`), and it dec
 hand out. Keys that acknowledgements have freed go on in frames that are as large as those
 acknowledgements, and small frames would stay small for ever, each costing as much as a large
 one. So while much more is in hands than could go now, it is gathered, for ``GATHER_MS`` at
-most.
+most, and nothing is looked at meanwhile: what comes is counted, and laid in when it is.
 
 Pure: times arrive as arguments.
 """
@@ -16,6 +16,7 @@ from typing import Final
 
 from escapement.broker.subscription.keyhold import KeyHold
 from escapement.broker.subscription.keyqueues import KeyQueues
+from escapement.broker.subscription.keytable import Bools, KeyTable
 from escapement.broker.subscription.patience import Patience
 from escapement.broker.subscription.ready import Rows
 from escapement.storage.offsets import OffsetSet
@@ -36,12 +37,27 @@ class KeyOrder:
       ageing_ms: what a step of priority is worth; see ``Rows.ranks``.
     """
 
-    __slots__ = ("_gather", "hold", "queues")
+    __slots__ = ("_back", "_come", "_gather", "_hold", "_in_hands", "_open", "queues", "table")
 
     def __init__(self, whole: bool, ageing_ms: int) -> None:
-        self.hold = KeyHold(whole)
-        self.queues = KeyQueues(whole, ageing_ms)
+        self.table = KeyTable(whole)
+        self.queues = KeyQueues(self.table, ageing_ms)
+        self._hold = KeyHold(self.table)
+        self._back: list[Rows] = []  # ready again, and their keys still held
         self._gather = Patience(GATHER_MS)
+        # When it was looked at last: how many could go, how many were in hands.
+        self._open = self._in_hands = 0
+        self._come = 0  # how many became ready since
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is one queue."""
+        return self.table.whole
+
+    @property
+    def busy(self) -> Bools:
+        """The keys, by place, of which nothing may go."""
+        return self.table.busy
 
     def advance(self, now_ms: int) -> bool:
         """Time has passed; returns whether there is something to look at."""
@@ -51,6 +67,15 @@ class KeyOrder:
         """When ``advance`` will say so."""
         return self._gather.until_ms
 
+    # -- when to hand out --------------------------------------------------------------
+
+    def may_be_worthwhile(self, wanted: int, in_flight: int, now_ms: int) -> bool:
+        """Whether to look how much may go; arguments as for ``is_worthwhile``."""
+        freed = max(0, self._in_hands - in_flight)
+        enough = self._is_enough(self._open + self._come + freed, wanted, in_flight)
+        # What is not counted here, as keys that are freed otherwise, is found a little later.
+        return enough or self._gather.is_out(now_ms)
+
     def is_worthwhile(self, count: int, wanted: int, in_flight: int, now_ms: int) -> bool:
         """Whether to hand out ``count`` messages now, or wait for more.
 
@@ -58,23 +83,61 @@ class KeyOrder:
           wanted: how many could be handed out at most.
           in_flight: how many are in hands.
         """
-        enough = in_flight < _GATHER_IN_FLIGHT
-        enough |= count >= min(wanted, in_flight // _GATHER_SHARE)
+        self._open, self._in_hands, self._come = count, in_flight, 0
+        enough = self._is_enough(count, wanted, in_flight)
         if count and not enough and not self._gather.is_out(now_ms):
             return False
         self._gather.end()
         return bool(count)
 
+    @staticmethod
+    def _is_enough(count: int, wanted: int, in_flight: int) -> bool:
+        return in_flight < _GATHER_IN_FLIGHT or count >= min(wanted, in_flight // _GATHER_SHARE)
+
+    # -- what becomes ready, and goes --------------------------------------------------
+
+    def push(self, rows: Rows) -> None:
+        """These are ready, in any order."""
+        self._come += rows.height
+        self.queues.push(rows)
+
+    def fresh_of(self, which: int) -> int:
+        """How many messages of a band are ready that were never sent."""
+        return self.queues.fresh_of(which)
+
+    def again(self, rows: Rows) -> None:
+        """These were out, and are ready again: they hold their keys no more."""
+        self._back.append(rows)
+        self.push(rows)
+
     def settle(self, held: OffsetSet) -> None:
-        """Whatever is not among these any more is done."""
-        self.hold.settle(held)
+        """Have everything in its place; whatever is not among these any more is done."""
+        self._give_back()
+        self._hold.settle(held)
+        self.queues.lay_in()
 
     def hand_over(self, rows: Rows) -> None:
-        """These are out from now on; in order."""
+        """These are out from now on; in order. Nothing came since ``settle``."""
+        self._open -= rows.height
+        self._in_hands += rows.height
         self.queues.take(rows)
-        self.hold.take(rows)
+        self._hold.take(rows)
+
+    def hold(self, rows: Rows) -> None:
+        """These are out, or wait for another attempt, and hold their keys from now on."""
+        self._give_back()
+        self._hold.take(rows)
+
+    def release(self, rows: Rows) -> None:
+        """These hold their keys no more, and are not ready."""
+        self._hold.release(rows)
+
+    def _give_back(self) -> None:
+        if self._back:
+            rows, self._back = Rows.concat(self._back), []
+            self._hold.release(rows)
 
     def _check(self) -> None:
         """Assert every invariant."""
-        self.hold._check()
+        self._hold._check()
         self.queues._check()

@@ -1,12 +1,13 @@
 """What is ready where an order is asked for: a queue for each key.
 
-Of every queue the first row, its *head*, stands in a table with a place for each slot (see
-``escapement.traits``), and the others lie in a few runs sorted by slot and rank. So whatever
-may go next is found by looking at heads alone, however much waits behind them, and the next
-of a key by a search in each run. Messages without a key lie apart: nothing holds them up.
-Where the topic is to be in order, everything is one queue.
+Of every queue the first row, its *head*, stands in the table of keys
+(:mod:`~escapement.broker.subscription.keytable`), and the others lie in a few runs sorted by
+key and rank. So whatever may go next is found by looking at heads alone, however much waits
+behind them, and the next of a key by a search in each run. Messages without a key lie apart:
+nothing holds them up. Where the topic is to be in order, everything is one queue.
 
-Rows come in any order. One that belongs before the head of its queue takes its place.
+Rows come in any order. One that belongs before the head of its queue takes its place. What
+comes in small parts is laid in together, before something is asked that needs it.
 
 Invariants (``_check``): a queue that has rows has a head, which goes before the others; the
 counts are a recount.
@@ -19,71 +20,40 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.broker.subscription.band import BANDS, NORMAL, bands_of
+from escapement.broker.subscription.keytable import NO_PRINT, Bools, KeyTable, Places
 from escapement.broker.subscription.ready import Pile, Rows, order_of
 from escapement.message import Int64s
-from escapement.traits import SLOTS, have_keys, key_slots
 
-# The slot of what has none: a message without a key, where the order is by key.
-NO_SLOT: Final = SLOTS
 # How many rows of each key stay in memory where there are too many: the first that will do.
 _KEPT_OF_EACH: Final = (64, 16, 4, 1, 0)
-_SLOT_BITS: Final = 16
+_PRINT_BITS: Final = 23
 _INT64_BITS: Final = 63  # without the sign
 _LAST: Final = (1 << 63) - 1
-
-Bools = npt.NDArray[np.bool_]
-Slots = npt.NDArray[np.intp]
-
-
-def slots_of(rows: Rows, whole: bool) -> Slots:
-    """The queue of each row, ``NO_SLOT`` for none; intp[n].
-
-    Args:
-      whole: everything is in one queue.
-    """
-    if whole:
-        return np.zeros(rows.height, np.intp)
-    if rows.traits is None:
-        return np.full(rows.height, NO_SLOT)
-    return np.where(have_keys(rows.traits), key_slots(rows.traits), NO_SLOT)
 
 
 class KeyQueues:
     """See the module's docstring.
 
     Args:
-      whole: one queue for everything.
       ageing_ms: what a step of priority is worth; see ``Rows.ranks``.
     """
 
-    __slots__ = (
-        "_ageing_ms",
-        "_free",
-        "_fresh",
-        "_heads",
-        "_ranks",
-        "_runs",
-        "_there",
-        "whole",
-    )
+    __slots__ = ("_ageing_ms", "_free", "_fresh", "_new", "_runs", "_table")
 
-    def __init__(self, whole: bool, ageing_ms: int) -> None:
-        self.whole = whole
+    def __init__(self, table: KeyTable, ageing_ms: int) -> None:
+        self._table = table
         self._ageing_ms = ageing_ms
-        self._there: Bools = np.zeros(SLOTS, bool)
-        self._ranks = np.zeros(SLOTS, np.int64)
-        due_ms, offsets, attempts = np.zeros((3, SLOTS), np.int64)
-        self._heads = Rows(due_ms, offsets, attempts, np.zeros(SLOTS, np.uint32))
         self._runs: list[_Run] = []
         self._free = Pile(ageing_ms)
+        self._new: list[Rows] = []  # not laid in yet
         self._fresh = dict.fromkeys(BANDS, 0)
 
     def __len__(self) -> int:
         behind = sum(run.count for run in self._runs)
-        return self._free.count + int(np.count_nonzero(self._there)) + behind
+        new = sum(rows.height for rows in self._new)
+        return self._free.count + int(np.count_nonzero(self._table.there)) + behind + new
 
     def fresh_of(self, which: int) -> int:
         """How many rows of a band there are that were never sent."""
@@ -103,49 +73,57 @@ class KeyQueues:
     def push(self, rows: Rows) -> None:
         """Add rows, in any order; O(log n) a row."""
         self._count(rows, 1)
-        slots = slots_of(rows, self.whole)
-        keyed = slots != NO_SLOT
+        self._new.append(rows)
+
+    def lay_in(self) -> None:
+        """Have everything in its place that was added; the table's places change."""
+        if not self._new:
+            return
+        rows, self._new = Rows.concat(self._new), []
+        prints = self._table.prints_of(rows)
+        keyed = prints != NO_PRINT
         if not keyed.all():
             self._free.push(rows.pick(~keyed).in_order(self._ageing_ms))
-            rows, slots = rows.pick(keyed), slots[keyed]
-        if not rows.height:
-            return
-        run = _Run.of(rows, slots, self._ageing_ms)
+            rows, prints = rows.pick(keyed), prints[keyed]
+        if rows.height:
+            self._lay_in(_Run.of(rows, prints, rows.ranks(self._ageing_ms)))
+
+    def _lay_in(self, run: _Run) -> None:
+        table, place = self._table, self._table.place(run.prints)
+        there = table.there[place]
+        ranks, offsets = run.ranks[run.begins], run.rows.offsets[run.begins]
+        before = _before(ranks, offsets, table.ranks[place], table.heads.offsets[place])
         # Heads that something comes before go behind it.
-        there = np.flatnonzero(self._there[run.slots])
-        place, first = run.slots[there], run.begins[there]
-        later = _before(
-            run.ranks[first],
-            run.rows.offsets[first],
-            self._ranks[place],
-            self._heads.offsets[place],
-        )
-        if later.any():
-            place = place[later]
-            rows = Rows.concat([rows, self._heads.pick(place)])
-            self._there[place] = False
-            run = _Run.of(rows, np.concatenate((slots, place)), self._ageing_ms)
+        later = place[there & before]
+        displaced = _Run(table.heads.pick(later), table.ranks[later], table.prints[later])
+        at = np.flatnonzero(before | ~there)
+        self._set_heads(place[at], run, run.take(at))
         self._add(run)
+        self._add(displaced)
 
     def count_open(self, closed: Bools) -> int:
         """How many messages ``open`` could give."""
-        return int(np.count_nonzero(self._there & ~closed)) + self._free.count
+        return int(np.count_nonzero(self._table.there & ~closed)) + self._free.count
 
     def open(self, closed: Bools, most: int, *, all_heads: bool) -> Rows:
         """What may go next, in order: heads, and rows without a key. It stays here.
 
+        Everything is laid in.
+
         Args:
-          closed: the slots of which nothing may go; bool[SLOTS].
+          closed: the keys, by place, of which nothing may go.
           most: how many are wanted.
           all_heads: whether all heads are, however many.
         """
-        slots = np.flatnonzero(self._there & ~closed)
-        if len(slots) > most and not all_heads:
-            ranks = self._ranks[slots]
-            slots = slots[ranks <= np.partition(ranks, most - 1)[most - 1]]
-        if len(slots):
-            slots = slots[order_of(self._ranks[slots], self._heads.offsets[slots])]
-        heads = self._heads.pick(slots if all_heads else slots[:most])
+        assert not self._new
+        table = self._table
+        at = np.flatnonzero(table.there & ~closed)
+        if len(at) > most and not all_heads:
+            ranks = table.ranks[at]
+            at = at[ranks <= np.partition(ranks, most - 1)[most - 1]]
+        if len(at):
+            at = at[order_of(table.ranks[at], table.heads.offsets[at])]
+        heads = table.heads.pick(at if all_heads else at[:most])
         if not self._free.count:
             return heads
         both = Rows.concat([heads, self._free.first(most)]).in_order(self._ageing_ms)
@@ -154,13 +132,12 @@ class KeyQueues:
     def take(self, rows: Rows) -> None:
         """Remove rows, in order, that ``open`` gave just now; those behind them move up."""
         self._count(rows, -1)
-        slots = slots_of(rows, self.whole)
-        keyed = slots != NO_SLOT
+        prints = self._table.prints_of(rows)
+        keyed = prints != NO_PRINT
         if not keyed.all():
             self._take_free(rows.offsets[~keyed])
-        slots = np.sort(slots[keyed])
-        self._there[slots] = False
-        self._move_up(slots)
+        places, _ = self._table.find(prints[keyed])
+        self._move_up(np.sort(places))
 
     def _take_free(self, offsets: Int64s) -> None:
         first = self._free.take(len(offsets))
@@ -170,31 +147,30 @@ class KeyQueues:
 
     def withdraw(self, offsets: Int64s) -> None:
         """Remove the rows of these messages; O(rows)."""
+        self.lay_in()
         rows = self.rows()
         self._count(rows.pick(np.isin(rows.offsets, offsets)), -1)
         self._free.withdraw(offsets)
         stay = [~np.isin(run.rows_left().offsets, offsets) for run in self._runs]
         runs = zip(self._runs, stay, strict=True)
         self._runs = [run.pick(which) for run, which in runs if which.any()]
-        slots = np.flatnonzero(self._there)
-        slots = slots[np.isin(self._heads.offsets[slots], offsets)]
-        self._there[slots] = False
-        self._move_up(slots)
+        at = np.flatnonzero(self._table.there)
+        self._move_up(at[np.isin(self._table.heads.offsets[at], offsets)])
 
     def drain(self) -> Rows:
         """Remove and return everything, in no order."""
         rows = self.rows()
-        self._there[:] = False
-        self._runs = []
+        self._table.there[:] = False
+        self._runs, self._new = [], []
         self._free = Pile(self._ageing_ms)
         self._fresh = dict.fromkeys(BANDS, 0)
         return rows
 
     def rows(self) -> Rows:
         """A copy of everything, in no order, for a snapshot."""
-        heads = self._heads.pick(np.flatnonzero(self._there))
+        heads = self._table.heads.pick(np.flatnonzero(self._table.there))
         behind = [run.rows_left() for run in self._runs]
-        return Rows.concat([heads, *behind, *self._free.runs])
+        return Rows.concat([heads, *behind, *self._free.runs, *self._new])
 
     def never_sent(self, offsets: Int64s) -> Bools:
         """Which of these messages are here and were never sent; bool[n]. O(rows)."""
@@ -210,67 +186,74 @@ class KeyQueues:
 
     # -- too many --------------------------------------------------------------------
 
-    @property
-    def empty(self) -> Bools:
-        """In which queues nothing is; bool[SLOTS]."""
-        return ~self._there
-
     def shorten(self, closed: Bools, most: int) -> Rows:
         """Remove and return the ends of long queues, so that ``most`` fresh rows are left.
 
         What was sent before stays, and what comes before it in its queue; so do the heads of
-        queues that are not closed, and what has no key. So more may be left. O(rows).
+        queues that are not closed, and what has no key. So more may be left. Everything is
+        laid in. O(rows).
 
         Args:
-          closed: the slots of which nothing may go; bool[SLOTS].
+          closed: the keys, by place, of which nothing may go.
         """
-        heads = np.flatnonzero(self._there)
+        assert not self._new
+        table = self._table
+        heads = np.flatnonzero(table.there)
         if not len(heads):
             return Rows.none()
-        rows = Rows.concat([self._heads.pick(heads), *(run.rows_left() for run in self._runs)])
-        slots = np.concatenate([heads, *(run.slots_left() for run in self._runs)])
-        run = _Run.of(rows, slots, self._ageing_ms)
-        slots, places = run.slots_left(), np.arange(run.count)
+        rows = Rows.concat([table.heads.pick(heads), *(run.rows_left() for run in self._runs)])
+        ranks = np.concatenate([table.ranks[heads], *(run.ranks_left() for run in self._runs)])
+        prints = [table.prints[heads], *(run.prints_left() for run in self._runs)]
+        run = _Run.of(rows, np.concatenate(prints), ranks)
+        places = np.arange(run.count)
         sent = np.maximum.reduceat(np.where(run.rows.attempts > 0, places, -1), run.begins)
         lengths = run.ends - run.begins
         may_go = places > np.repeat(sent, lengths)
         behind = places - np.repeat(run.begins, lengths)
+        # Every queue has a head: the keys of the run are those.
+        may_stay = np.repeat(~closed[heads], lengths)
         over = sum(self._fresh.values()) - most
         for kept in _KEPT_OF_EACH:
-            gone = may_go & (behind >= np.maximum(kept, ~closed[slots]))
+            gone = may_go & (behind >= np.maximum(kept, may_stay))
             if np.count_nonzero(gone) >= over:
                 break
         removed = run.rows.pick(gone)
         self._count(removed, -1)
-        self._there[heads] = False
+        table.there[heads] = False
         self._runs = []
         if not gone.all():
-            self._add(run.pick(~gone))
+            self._lay_in(run.pick(~gone))
         return removed
 
     # -- heads -----------------------------------------------------------------------
 
-    def _set_heads(self, slots: Slots, run: _Run, at: Int64s) -> None:
+    def _set_heads(self, places: Places, run: _Run, at: Int64s) -> None:
         """These rows of a run are the first of their queues now."""
-        self._there[slots] = True
-        self._ranks[slots] = run.ranks[at]
-        self._heads.due_ms[slots] = run.rows.due_ms[at]
-        self._heads.offsets[slots] = run.rows.offsets[at]
-        self._heads.attempts[slots] = run.rows.attempts[at]
-        assert self._heads.traits is not None
-        self._heads.traits[slots] = 0 if run.rows.traits is None else run.rows.traits[at]
+        table = self._table
+        table.there[places] = True
+        table.ranks[places] = run.ranks[at]
+        table.heads.due_ms[places] = run.rows.due_ms[at]
+        table.heads.offsets[places] = run.rows.offsets[at]
+        table.heads.attempts[places] = run.rows.attempts[at]
+        assert table.heads.traits is not None
+        table.heads.traits[places] = 0 if run.rows.traits is None else run.rows.traits[at]
 
-    def _move_up(self, slots: Slots) -> None:
-        """Give queues without a head their next row; ``slots`` ascend. O(slots * runs)."""
-        ranks = np.full(len(slots), _LAST)
-        offsets = np.full(len(slots), _LAST)
-        whose = np.full(len(slots), -1)
-        places = []
+    def _move_up(self, places: Places) -> None:
+        """Give queues, which lose their heads, their next row; ``places`` ascend.
+
+        O(places * runs).
+        """
+        self._table.there[places] = False
+        prints = self._table.prints[places]
+        ranks = np.full(len(places), _LAST)
+        offsets = np.full(len(places), _LAST)
+        whose = np.full(len(places), -1)
+        found = []
         for number, run in enumerate(self._runs):
-            place = np.minimum(np.searchsorted(run.slots, slots), len(run.slots) - 1)
-            places.append(place)
-            at = run.begins[place]
-            there = np.flatnonzero((run.slots[place] == slots) & (at < run.ends[place]))
+            queue = np.minimum(np.searchsorted(run.prints, prints), len(run.prints) - 1)
+            found.append(queue)
+            at = run.begins[queue]
+            there = np.flatnonzero((run.prints[queue] == prints) & (at < run.ends[queue]))
             at = at[there]
             sooner = _before(run.ranks[at], run.rows.offsets[at], ranks[there], offsets[there])
             there, at = there[sooner], at[sooner]
@@ -279,23 +262,22 @@ class KeyQueues:
         for number, run in enumerate(self._runs):
             mine = np.flatnonzero(whose == number)
             if len(mine):
-                self._set_heads(slots[mine], run, run.take(places[number][mine]))
+                self._set_heads(places[mine], run, run.take(found[number][mine]))
         self._runs = [run.compact() for run in self._runs if run.count]
 
     def _add(self, run: _Run) -> None:
-        """Rows that come behind the heads there are; where there is none, the first is it."""
-        at = np.flatnonzero(~self._there[run.slots])
-        if len(at):
-            self._set_heads(run.slots[at], run, run.take(at))
+        """Rows that come behind the heads there are."""
         if not run.count:
             return
         self._runs.append(run)
         while len(self._runs) > 1 and self._runs[-2].count < 2 * self._runs[-1].count:
             last = self._runs.pop()
-            self._runs[-1] = self._runs[-1].merged(last, self._ageing_ms)
+            self._runs[-1] = self._runs[-1].merged(last)
 
     def _check(self) -> None:
         """Assert every invariant."""
+        table = self._table
+        table._check()
         rows = self.rows()
         assert len(np.unique(rows.offsets)) == rows.height == len(self)
         fresh = self._fresh.copy()
@@ -304,40 +286,36 @@ class KeyQueues:
         self._fresh = fresh
         for run in self._runs:
             run._check()
-            assert self._there[run.slots[run.begins < run.ends]].all(), "a queue has no head"
-            at = run.left()
-            slots = slots_of(run.rows.pick(at), self.whole)
-            assert _before(
-                self._ranks[slots],
-                self._heads.offsets[slots],
-                run.ranks[at],
-                run.rows.offsets[at],
-            ).all(), "a head is not the first"
+            places, known = table.find(run.prints_left())
+            assert known.all(), "a key that has rows is not in the table"
+            assert table.there[places].all(), "a queue has no head"
+            ranks, offsets = run.ranks_left(), run.rows_left().offsets
+            before = _before(table.ranks[places], table.heads.offsets[places], ranks, offsets)
+            assert before.all(), "a head is not the first"
 
 
 class _Run:
-    """Rows sorted by slot, rank and offset; of each slot the first are taken, one by one."""
+    """Rows sorted by key, rank and offset; of each key the first are taken, one by one."""
 
-    __slots__ = ("begins", "count", "ends", "ranks", "rows", "slots")
+    __slots__ = ("begins", "count", "ends", "prints", "ranks", "rows")
 
-    def __init__(self, rows: Rows, ranks: Int64s, slots: Slots) -> None:
-        """``slots`` are those of the rows, which are in order."""
+    def __init__(self, rows: Rows, ranks: Int64s, prints: Int64s) -> None:
+        """``prints`` are those of the rows, which are in order."""
         self.rows = rows
         self.ranks = ranks
-        self.begins: Int64s = np.flatnonzero(np.diff(slots, prepend=-1))
-        self.ends: Int64s = np.append(self.begins[1:], rows.height)
-        self.slots: Slots = slots[self.begins]
+        self.begins: Int64s = np.flatnonzero(np.diff(prints, prepend=-1))
+        self.ends: Int64s = np.append(self.begins, rows.height)[1:]
+        self.prints = prints[self.begins]
         self.count = rows.height
 
     @classmethod
-    def of(cls, rows: Rows, slots: Slots, ageing_ms: int) -> _Run:
-        """Rows in any order, and the slot of each."""
-        ranks = rows.ranks(ageing_ms)
-        at = _slot_order(slots, ranks, rows.offsets)
-        return cls(rows.pick(at), ranks[at], slots[at])
+    def of(cls, rows: Rows, prints: Int64s, ranks: Int64s, *, sorted_runs: bool = False) -> _Run:
+        """Rows in any order, or a few ``sorted_runs`` of them; key and rank of each."""
+        at = _print_order(prints, ranks, rows.offsets, sorted_runs)
+        return cls(rows.pick(at), ranks[at], prints[at])
 
-    def take(self, which: Slots) -> Int64s:
-        """Take the first row of each of these slots, by position; returns where they stand."""
+    def take(self, which: Places) -> Int64s:
+        """Take the first row of each of these keys, by position; returns where they stand."""
         at = self.begins[which]
         self.begins[which] += 1
         self.count -= len(at)
@@ -354,20 +332,27 @@ class _Run:
         """Those rows."""
         return self.rows if self.count == self.rows.height else self.rows.pick(self.left())
 
-    def slots_left(self) -> Slots:
-        """The slots of those rows."""
-        return np.repeat(self.slots, self.ends - self.begins)
+    def ranks_left(self) -> Int64s:
+        """The ranks of those rows."""
+        return self.ranks if self.count == self.rows.height else self.ranks[self.left()]
+
+    def prints_left(self) -> Int64s:
+        """The keys of those rows."""
+        return np.repeat(self.prints, self.ends - self.begins)
 
     def pick(self, which: Bools) -> _Run:
         """Some of the rows that were not taken."""
         at = self.left()[which]
-        return _Run(self.rows.pick(at), self.ranks[at], self.slots_left()[which])
+        return _Run(self.rows.pick(at), self.ranks[at], self.prints_left()[which])
 
-    def merged(self, other: _Run, ageing_ms: int) -> _Run:
+    def merged(self, other: _Run) -> _Run:
         """What is left of two."""
-        rows = Rows.concat([self.rows_left(), other.rows_left()])
-        slots = np.concatenate((self.slots_left(), other.slots_left()))
-        return _Run.of(rows, slots, ageing_ms)
+        return _Run.of(
+            Rows.concat([self.rows_left(), other.rows_left()]),
+            np.concatenate((self.prints_left(), other.prints_left())),
+            np.concatenate((self.ranks_left(), other.ranks_left())),
+            sorted_runs=True,
+        )
 
     def compact(self) -> _Run:
         """Itself, or what is left of it if that is little."""
@@ -376,16 +361,9 @@ class _Run:
         return self.pick(np.ones(self.count, bool))
 
     def _check(self) -> None:
-        at = self.left()
-        assert self.count == len(at) > 0
-        keys = list(
-            zip(
-                self.slots_left().tolist(),
-                self.ranks[at].tolist(),
-                self.rows.offsets[at].tolist(),
-                strict=True,
-            )
-        )
+        assert self.count == int((self.ends - self.begins).sum())
+        prints, offsets = self.prints_left().tolist(), self.rows_left().offsets.tolist()
+        keys = list(zip(prints, self.ranks_left().tolist(), offsets, strict=True))
         assert keys == sorted(keys), "a run is out of order"
 
 
@@ -395,15 +373,15 @@ def _before(ranks: Int64s, offsets: Int64s, other_ranks: Int64s, other_offsets: 
     return before
 
 
-def _slot_order(slots: Slots, ranks: Int64s, offsets: Int64s) -> Slots:
-    """The order by slot, rank and offset; linear where rows are a few sorted runs."""
+def _print_order(prints: Int64s, ranks: Int64s, offsets: Int64s, sorted_runs: bool) -> Places:
+    """The order by key, rank and offset; linear where rows are a few ``sorted_runs``."""
     low_rank, low_offset = int(ranks.min()), int(offsets.min())
     offset_bits = (int(offsets.max()) - low_offset).bit_length()
     rank_bits = (int(ranks.max()) - low_rank).bit_length()
-    if _SLOT_BITS + rank_bits + offset_bits > _INT64_BITS:
+    if _PRINT_BITS + rank_bits + offset_bits > _INT64_BITS:
         by_rank = order_of(ranks, offsets)
-        by_slot: Slots = by_rank[np.argsort(slots[by_rank].astype(np.uint16), kind="stable")]
-        return by_slot
-    keys = (slots << (rank_bits + offset_bits)) | ((ranks - low_rank) << offset_bits)
-    order: Slots = np.argsort(keys | (offsets - low_offset), kind="stable")
-    return order
+        return by_rank[np.argsort(prints[by_rank], kind="stable")]
+    packed = (prints << (rank_bits + offset_bits)) | ((ranks - low_rank) << offset_bits)
+    packed |= offsets - low_offset
+    # Where there are runs the stable sort finds them; it is slow where there are none.
+    return np.argsort(packed, kind="stable" if sorted_runs else None)

@@ -26,8 +26,8 @@ from escapement.broker.subscription.dispatcher import level_out, share_out
 from escapement.broker.subscription.due import DueSubscription
 from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.keyorder import KeyOrder
-from escapement.broker.subscription.keyqueues import Bools
 from escapement.broker.subscription.keyranges import KeyRanges, shorten
+from escapement.broker.subscription.keytable import Bools
 from escapement.broker.subscription.ready import Ready, Rows
 from escapement.broker.subscription.skipping import Skipping
 from escapement.broker.subscription.subscription import Subscription
@@ -167,8 +167,7 @@ class SharedSubscription(DueSubscription):
     def _again(self, rows: Rows, *, waited: bool) -> None:
         self.expiry.keeps(int(rows.due_ms.min()))
         if self._order is not None:
-            self._order.hold.release(rows)
-            self._order.queues.push(rows)
+            self._order.again(rows)
             return
         asked = np.ones(rows.height, bool) if self._ranges is None else self._ranges.wanted(rows)
         for band, part in self._split(rows.pick(asked)):
@@ -201,11 +200,11 @@ class SharedSubscription(DueSubscription):
             self._dealer = KeyRanges(self.consumers)
             whole = policy.order == TOPIC_ORDER
             self._order = KeyOrder(whole, self.record.policy.priority_ageing_ms)
-            self._order.hold.take(self.in_flight.rows())
+            self._order.hold(self.in_flight.rows())
             if policy.on_retry == HOLD:
-                self._order.hold.take(self.retries.waiting()[0])
+                self._order.hold(self.retries.waiting()[0])
         for band in self.bands:
-            band.queues = None if self._order is None else self._order.queues
+            band.queues = self._order
         either = self._order is not None or self._ranges is not None
         self._skipping = Skipping() if either else None
         if ready.height:
@@ -215,12 +214,12 @@ class SharedSubscription(DueSubscription):
 
     def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
         if self._order is not None:
-            self._order.hold.release(rows)  # those that wait take their keys again
+            self._order.release(rows)  # those that wait take their keys again
         super()._return(rows, next_ms, now_ms, reason)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
         if self._order is not None and self.record.policy.on_retry == HOLD:
-            self._order.hold.take(rows.pick(next_ms > now_ms))
+            self._order.hold(rows.pick(next_ms > now_ms))
         super()._retry(rows, next_ms, now_ms, waited=waited)
 
     def _consumers_changed(self) -> None:
@@ -234,7 +233,7 @@ class SharedSubscription(DueSubscription):
             self._skipping = (self._skipping or Skipping()) if asked else None
         if self._ranges is None:
             return
-        if self._order is not None and self._order.hold.whole:
+        if self._order is not None and self._order.whole:
             self._unready()  # what had been nobody's comes before what is ready
             return
         for store in self._stores:
@@ -268,10 +267,10 @@ class SharedSubscription(DueSubscription):
         return [min(consumer.capacity, frame_messages) for consumer in self.consumers]
 
     def _closed(self, order: KeyOrder, rooms: list[int]) -> Bools:
-        """The slots of which nothing may go now."""
-        if self._ranges is None or order.hold.whole:
-            return order.hold.busy
-        return order.hold.busy | self._ranges.without_room(rooms)
+        """The keys, by place, of which nothing may go now."""
+        if self._ranges is None or order.whole:
+            return order.busy
+        return order.busy | order.table.among(self._ranges.without_room(rooms))
 
     def _skip_keys(self, now_ms: int) -> None:
         skipping = self._skipping
@@ -295,7 +294,10 @@ class SharedSubscription(DueSubscription):
             slots = np.zeros(SLOTS, bool)
             slots[self._slots_of(rows)] = True
             self._leave_out(skipping, rows, slots)
-        return order.queues.empty & ~closed
+        dry = ~order.table.slots(order.table.there | closed)
+        if self._ranges is None or order.whole:
+            return dry
+        return dry & ~self._ranges.without_room(self._rooms(1))
 
     def _skip_by_range(self, ranges: KeyRanges, skipping: Skipping, wants_room: bool) -> Bools:
         """The same, where it is of those who have much ready and take little."""
@@ -316,17 +318,20 @@ class SharedSubscription(DueSubscription):
         self, order: KeyOrder, ready: int, now_ms: int, frame_messages: int
     ) -> list[HandOver]:
         """As ``assign``, where of each key, or of all, one message is out at a time."""
-        order.settle(self.held)
         room = self._rooms(frame_messages)
-        wanted = min(ready, sum(room), 1 if order.hold.whole else ready)
+        wanted = min(ready, sum(room), 1 if order.whole else ready)
+        out = len(self.in_flight)
         if wanted <= 0:
             return []
+        if self._ranges is None and not order.may_be_worthwhile(wanted, out, now_ms):
+            return []
+        order.settle(self.held)
         closed, ranged = self._closed(order, room), self._ranges is not None
         count = order.queues.count_open(closed)
         assert self._skipping is not None
         is_stuck = count < wanted and any(band.is_stuck for band in self.bands)
         self._skipping.found_stuck(is_stuck, now_ms)
-        if not order.is_worthwhile(count, wanted, len(self.in_flight), now_ms):
+        if not order.is_worthwhile(count, wanted, out, now_ms):
             return []
         while True:
             rows = order.queues.open(closed, wanted, all_heads=ranged)

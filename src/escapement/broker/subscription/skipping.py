@@ -22,7 +22,10 @@ import numpy.typing as npt
 from escapement.broker.subscription.patience import Patience
 from escapement.broker.subscription.ready import Rows
 from escapement.storage.index import Key
-from escapement.traits import SLOTS
+from escapement.traits import SLOTS, have_keys, key_slots
+
+# The slot of what has none: a message without a key, where it matters of which a message is.
+NO_SLOT: Final = SLOTS
 
 # So long what is ready stays as it is although nothing of it may go and more cannot be read,
 # and a skipped slot waits for its next messages.
@@ -33,6 +36,20 @@ _FLOW_SHARE: Final = 4
 _DRY_SHARE: Final = 4
 
 Bools = npt.NDArray[np.bool_]
+Slots = npt.NDArray[np.intp]
+
+
+def slots_of(rows: Rows, whole: bool) -> Slots:
+    """What of these rows stands in each other's way; ``NO_SLOT`` for nothing. intp[n].
+
+    Args:
+      whole: everything does.
+    """
+    if whole:
+        return np.zeros(rows.height, np.intp)
+    if rows.traits is None:
+        return np.full(rows.height, NO_SLOT)
+    return np.where(have_keys(rows.traits), key_slots(rows.traits), NO_SLOT)
 
 
 class Skipping:
@@ -98,7 +115,7 @@ class Skipping:
         """Whether any of these is; bool[SLOTS]."""
         return self._skipped is not None and bool((self._skipped[:-1] & slots).any())
 
-    def pass_over(self, rows: Rows, slots: npt.NDArray[np.intp]) -> Rows:
+    def pass_over(self, rows: Rows, slots: Slots) -> Rows:
         """Those of rows, sorted by key, whose slots, ``NO_SLOT`` for none, are not skipped."""
         if self._skipped is None:
             return rows

@@ -53,8 +53,10 @@ from escapement.storage.index.keys import Key, Keys, match, merge, position
 from escapement.storage.index.plan import Landmarks
 
 _MAGIC: Final = b"escapement index segment"[:12]
+# Those without traits, and those whose traits have less of a key's hash.
 _VERSION_1: Final = _MAGIC + struct.pack("<I", 1)
-HEADER: Final = _MAGIC + struct.pack("<I", 2)
+_VERSION_2: Final = _MAGIC + struct.pack("<I", 2)
+HEADER: Final = _MAGIC + struct.pack("<I", 3)
 TRAILER: Final = struct.Struct("<QQ")
 TRAILER_END: Final = b"end of seg 1"
 TRAILER_BYTES: Final = TRAILER.size + 4 + len(TRAILER_END)
@@ -102,8 +104,9 @@ class Segment:
         self._close = weakref.finalize(self, os.close, self._descriptor)
         self.size_bytes = os.fstat(self._descriptor).st_size
         header = self._read(0, len(HEADER))
-        if header not in (HEADER, _VERSION_1):
+        if header not in (HEADER, _VERSION_2, _VERSION_1):
             raise IndexDamaged(f"{path}: not a segment of the delayed index, or of another version")
+        self._counts_traits = header != _VERSION_1
         self._has_traits = header == HEADER
         counts, topics, runs = self._read_directory()
         self.topic_ids = topics[0]
@@ -128,12 +131,12 @@ class Segment:
         _, body = decode(self._read(at, size), FOOTER, str(self.path))
         topic_count, run_count = COUNTS.unpack_from(body)
         columns = np.frombuffer(body, "<i8", offset=COUNTS.size)
-        height = len(RUN_COLUMNS) if self._has_traits else len(RUN_COLUMNS) - 1
+        height = len(RUN_COLUMNS) if self._counts_traits else len(RUN_COLUMNS) - 1
         if len(columns) != 2 * topic_count + height * run_count:
             raise IndexDamaged(f"{self.path}: a directory of the wrong size")
         topics = columns[: 2 * topic_count].reshape(2, topic_count)
         runs = columns[2 * topic_count :].reshape(height, run_count)
-        if not self._has_traits:
+        if not self._counts_traits:
             runs = np.vstack((runs, np.full(run_count, _UNKNOWN_TRAITS)))
         return run_count, topics, runs
 
@@ -193,10 +196,10 @@ class Segment:
 
     def traits(self, run: int) -> UInt32s | None:
         """The traits of a run, None if all are 0; blocking unless cached."""
-        if not self._has_traits:
-            return self.message_block(run).traits()
         if not self.most_traits[run]:
             return None
+        if not self._has_traits:
+            return self.message_block(run).traits()
         rows = int(self.run_rows[run])
         at = int(self.at[run]) + HEADER_BYTES + 16 * rows + int(self.message_bytes[run])
         size = HEADER_BYTES + 4 * rows

@@ -1,0 +1,61 @@
+"""A table of keys beside a plain dictionary."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escapement.broker.subscription.keytable import NO_PRINT, KeyTable
+from escapement.broker.subscription.ready import Rows
+from escapement.traits import HAS_KEY, PRINTS, SLOTS
+
+KEYS = st.lists(st.integers(0, 12), max_size=8)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["hold", "free", "head", "go"]), KEYS), max_size=30))
+def test_a_key_keeps_what_is_known_of_it_as_long_as_it_matters(
+    actions: list[tuple[str, list[int]]],
+) -> None:
+    """Q9: whichever keys come and go beside it."""
+    table = KeyTable(whole=False)
+    busy: dict[int, int] = {}
+    heads: dict[int, int] = {}
+    for moment, (what, keys) in enumerate(actions):
+        prints = np.array(keys, np.int64)
+        if what == "hold":
+            at = table.place(prints)
+            table.busy[at], table.holders[at] = True, moment
+            busy |= dict.fromkeys(keys, moment)
+        elif what == "head":
+            at = table.place(prints)
+            table.there[at], table.ranks[at], table.heads.offsets[at] = True, -moment, moment
+            heads |= dict.fromkeys(keys, moment)
+        else:
+            at, known = table.find(prints)
+            (table.busy if what == "free" else table.there)[at[known]] = False
+            for key in keys:
+                (busy if what == "free" else heads).pop(key, None)
+        table._check()
+        everything = np.arange(13)
+        at, known = table.find(everything)
+        held = everything[known][table.busy[at[known]]]
+        assert dict(zip(held.tolist(), table.holders[table.busy].tolist(), strict=True)) == busy
+        first = everything[known][table.there[at[known]]]
+        offsets = table.heads.offsets[table.there].tolist()
+        assert dict(zip(first.tolist(), offsets, strict=True)) == heads
+        assert (table.ranks[table.there] == -table.heads.offsets[table.there]).all()
+
+
+def test_a_key_is_found_by_its_slot_and_the_rest_of_its_hash() -> None:
+    """V16, Q9: ranges are of slots, of which many keys may share one."""
+    table = KeyTable(whole=False)
+    traits = np.array([HAS_KEY | 7, HAS_KEY | 7 | 1 << 17, 0, HAS_KEY | 65_535], np.uint32)
+    prints = table.prints_of(Rows.fresh(np.zeros(4, np.int64), np.arange(4), traits))
+    assert prints.tolist() == [7, 7 + SLOTS, NO_PRINT, SLOTS - 1]
+    assert prints.max() == PRINTS
+    table.place(prints[prints != NO_PRINT])
+    assert np.flatnonzero(table.slots(np.ones(3, bool))).tolist() == [7, SLOTS - 1]
+    wanted = np.zeros(SLOTS, bool)
+    wanted[7] = True
+    assert table.prints[table.among(wanted)].tolist() == [7, 7 + SLOTS]
