@@ -25,6 +25,11 @@ import trio
 
 import escapement
 from brokers import PATIENT, BrokerProcess, broker_process, until
+from escapement.names import TopicName
+from escapement.storage.engine.open import open_engine
+from escapement.storage.lag import TRIED, UNSEEN, Tally
+from escapement.storage.lagtable import read_lags
+from escapement.storage.topicstate import read_topic
 
 TOPIC: Final = "shop/eu/orders"
 SUBSCRIPTION: Final = "billing"
@@ -366,6 +371,22 @@ async def nothing_is_left(broker: BrokerProcess) -> None:
             assert await inbox.next_batch(timeout_s=0.5) is None, "something came again"
 
 
+def counted_once(data: Path, log_url: str | None) -> None:
+    """The lag has each message that was acknowledged once, whatever was killed when."""
+    engine = open_engine(log_url, data)
+    connection = engine.connect()
+    try:
+        hours = read_lags(connection, 0, 1 << 60)
+        state = read_topic(engine, connection, TopicName.parse(TOPIC))
+    finally:
+        connection.close()
+        engine.close()
+    total = Tally.sum([hour.tally for hour in hours])
+    tried, unseen = (int(total.of_kind(kind)[1].sum()) for kind in (TRIED, UNSEEN))
+    assert tried + unseen == len(state.subscription(SUBSCRIPTION).acked)
+    assert tried > unseen, "most were acknowledged while they were in hands"
+
+
 async def unacknowledged(client: escapement.Broker) -> int:
     """How many messages the subscription has yet to be done with, by the broker's count."""
     (stats,) = await client.admin("subscriptions.list", topic=TOPIC)
@@ -386,6 +407,7 @@ async def crash_test(
         assert len(record.confirmed) == 2 * 300 * batches + singles
         judge(record)
         await nothing_is_left(broker)
+        counted_once(data, log_url)
         errors = broker.complaints()
         assert "Traceback" not in errors, errors
 

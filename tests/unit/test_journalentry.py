@@ -19,6 +19,7 @@ from escapement.storage.journalentry import (
     decode_entry,
     encode_entry,
 )
+from escapement.storage.lag import Lag, Tally
 from escapement.storage.logtable import RowKey
 
 ids = st.integers(0, 2**62)
@@ -30,6 +31,9 @@ names = st.sampled_from(["g", "import-7", "x" * 200])
 groups = st.sets(st.integers(0, 2**40), max_size=20).map(
     lambda found: np.array(sorted(found), np.int64)
 )
+
+
+tallies = st.dictionaries(st.integers(0, 5000), st.integers(1, 2**40), min_size=1).map(Tally.of)
 
 
 @st.composite
@@ -56,6 +60,7 @@ def entries(draw: st.DrawFn) -> JournalEntry:
         draw(st.lists(st.builds(ProducerMark, ids, ids, ids), max_size=4)),
         draw(st.lists(st.builds(Keyed, ids, key_tables()), max_size=2)),
         draw(st.lists(st.builds(Grouped, ids, names, groups), max_size=3)),
+        draw(st.lists(st.builds(Lag, ids, ids, tallies), max_size=3)),
     )
 
 
@@ -76,6 +81,10 @@ def plain(entry: JournalEntry) -> object:
         list(entry.producers),
         [(one.topic_id, [column.tolist() for column in one.keys]) for one in entry.keyed],
         [(one.topic_id, one.group, one.offsets.tolist()) for one in entry.grouped],
+        [
+            (one.origin_id, one.hour_ms, one.tally.cells.tolist(), one.tally.counts.tolist())
+            for one in entry.lags
+        ],
     )
 
 

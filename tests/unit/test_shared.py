@@ -36,7 +36,7 @@ def column(*values: int) -> Int64s:
 
 def subscription(ready_messages: int = 4) -> SharedSubscription:
     """One consumer with credit for everything; nothing read yet, at time 0."""
-    record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 0)
+    record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 0, 1)
     limits = BrokerLimits(ready_messages=ready_messages)
     made = SharedSubscription(
         record,

@@ -30,6 +30,7 @@ class Settlement:
 
     Args:
       subscriptions: every living one, by id.
+      epoch: of the lease that the groups are committed under.
       on_appended: called with each topic that has new messages.
       on_done: called with what a subscription is done with, where its topic watches groups.
     """
@@ -43,6 +44,7 @@ class Settlement:
         checkpointer: Checkpointer,
         progress: Progress,
         clock: Clock,
+        epoch: int,
         on_appended: Callable[[Topic], None],
         on_done: Callable[[Topic, Subscription, Int64s], None],
     ) -> None:
@@ -53,6 +55,7 @@ class Settlement:
         self._checkpointer = checkpointer
         self._progress = progress
         self._clock = clock
+        self._epoch = epoch
         self._on_appended = on_appended
         self._on_done = on_done
 
@@ -81,6 +84,8 @@ class Settlement:
             self._tell_groups(acks, subscription)
             if acks.context is not None:
                 acks.context()
+        for lag in group.lags:
+            self._progress.lags.add(self._epoch, group.seq, lag)
         for statement in group.statements:
             if statement.forgets and statement.error is None:
                 self._forget_group(statement.topic_id, statement.forgets)

@@ -116,6 +116,7 @@ class Works:
             self.checkpointer,
             self._progress,
             clock,
+            self._keeper.lease.epoch,
             self._appended,
             self.closer.done,
         )

@@ -27,8 +27,7 @@ from escapement.pipeline.planning import looking
 from escapement.pipeline.recount import Digest, Needs, Recount, Stretch, first_generation, recount
 from escapement.pipeline.selection import END, Span
 from escapement.pipeline.standing import Standing
-from escapement.storage import removal
-from escapement.storage.catalog import read_namespaces, read_topics
+from escapement.storage.catalog import read_named
 from escapement.storage.engine.base import Connection
 from escapement.storage.index.keys import Keys
 from escapement.storage.offsets import OffsetSet
@@ -276,13 +275,7 @@ def _names(connection: Connection, wanted: Sequence[str]) -> list[TopicName]:
     """The topics named, or all there are."""
     if wanted:
         return list(dict.fromkeys(map(TopicName.parse, wanted)))
-    condemned = set(removal.marked(connection, "namespace"))
-    spaces = {one.id: one for one in read_namespaces(connection) if one.id not in condemned}
-    return [
-        TopicName(spaces[one.namespace_id].tenant, spaces[one.namespace_id].name, one.name)
-        for one in read_topics(connection, _BUNDLE)
-        if one.namespace_id in spaces
-    ]
+    return [name for name, _ in read_named(connection, _BUNDLE)]
 
 
 def _cut(

@@ -25,7 +25,7 @@ DEFAULT_TICK_MS: Final = 1_000
 _PAGE_ROWS: Final = 10_000
 _SUBSCRIPTION: Final = (
     "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until, log_position,"
-    " created_at_ms, policy"
+    " created_at_ms, origin_id, policy"
 )
 
 Kind = Literal["shared", "exclusive", "failover"]
@@ -65,6 +65,9 @@ class SubscriptionRecord:
     It wants messages from ``start_offset`` on, and of the earlier ones those due from
     ``start_due_ms`` on. The range ``[fill_from, fill_until)`` of the log is still to be
     filled in. ``log_position`` is how far an exclusive or failover one has read.
+
+    ``origin_id`` is that of the first of those that, sought, were replaced by it; its own if it
+    was never sought. The lag is kept under it.
     """
 
     id: int
@@ -77,6 +80,7 @@ class SubscriptionRecord:
     fill_until: int
     log_position: int
     created_at_ms: int
+    origin_id: int
     policy: SubscriptionPolicy = field(default_factory=SubscriptionPolicy)
 
 
@@ -218,6 +222,7 @@ def create_subscription(
     fill_from: int = 0,
     fill_until: int = 0,
     log_position: int = 0,
+    origin_id: int = 0,
     policy: SubscriptionPolicy | None = None,
 ) -> SubscriptionRecord:
     """Raises ``AlreadyExists``."""
@@ -227,12 +232,12 @@ def create_subscription(
     id = _insert(
         connection,
         "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
-        " fill_until, log_position, ack_wait_ms, created_at_ms, policy)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
-        (topic_id, name, kind, *rest, policy.encode()),
+        " fill_until, log_position, ack_wait_ms, created_at_ms, origin_id, policy)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+        (topic_id, name, kind, *rest, origin_id, policy.encode()),
         f"subscription {name}",
     )
-    return SubscriptionRecord(id, topic_id, name, kind, *rest, policy)
+    return SubscriptionRecord(id, topic_id, name, kind, *rest, origin_id or id, policy)
 
 
 def update_subscription(connection: Connection, subscription: SubscriptionRecord) -> None:
@@ -257,10 +262,10 @@ def replace_subscription(
 ) -> SubscriptionRecord:
     """Put a new subscription, which has acknowledged nothing, in an old one's place.
 
-    It has its name, kind and settings. What the journal says of the old id means nothing
-    any more, and its rows are freed by ``removal``. Raises ``NotFound``.
+    It has its name, kind, settings and lag. What else the journal says of the old id means
+    nothing any more, and its rows are freed by ``removal``. Raises ``NotFound``.
     """
-    delete_subscription(connection, old.id)
+    _end_subscription(connection, old.id)
     new = create_subscription(
         connection,
         old.topic_id,
@@ -271,6 +276,7 @@ def replace_subscription(
         start_due_ms=start_due_ms,
         fill_from=fill_from,
         fill_until=fill_until,
+        origin_id=old.origin_id,
         policy=old.policy,
     )
     eventgroup.follow_seek(connection, old.topic_id, old.id, new.id)
@@ -279,6 +285,14 @@ def replace_subscription(
 
 def delete_subscription(connection: Connection, subscription_id: int) -> None:
     """The subscription ceases to be; its rows are freed by ``removal``. Raises ``NotFound``."""
+    rows = connection.execute(
+        "SELECT origin_id FROM subscriptions WHERE id = ?", (subscription_id,)
+    ).rows
+    _end_subscription(connection, subscription_id)
+    removal.mark(connection, "lag", rows[0][0] or subscription_id)
+
+
+def _end_subscription(connection: Connection, subscription_id: int) -> None:
     _touch(
         connection,
         "DELETE FROM subscriptions WHERE id = ?",
@@ -304,6 +318,16 @@ def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]
             yield TopicRecord(*row)
 
 
+def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicName, TopicRecord]]:
+    """Every topic with its name, but for those whose namespace is being deleted."""
+    condemned = set(removal.marked(connection, "namespace"))
+    spaces = {one.id: one for one in read_namespaces(connection) if one.id not in condemned}
+    for record in read_topics(connection, bundle_id):
+        space = spaces.get(record.namespace_id)
+        if space is not None:
+            yield TopicName(space.tenant, space.name, record.name), record
+
+
 def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
     for row in _pages(connection, "subscriptions", _SUBSCRIPTION):
         yield _subscription(row)
@@ -318,8 +342,8 @@ def subscriptions_of(connection: Connection, topic_id: int) -> list[Subscription
 
 
 def _subscription(row: Row) -> SubscriptionRecord:
-    *rest, policy = row
-    columns = (*rest, SubscriptionPolicy.decode(policy))
+    *rest, origin_id, policy = row
+    columns = (*rest, origin_id or row[0], SubscriptionPolicy.decode(policy))
     return SubscriptionRecord(*columns)
 
 

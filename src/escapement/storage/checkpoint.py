@@ -21,7 +21,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
-from escapement.storage import catalog, journal, removal
+from escapement.storage import catalog, journal, lagtable, removal
 from escapement.storage.attempts import AttemptTable, encode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.dedupkeys import KeyTable, encode_keys
@@ -30,6 +30,7 @@ from escapement.storage.eventgroup import Closing, read_closings
 from escapement.storage.generation import Generation
 from escapement.storage.index.manifest import Manifest, Mark
 from escapement.storage.journal import JournalPosition
+from escapement.storage.lagtable import LagRow
 from escapement.storage.lease import Lease, check
 from escapement.storage.producers import ProducerRecord, read_producers
 from escapement.storage.schedule import Schedule, read_schedules
@@ -159,6 +160,7 @@ class Checkpoint:
     moves: Sequence[MoveRow] = ()
     forgotten: Sequence[tuple[int, str]] = ()  # groups, by topic id: before what follows
     members: Sequence[MemberRow] = ()
+    lags: Sequence[LagRow] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +300,8 @@ def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
     for row in checkpoint.members:
         if not row.data:
             yield _DROP_MEMBERS, row[:3]
+    for lag in checkpoint.lags:
+        yield lagtable.SET_ROW, lag.params()
     for id, next_offset in checkpoint.next_offsets.items():
         yield _SET_NEXT_OFFSET, (next_offset, id)
     for producer in checkpoint.producers:

@@ -24,6 +24,7 @@ from escapement.storage.dedupkeys import KeyTable
 from escapement.storage.generation import Generation
 from escapement.storage.items import Acks, Append, Attempts, Item, Restate, Statement
 from escapement.storage.journal import JournalPosition
+from escapement.storage.lag import Lag
 from escapement.storage.letter import Letter
 from escapement.storage.parcel import Advance
 
@@ -116,6 +117,7 @@ class Group:
     letters: list[Letter] = field(default_factory=list)  # of the acks, as they came
     statements: list[Statement] = field(default_factory=list)
     log_bytes: int = 0  # what its rows take in the log, once encoded
+    lags: list[Lag] = field(default_factory=list)  # what its acks add to them, once encoded
 
     @property
     def seq(self) -> int:

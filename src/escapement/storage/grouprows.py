@@ -16,6 +16,7 @@ from escapement.storage.journalentry import (
     JournalEntry,
     ProducerMark,
 )
+from escapement.storage.lag import count_lags
 from escapement.storage.logrow import Restating, encode_row
 from escapement.storage.logtable import NewRow, RowKey
 
@@ -29,12 +30,19 @@ def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
     rows = [row for topic in group.topics for row in _encode_topic(group, topic)]
     rows += [_encode_restated(group, restated) for restated in group.restated]
     group.log_bytes = sum(len(row.data) for row in rows)
+    group.lags = count_lags(acks.timing for acks in group.acks if acks.timing is not None)
     keys = [
         RowKey(row.generation.id, row.topic_id, row.base_offset, row.message_count, len(row.data))
         for row in rows
     ]
     return rows, JournalEntry(
-        keys, _acked(group), _attempted(group), _producers(group), _keyed(group), _grouped(group)
+        keys,
+        _acked(group),
+        _attempted(group),
+        _producers(group),
+        _keyed(group),
+        _grouped(group),
+        group.lags,
     )
 
 

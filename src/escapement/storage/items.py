@@ -16,6 +16,7 @@ from escapement.groupnames import Member
 from escapement.message import NO_TIMES, Buffer, Int64s, Times
 from escapement.storage.dedupkeys import KEY_BYTES
 from escapement.storage.engine.base import Connection
+from escapement.storage.lag import Timing
 from escapement.storage.letter import Letter
 from escapement.storage.parcel import Advance
 
@@ -87,7 +88,8 @@ class Acks:
 
     ``letters`` are what the acknowledgement causes (a dead letter, a follow-up): they
     become durable with it.
-    Under the negative id of its topic it says which messages were cancelled.
+    Under the negative id of its topic it says which messages were cancelled. ``timing`` is of
+    what consumers acknowledged, and nothing else.
     """
 
     topic_id: int
@@ -95,6 +97,7 @@ class Acks:
     offsets: Int64s
     context: Any = None
     letters: Sequence[Letter] = ()
+    timing: Timing | None = None
 
     @property
     def size_bytes(self) -> int:

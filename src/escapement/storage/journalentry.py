@@ -2,7 +2,8 @@
 
 Columns throughout: the rows it wrote to the log, the offsets that subscriptions
 acknowledged, the attempts counted, how far each producer has come, which dedup keys its
-messages had, and which groups they belong to. Layout, little-endian::
+messages had, which groups they belong to, and what the acknowledgements add to the lag. Layout,
+little-endian::
 
     version u8 | 0 u8 x3 | rows u32 | acks u32 | attempts u32 | producers u32 | crc32 u32
     rows        5 columns of i64: generation, topic, base offset, messages, size_bytes
@@ -10,11 +11,14 @@ messages had, and which groups they belong to. Layout, little-endian::
     attempts    5 columns of i64: subscription, offset, attempt, next_ms, due_ms
     producers   3 columns of i64: producer, last sequence, last offset
     offsets     of each ack, end to end (storage/offsetcolumn.py)
-    size        version 3 only: of the keys that follow, u32; 0: there are none
+    size        from version 3 on: of the keys that follow, u32; 0: there are none
+    size        version 4 only: of the groups that follow the keys, u32; 0: there are none
     keys        from version 2 on: topics u32, then 2 columns: topic i64, length u32, then
                 the tables of each, end to end (storage/dedupkeys.py)
-    groups      version 3 only: count u32, then 3 columns: topic i64, length of the name u32,
+    groups      from version 3 on: count u32, then 3 columns: topic i64, length of the name u32,
                 size u32; then the names, then the offsets of each (as above), end to end
+    lags        version 4 only: count u32, then 3 columns: origin i64, hour i64, length u32; then
+                the tally of each (storage/lag.py), end to end
 
 The checksum covers everything but itself. No I/O.
 """
@@ -32,6 +36,7 @@ import numpy.typing as npt
 from escapement.errors import LogDamaged, StorageError
 from escapement.message import Buffer, Int64s
 from escapement.storage.dedupkeys import Keyed, decode_keys, encode_keys
+from escapement.storage.lag import Lag, decode_tally, encode_tally
 from escapement.storage.logtable import RowKey
 from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
 from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
@@ -41,6 +46,8 @@ _VERSION: Final = 1
 _KEYED: Final = 2
 # With groups, and perhaps dedup keys.
 _GROUPED: Final = 3
+# With acknowledgements by consumers, and perhaps with dedup keys and groups.
+_TIMED: Final = 4
 _HEAD: Final = struct.Struct("<BxxxIIII")
 _START: Final = _HEAD.size + SEAL_BYTES
 _COUNT: Final = struct.Struct("<I")
@@ -106,6 +113,7 @@ class JournalEntry:
     producers: Sequence[ProducerMark] = ()
     keyed: Sequence[Keyed] = ()
     grouped: Sequence[Grouped] = ()
+    lags: Sequence[Lag] = ()
 
 
 def encode_entry(entry: JournalEntry) -> bytes:
@@ -121,13 +129,18 @@ def encode_entry(entry: JournalEntry) -> bytes:
         *offsets,
     ]
     keys = _encode_keyed(entry.keyed) if entry.keyed else []
-    if entry.grouped:
-        parts.append(_COUNT.pack(sum(map(len, keys))))
-    parts += keys
-    if entry.grouped:
-        parts += _encode_grouped(entry.grouped)
-    count = 0 if attempts is None else len(attempts)
+    groups = _encode_grouped(entry.grouped) if entry.grouped else []
     version = _GROUPED if entry.grouped else _KEYED if entry.keyed else _VERSION
+    if entry.lags:
+        version = _TIMED
+    if version >= _GROUPED:
+        parts.append(_COUNT.pack(sum(map(len, keys))))
+    if version >= _TIMED:
+        parts.append(_COUNT.pack(sum(map(len, groups))))
+    parts += [*keys, *groups]
+    if entry.lags:
+        parts += _encode_lags(entry.lags)
+    count = 0 if attempts is None else len(attempts)
     head = _HEAD.pack(version, len(entry.rows), len(entry.acks), count, len(entry.producers))
     return sealed(head, parts)
 
@@ -144,7 +157,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
     version, rows, acks, attempts, producers = _HEAD.unpack_from(view)
     if not is_whole(view, _HEAD.size):
         raise LogDamaged("a journal entry fails its checksum")
-    if version not in (_VERSION, _KEYED, _GROUPED):
+    if not _VERSION <= version <= _TIMED:
         raise LogDamaged(f"a journal entry has the unknown version {version}")
     if len(view) - _START < 40 * rows + 12 * acks + 40 * attempts + 24 * producers:
         raise LogDamaged("a journal entry ends inside its columns")
@@ -162,7 +175,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
     for subscription_id, length in zip(subscriptions[0].tolist(), lengths, strict=True):
         acked.append(Acked(subscription_id, _offsets(view[at : at + length])))
         at += length
-    keys, groups = _parts(view[at:], version)
+    keys, groups, lags = _parts(view[at:], version)
     return JournalEntry(
         [RowKey(*row) for row in row_table.T.tolist()],
         acked,
@@ -170,18 +183,27 @@ def decode_entry(data: Buffer) -> JournalEntry:
         [ProducerMark(*row) for row in producer_table.T.tolist()],
         _decode_keyed(keys) if keys is not None else [],
         _decode_grouped(groups) if groups is not None else [],
+        _decode_lags(lags) if lags is not None else [],
     )
 
 
-def _parts(view: memoryview, version: int) -> tuple[memoryview | None, memoryview | None]:
-    """Where the dedup keys are said, and the groups."""
-    if version != _GROUPED:
-        return (view if version == _KEYED else None), None
-    size = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else len(view)
-    if _COUNT.size + size > len(view):
-        raise LogDamaged("a journal entry ends inside its dedup keys")
-    end = _COUNT.size + size
-    return (view[_COUNT.size : end] if size else None), view[end:]
+def _parts(view: memoryview, version: int) -> list[memoryview | None]:
+    """Where the dedup keys are said, the groups, and the lags; None: nothing is."""
+    sizes = []
+    at = _COUNT.size * max(0, version - _KEYED)
+    if len(view) < at:
+        raise LogDamaged("a journal entry ends before its dedup keys")
+    for number in range(version - _KEYED):
+        sizes.append(_COUNT.unpack_from(view, _COUNT.size * number)[0])
+    if at + sum(sizes) > len(view):
+        raise LogDamaged("a journal entry ends inside its dedup keys or groups")
+    found: list[memoryview | None] = []
+    for size in sizes:
+        found.append(view[at : at + size] if size else None)
+        at += size
+    if version > _VERSION:
+        found.append(view[at:])
+    return found + [None] * (3 - len(found))
 
 
 def _encode_keyed(keyed: Sequence[Keyed]) -> list[bytes]:
@@ -240,6 +262,34 @@ def _decode_grouped(view: memoryview) -> list[Grouped]:
         Grouped(topic_id, bytes(name).decode(), _offsets(offsets))
         for topic_id, name, offsets in zip(topics, pieces[:count], pieces[count:], strict=True)
     ]
+
+
+def _encode_lags(lags: Sequence[Lag]) -> list[bytes]:
+    tallies = [encode_tally(lag.tally) for lag in lags]
+    return [
+        _COUNT.pack(len(lags)),
+        np.fromiter((lag.origin_id for lag in lags), "<i8", len(lags)).tobytes(),
+        np.fromiter((lag.hour_ms for lag in lags), "<i8", len(lags)).tobytes(),
+        np.fromiter(map(len, tallies), "<u4", len(lags)).tobytes(),
+        *tallies,
+    ]
+
+
+def _decode_lags(view: memoryview) -> list[Lag]:
+    count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
+    at = _COUNT.size + 20 * count
+    if not count or len(view) < at:
+        raise LogDamaged("a journal entry ends inside its lags")
+    origins = np.frombuffer(view, "<i8", count, _COUNT.size).tolist()
+    hours = np.frombuffer(view, "<i8", count, _COUNT.size + 8 * count).tolist()
+    lengths = np.frombuffer(view, "<u4", count, _COUNT.size + 16 * count).tolist()
+    if len(view) - at != sum(lengths):
+        raise LogDamaged("a journal entry's lags are not as long as it says")
+    lags = []
+    for origin_id, hour_ms, length in zip(origins, hours, lengths, strict=True):
+        lags.append(Lag(origin_id, hour_ms, decode_tally(view[at : at + length])))
+        at += length
+    return lags
 
 
 def _columns(records: Sequence[tuple[int, ...]], width: int) -> bytes:

@@ -24,7 +24,9 @@ _STEP_ROWS: Final = 64
 # A job's letters are about one each, and a megabyte takes the database some milliseconds.
 _STEP_LETTERS: Final = 8
 
-What = Literal["topic", "subscription", "mailbox", "parcel", "adopted", "generation", "namespace"]
+What = Literal[
+    "topic", "subscription", "lag", "mailbox", "parcel", "adopted", "generation", "namespace"
+]
 
 
 def mark(connection: Connection, kind: What, id: int) -> None:
@@ -51,6 +53,8 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = more or _free(connection, "group_closings", "topic_id", "id", id)
         more = more or _free(connection, "archived_chunks", "topic_id", "chunk", id)
         more = more or _free(connection, "archives", "topic_id", "id", id)
+    elif kind == "lag":
+        more = _free(connection, "lags", "origin_id", "hour_ms", id)
     elif kind == "mailbox":
         more = _free(connection, "inbox", "mailbox_id", "id", id)
     elif kind == "parcel":

@@ -220,7 +220,7 @@ class Consuming:
             raise StorageReadOnly("acknowledgements cannot be stored now; send them again later")
         if self._pipeline.waiting_acks + len(offsets) > 2 * self._limits.unwritten_acks:
             raise StorageUnavailable("too many acknowledgements wait for the database")
-        handle.subscription.acknowledge(offsets, done)
+        handle.subscription.acknowledge(offsets, done, at_ms=self._clock.now_ms())
         self.wake(handle)
 
     def negative_acknowledge(

@@ -27,6 +27,7 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex, IndexLimits
 from escapement.storage.journal import JournalPosition
 from escapement.storage.journaltail import JournalTail
+from escapement.storage.lagtable import Ends, read_ends
 from escapement.storage.lease import Lease
 from escapement.storage.log import Log
 from escapement.storage.logtable import LogRow, RowKey
@@ -46,6 +47,7 @@ class Ground:
     state: State
     log_identity: str
     tail: JournalTail
+    lag_ends: Ends  # of the lag that the tail speaks of
     index: DelayedIndex
     index_positions: dict[int, JournalPosition]  # empty: the index has nothing
     rebuild: bool  # the index was discarded, or there never was one
@@ -79,6 +81,7 @@ def survey(
         log = Log.open(engine, connection, lease, parallelism, now_ms)
         state = load_state(connection, lease.bundle_id)
         tail = JournalTail(list(journal.read(connection, lease.bundle_id)))
+        lag_ends = read_ends(connection, tail.rows)
         identity = state.log_identity.hex()
         index = _open_index(directory, limits)
         manifest = index.manifest
@@ -94,7 +97,7 @@ def survey(
                 index, manifest = _fresh_index(directory, limits), None
         # Without a manifest the index is whole only if no checkpoint ever trimmed the journal.
         rebuild = manifest is None and any(at.seq for at in state.trims.values())
-        return Ground(connection, log, state, identity, tail, index, positions, rebuild)
+        return Ground(connection, log, state, identity, tail, lag_ends, index, positions, rebuild)
     except BaseException:
         connection.close()
         raise

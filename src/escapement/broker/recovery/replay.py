@@ -20,6 +20,7 @@ from escapement.broker.upkeep.checkpointer import Checkpointer, Progress
 from escapement.groupnames import Member
 from escapement.storage.blocking import Run
 from escapement.storage.checkpoint import ProducerRow
+from escapement.storage.lagtable import behind
 from escapement.storage.producers import ProducerRecord
 
 
@@ -59,6 +60,7 @@ class Replay:
         self._replay_ends()
         await self._replay_moves()
         self._replay_acks()
+        self._replay_lags()
         self._replay_attempts()
         self._replay_keys()
         self._replay_groups()
@@ -112,6 +114,11 @@ class Replay:
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id).amendments.cancelled.add(offsets)
                 self._progress.touched.add(topic_id)
+
+    def _replay_lags(self) -> None:
+        """What the journal says of the lag that the last checkpoint had not written."""
+        for row, lag in behind(self._ground.lag_ends, self._ground.tail.rows):
+            self._progress.lags.add(row.epoch, row.position.seq, lag)
 
     def _replay_attempts(self) -> None:
         for subscription_id, table in self._ground.tail.attempted():

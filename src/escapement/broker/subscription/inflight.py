@@ -18,8 +18,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.subscription.delivery import Delivery
 from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.whereabouts import Whereabouts
 from escapement.message import Int64s
+from escapement.storage.lag import Handed
 from escapement.storage.offsets import OffsetSet
 
 # A sweep is not worth its call below this many dead rows.
@@ -39,51 +42,16 @@ class Hand(NamedTuple):
     deadline_ms: int | None
 
 
-class _Delivery:
-    """One frame in one consumer's hands."""
-
-    __slots__ = (
-        "_by_offset",
-        "_order",
-        "alive",
-        "consumer_id",
-        "deadline_ms",
-        "rows",
-        "since_ms",
-    )
-
-    def __init__(self, consumer_id: int, rows: Rows, deadline_ms: Int64s, since_ms: int) -> None:
-        self.consumer_id = consumer_id
-        self.since_ms = since_ms
-        self.rows = rows
-        self.deadline_ms = deadline_ms
-        self.alive = np.ones(rows.height, bool)
-        self._order: Int64s | None = None
-        self._by_offset: Int64s | None = None
-
-    def find(self, offsets: Int64s) -> Int64s:
-        """Positions of the live rows among these offsets."""
-        if self._order is None or self._by_offset is None:
-            self._order = np.argsort(self.rows.offsets)
-            self._by_offset = self.rows.offsets[self._order]
-        at = np.minimum(np.searchsorted(self._by_offset, offsets), len(self._by_offset) - 1)
-        found = np.zeros(len(self._order), bool)
-        found[self._order[at[self._by_offset[at] == offsets]]] = True
-        return np.flatnonzero(found & self.alive)
-
-    def kill(self, positions: Int64s) -> Rows:
-        self.alive[positions] = False
-        return self.rows.pick(positions)
-
-
 class InFlight:
     """Every message in a consumer's hands; see the module's docstring."""
 
-    __slots__ = ("_deliveries", "_next_id", "_rows", "offsets")
+    __slots__ = ("_coming", "_deliveries", "_next_id", "_rows", "_whereabouts", "offsets")
 
     def __init__(self) -> None:
         self.offsets = OffsetSet()
-        self._deliveries: dict[int, _Delivery] = {}
+        self._deliveries: dict[int, Delivery] = {}
+        self._coming: dict[int, Delivery] = {}  # by their ``next_offset``
+        self._whereabouts = Whereabouts(self._deliveries)
         self._next_id = 1
         self._rows = 0
 
@@ -106,21 +74,58 @@ class InFlight:
         """Of which deliveries something may still be in a consumer's hands."""
         return np.fromiter(self._deliveries, np.int64, len(self._deliveries))
 
-    def hand_over(self, consumer_id: int, rows: Rows, deadline_ms: Int64s, now_ms: int) -> int:
+    def hand_over(
+        self,
+        consumer_id: int,
+        rows: Rows,
+        deadline_ms: Int64s,
+        now_ms: int,
+        wanted_ms: Int64s | None = None,
+    ) -> int:
         """Record a frame; returns the delivery's id.
 
         Args:
           rows: what is handed over; ``attempts`` already counts this delivery.
           deadline_ms: when each row is taken back if nothing is heard, ``NEVER_MS`` for
             never; int64[n].
+          wanted_ms: since when each could have been; since it was due if that is not said.
         """
         added = self.offsets.add(rows.offsets)
         assert added == rows.height, "a message was handed out twice at once"
         delivery_id = self._next_id
         self._next_id += 1
-        self._deliveries[delivery_id] = _Delivery(consumer_id, rows, deadline_ms, now_ms)
+        if wanted_ms is None:
+            wanted_ms = rows.due_ms
+        delivery = Delivery(consumer_id, rows, deadline_ms, now_ms, wanted_ms)
+        self._deliveries[delivery_id] = delivery
+        self._coming[int(rows.offsets[0])] = delivery
         self._rows += rows.height
         return delivery_id
+
+    def handed(self, offsets: Int64s) -> list[Handed]:
+        """What is known of those of these that are in flight; they are settled next.
+
+        O(n) as far as they come in the order in which they were handed out, else a search.
+
+        Args:
+          offsets: none of them settled before, each once.
+        """
+        found: list[Handed] = []
+        at = 0
+        while at < len(offsets):
+            delivery = self._coming.pop(int(offsets[at]), None)
+            if delivery is None:
+                return found + self._whereabouts.find(np.sort(offsets[at:]))
+            found.append(delivery.follow(offsets[at:]))
+            at += len(found[-1].attempts)
+            self._expect(delivery)
+        return found
+
+    def _expect(self, delivery: Delivery) -> None:
+        """Note what comes next of a delivery."""
+        following = delivery.next_offset
+        if following is not None:
+            self._coming[following] = delivery
 
     def settle(self, offsets: Int64s) -> int:
         """These were acknowledged; returns how many were in flight."""
@@ -229,22 +234,36 @@ class InFlight:
             parts.append(delivery.rows.pick(live))
         return Rows.concat(parts)
 
-    def _remove(self, delivery: _Delivery, positions: Int64s) -> Rows:
+    def _remove(self, delivery: Delivery, positions: Int64s) -> Rows:
         """Kill rows; returns those of them that were not acknowledged meanwhile."""
+        self._forget(delivery)
         rows = delivery.kill(positions)
+        self._expect(delivery)
         open_rows = rows.pick(self.offsets.contains(rows.offsets))
         self.offsets.discard(open_rows.offsets)
         return open_rows
 
+    def _forget(self, delivery: Delivery) -> None:
+        """Nothing is expected of a delivery."""
+        following = delivery.next_offset
+        if following is not None and self._coming.get(following) is delivery:
+            del self._coming[following]
+
     def _drop(self, delivery_id: int) -> None:
-        self._rows -= self._deliveries.pop(delivery_id).rows.height
+        delivery = self._deliveries.pop(delivery_id)
+        self._forget(delivery)
+        self._rows -= delivery.rows.height
+        if not self._deliveries:
+            self._whereabouts.clear()
 
     def _sweep(self) -> None:
         """Drop deliveries that are over, once dead rows outnumber the live ones."""
         if self._rows - len(self.offsets) <= max(_SWEEP_ROWS, len(self.offsets)):
             return
         for delivery_id, delivery in list(self._deliveries.items()):
+            self._forget(delivery)
             delivery.alive &= self.offsets.contains(delivery.rows.offsets)
+            self._expect(delivery)
             if not delivery.alive.any():
                 self._drop(delivery_id)
 
@@ -254,3 +273,5 @@ class InFlight:
         assert rows.height == len(self.offsets), "rows and set disagree"
         assert len(np.unique(rows.offsets)) == rows.height, "a message is in two hands"
         assert self._rows == sum(d.rows.height for d in self._deliveries.values())
+        expected = {d.next_offset: d for d in self._deliveries.values()}
+        assert all(expected.get(offset) is d for offset, d in self._coming.items())

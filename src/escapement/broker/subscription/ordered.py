@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,17 @@ from escapement.storage.offsets import OffsetSet
 
 # Offsets without an acknowledgement that are looked at in one step.
 _MISSING_AT_ONCE: Final = 1 << 16
+
+
+class _AtHand(NamedTuple):
+    """Rows of the log that were read and not handed out yet."""
+
+    rows: Rows
+    batch: MessageBatch
+    accepted_at_ms: int
+
+    def pick(self, which: Int64s) -> _AtHand:
+        return _AtHand(self.rows.pick(which), self.batch.take(which), self.accepted_at_ms)
 
 
 class OrderedSubscription(Subscription):
@@ -61,7 +72,7 @@ class OrderedSubscription(Subscription):
         self.ages = Ages()  # of what is behind; looked at if there is a time to live
         self._doubtful_until_ms = doubtful_until_ms
         self._doubtful_below = 0  # the offset after the last that was accepted by then
-        self._buffer: deque[tuple[Rows, MessageBatch]] = deque()
+        self._buffer: deque[_AtHand] = deque()
         self._attempts: dict[int, int] = {}  # of messages that were given back
         self._reading = False
         self._overtaken = False
@@ -135,7 +146,8 @@ class OrderedSubscription(Subscription):
             self.held.add(offsets)
             if len(at) < len(batch):
                 batch = batch.take(at)
-            self._buffer.append((Rows(due_ms[at], offsets, attempts), batch))
+            rows = Rows(due_ms[at], offsets, attempts)
+            self._buffer.append(_AtHand(rows, batch, accepted_at_ms))
         self.position = max(self.position, end_offset)
 
     def is_to_read(self, low: int, high: int) -> bool:
@@ -238,7 +250,7 @@ class OrderedSubscription(Subscription):
     def _rewind_to(self, offset: int) -> None:
         """Read again from here; what was at hand is read again too."""
         while self._buffer:
-            rows, _ = self._buffer.popleft()
+            rows = self._buffer.popleft().rows
             self.held.discard(rows.offsets)
             self._remember(rows)
             offset = min(offset, int(rows.offsets[0]))
@@ -260,25 +272,26 @@ class OrderedSubscription(Subscription):
         consumer = self.active
         taken: list[HandOver] = []
         # In flight and in retry: what is held and not at hand.
-        unacked = len(self.held) - sum(rows.height for rows, _ in self._buffer)
+        unacked = len(self.held) - sum(part.rows.height for part in self._buffer)
         room = self.limits.unacked_messages - unacked
         if consumer is None or not self._buffer or room <= 0:
             return taken
         room = self.throttle.grant(room, len(self.in_flight), now_ms)
         while self._buffer and min(consumer.capacity, room) > 0:
-            rows, batch = self._buffer.popleft()
+            rows, batch, accepted_at_ms = part = self._buffer.popleft()
             over = rows.due_ms <= self.expiry.until_ms(now_ms)
             if over.any():
                 self.expire(rows.pick(over))
                 if not over.all():
-                    self._buffer.appendleft((rows.pick(~over), batch.take(np.flatnonzero(~over))))
+                    self._buffer.appendleft(part.pick(np.flatnonzero(~over)))
                 continue
             count = min(consumer.capacity, frame_messages, room)
             if count < rows.height:
-                rest = np.arange(count, rows.height)
-                self._buffer.appendleft((rows.pick(slice(count, None)), batch.take(rest)))
-                rows, batch = rows.pick(slice(0, count)), batch.take(np.arange(count))
-            taken.append(self._hand_over(consumer, rows, now_ms, batch))
+                self._buffer.appendleft(part.pick(np.arange(count, rows.height)))
+                rows, batch, _ = part.pick(np.arange(count))
+            # Whoever ignores delays could have had it as soon as it was there.
+            wanted_ms = np.full(rows.height, accepted_at_ms)
+            taken.append(self._hand_over(consumer, rows, now_ms, batch, wanted_ms))
             room -= rows.height
         return taken
 
@@ -315,16 +328,16 @@ class OrderedSubscription(Subscription):
 
     def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         found = np.zeros(len(offsets), bool)
-        for rows, _ in self._buffer:
+        for rows, _, _ in self._buffer:
             found |= np.isin(offsets, rows.offsets[rows.attempts == 0])
         return found
 
     def _forget_ready(self, offsets: Int64s) -> None:
         if self._buffer:
-            self._rewind_to(int(self._buffer[0][0].offsets[0]))
+            self._rewind_to(int(self._buffer[0].rows.offsets[0]))
 
     def _ready_again(self) -> Rows:
-        waiting = [rows for rows, _ in self._buffer]
+        waiting = [part.rows for part in self._buffer]
         offsets = np.array(list(self._attempts), np.int64)
         attempts = np.array(list(self._attempts.values()), np.int64)
         return Rows.concat([*waiting, Rows(np.zeros_like(offsets), offsets, attempts)])

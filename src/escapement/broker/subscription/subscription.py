@@ -46,6 +46,7 @@ from escapement.message import Int64s, MessageBatch
 from escapement.storage.attempts import RELEASED, AttemptTable
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.items import Acks, Attempts
+from escapement.storage.lag import Timing
 from escapement.storage.letter import Letter
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.policy import SubscriptionPolicy
@@ -171,6 +172,8 @@ class Subscription(ABC):
         offsets: Int64s,
         done: Callable[[int], None] | None,
         letters: Callable[[Int64s], Sequence[Letter]] | None = None,
+        *,
+        at_ms: int | None = None,
     ) -> int:
         """Take acknowledgements; returns how many took effect.
 
@@ -181,9 +184,15 @@ class Subscription(ABC):
             acknowledged before by someone whose commit is still under way.
           letters: called with those on which it takes effect; what it returns becomes
             durable with them.
+          at_ms: when a consumer said so; None: nobody did, and they do not count for the lag.
         """
         fresh = self.acked.new_of(offsets)
+        timing = None
         if len(fresh):
+            if at_ms is not None:
+                # In the order in which they came, where all count: mostly that of the delivery.
+                named = offsets if len(fresh) == len(offsets) else fresh
+                timing = self._timing(named, at_ms)
             self.acked.take(fresh)
             settled = self.in_flight.settle(fresh)
             if self.held.discard(fresh) > settled:
@@ -192,10 +201,17 @@ class Subscription(ABC):
         told = None if done is None else partial(done, len(fresh))
         if len(fresh) or (told is not None and self.acked.undurable.intersects(offsets)):
             written = letters(fresh) if letters is not None and len(fresh) else ()
-            self._submit(Acks(self.record.topic_id, self.record.id, fresh, told, written))
+            acks = Acks(self.record.topic_id, self.record.id, fresh, told, written, timing)
+            self._submit(acks)
         elif told is not None:
             told()
         return len(fresh)
+
+    def _timing(self, offsets: Int64s, at_ms: int) -> Timing:
+        """What is known of messages that are acknowledged now."""
+        handed = self.in_flight.handed(offsets)
+        seen = sum(len(one.attempts) for one in handed)
+        return Timing(self.record.origin_id, at_ms, handed, len(offsets) - seen)
 
     # -- cancelling ----------------------------------------------------------------
 
@@ -402,9 +418,18 @@ class Subscription(ABC):
     # -- handing over --------------------------------------------------------------
 
     def _hand_over(
-        self, consumer: Consumer, rows: Rows, now_ms: int, batch: MessageBatch | None = None
+        self,
+        consumer: Consumer,
+        rows: Rows,
+        now_ms: int,
+        batch: MessageBatch | None = None,
+        wanted_ms: Int64s | None = None,
     ) -> HandOver:
-        """Record that these are in the consumer's hands, counting the attempt."""
+        """Record that these are in the consumer's hands, counting the attempt.
+
+        Args:
+          wanted_ms: since when they could have been, if not since they were due; int64[n].
+        """
         rows = rows._replace(attempts=rows.attempts + 1)
         consumer.permits -= rows.height
         policy = consumer.back_off
@@ -412,7 +437,7 @@ class Subscription(ABC):
             deadline_ms = policy.until_ms(now_ms, rows.counts, self._chance(rows))
         else:
             deadline_ms = np.full(rows.height, NEVER_MS)
-        delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms, now_ms)
+        delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms, now_ms, wanted_ms)
         if policy.ack_wait_ms:
             self._watch(int(deadline_ms.min()), delivery_id)
         self.throttle.handed_over(rows.height, now_ms)

@@ -29,6 +29,7 @@ import trio
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.lagbook import LagBook
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
 from escapement.storage import checkpoint as state
@@ -49,6 +50,7 @@ from escapement.storage.index import DelayedIndex, Lineage, Mark
 from escapement.storage.index.checkpoint import Part
 from escapement.storage.journal import JournalPosition
 from escapement.storage.journalentry import cancellations_id
+from escapement.storage.lagtable import LagRow
 from escapement.storage.lease import Lease
 from escapement.storage.log import Log
 from escapement.storage.offsets import OffsetSet
@@ -64,6 +66,7 @@ class Progress:
     touched: set[int] = field(default_factory=set)  # topics changed since the last checkpoint
     producers: dict[int, ProducerRow] = field(default_factory=dict)
     keyed: set[int] = field(default_factory=set)  # topics that remember dedup keys
+    lags: LagBook = field(default_factory=LagBook)
 
 
 class Checkpointer:
@@ -222,6 +225,7 @@ class Checkpointer:
                 moves[topic_id, chunk] = MoveRow(topic_id, chunk, data)
         keys, keys_from = self._take_keys()
         forgotten, members = self._take_groups(touched)
+        lags = self._take_lags()
         subscriptions = {row.subscription_id: row for row in self._unwritten.subscriptions}
         subscriptions |= {row.subscription_id: row for row in fills}
         # What was deleted meanwhile must not come back.
@@ -243,8 +247,16 @@ class Checkpointer:
             [row for row in moves.values() if self._registry.exists(row.topic_id)],
             forgotten,
             members,
+            lags,
         )
         return checkpoint, restated
+
+    def _take_lags(self) -> list[LagRow]:
+        """What was counted since the last checkpoint, as far as its subscription still is."""
+        origins = {record.origin_id for record in self._registry.all_subscriptions()}
+        lags = {row[:4]: row for row in self._unwritten.lags if row.origin_id in origins}
+        changed = self._progress.lags.take_changed(self._clock.now_ms(), origins)
+        return list((lags | {row[:4]: row for row in changed}).values())
 
     def _take_groups(self, touched: set[int]) -> tuple[list[tuple[int, str]], list[MemberRow]]:
         """Groups forgotten since the last checkpoint, and rows of those that have changed."""

@@ -17,7 +17,7 @@ from escapement.broker.registry.changes import Transact
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
-from escapement.storage import job, parcel, producers, removal
+from escapement.storage import job, lagtable, parcel, producers, removal
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.generation import Generation, should_roll
@@ -33,7 +33,7 @@ _BREATH_S: Final = 0.05
 PRODUCER_IDLE_MS: Final = 7 * 86_400_000
 # How often is looked for what jobs left: all that is being staged is looked at.
 _PURGE_MS: Final = 60_000
-# How often is looked for producers, and jobs, that need not be remembered.
+# How often is looked for producers, jobs and lag that need not be remembered.
 _FORGETTING_MS: Final = 3_600_000
 
 
@@ -92,6 +92,8 @@ class Housekeeper:
             self._forget_at_ms = now_ms + _FORGETTING_MS
             await self._expire_producers(now_ms)
             await self._step_by_step(partial(job.forget_step, self._engine.dialect))
+            before_ms = now_ms - lagtable.REMEMBERED_MS
+            await self._step_by_step(partial(lagtable.forget_step, before_ms))
 
     async def set_parallelism(self, count: int) -> None:
         """Have the log go on in a new generation of so many tables, if it has another number.

@@ -1,0 +1,98 @@
+"""In which delivery a message is: a table that is made only when somebody must search.
+
+Who acknowledges in the order of delivery needs no search (broker/subscription/delivery.py). For
+all others there are *runs*: columns of offsets, ascending, with the delivery and row of each.
+Each delivery is sorted into a run once, when something is first sought after it was made; runs of
+like size are merged, as in a log-structured tree, and what is over is left out then. So a search
+costs by what is sought, in a few runs, however many deliveries there are.
+
+Of an offset that was handed out several times the newest delivery stands first in a run, and is
+the one that is found there: no older one can be alive.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.subscription.delivery import Delivery
+from escapement.message import Int64s
+from escapement.storage.lag import Handed
+
+
+class _Run(NamedTuple):
+    """Columns of one height."""
+
+    offsets: Int64s  # ascending
+    deliveries: Int64s
+    rows: Int64s
+
+    def pick(self, which: Int64s | npt.NDArray[np.bool_]) -> _Run:
+        return _Run(*(column[which] for column in self))
+
+
+_NOTHING = _Run(*(np.zeros(0, np.int64) for _ in range(3)))
+
+
+class Whereabouts:
+    """See the module's docstring. ``deliveries`` are the living ones by id, which ascend."""
+
+    def __init__(self, deliveries: dict[int, Delivery]) -> None:
+        self._deliveries = deliveries
+        self._runs: list[_Run] = []
+        self._known = 0  # the last delivery that is in a run
+
+    def find(self, offsets: Int64s) -> list[Handed]:
+        """What is known of those of these that are alive, by delivery; they ascend."""
+        self._learn()
+        parts = []
+        for run in self._runs:
+            at = np.minimum(np.searchsorted(run.offsets, offsets), len(run.offsets) - 1)
+            parts.append(run.pick(at[run.offsets[at] == offsets]))
+        found = _concat(parts) if parts else _NOTHING
+        if not len(found.rows):
+            return []
+        found = found.pick(np.argsort(found.deliveries, kind="stable"))
+        ids, firsts = np.unique(found.deliveries, return_index=True)
+        pieces = zip(ids.tolist(), np.split(found.rows, firsts[1:]), strict=True)
+        handed = [self._deliveries[id].of(rows) for id, rows in pieces if id in self._deliveries]
+        return [one for one in handed if len(one.attempts)]
+
+    def clear(self) -> None:
+        """There is no delivery any more."""
+        self._runs.clear()
+
+    def _learn(self) -> None:
+        """Sort in what was handed out since, and merge."""
+        fresh = []
+        for id in reversed(self._deliveries):
+            if id <= self._known:
+                break
+            fresh.append(id)
+        if not fresh:
+            return
+        self._known = fresh[0]
+        self._runs.append(_sorted([self._rows_of(id) for id in fresh]))
+        while len(self._runs) > 1 and len(self._runs[-2].rows) < 2 * len(self._runs[-1].rows):
+            older, newer = (self._living(run) for run in self._runs[-2:])
+            merged = _sorted([newer, older])
+            self._runs[-2:] = [merged] if len(merged.rows) else []
+
+    def _rows_of(self, id: int) -> _Run:
+        offsets = self._deliveries[id].rows.offsets
+        return _Run(offsets, np.full(len(offsets), id), np.arange(len(offsets)))
+
+    def _living(self, run: _Run) -> _Run:
+        there = np.fromiter(self._deliveries, np.int64, len(self._deliveries))
+        return run.pick(np.isin(run.deliveries, there))
+
+
+def _concat(runs: list[_Run]) -> _Run:
+    return _Run(*(np.concatenate(columns) for columns in zip(*runs, strict=True)))
+
+
+def _sorted(runs: list[_Run]) -> _Run:
+    run = _concat(runs)
+    return run.pick(np.argsort(run.offsets, kind="stable"))

@@ -1,0 +1,71 @@
+"""What this broker has counted of the lag, on its way from the journal to the database.
+
+Each group commit adds to the hours of subscriptions (storage/lag.py); here that is summed up, and
+a checkpoint writes what has changed. A *page* is a row of the table: it stands for a range of the
+journal's entries of one epoch. A page that nothing was added to for a while is closed and let go:
+what still comes for its hour begins another, so nothing has to be read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Final
+
+from escapement.storage.lag import HOUR_MS, Lag
+from escapement.storage.lagtable import LagRow
+
+# Most of an hour's messages are acknowledged within another.
+_KEEP_MS: Final = HOUR_MS
+
+
+@dataclass(slots=True)
+class _Page:
+    first_seq: int
+    last_seq: int
+    counts: dict[int, int] = field(default_factory=dict)  # by cell of a tally
+    changed_ms: int = 0  # when a checkpoint last took it
+
+
+class LagBook:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[int, int, int], _Page] = {}  # by hour, origin, epoch
+        self._changed: set[tuple[int, int, int]] = set()
+
+    def add(self, epoch: int, seq: int, lag: Lag) -> None:
+        """An entry of the journal says so; those of a subscription come in their order."""
+        key = (lag.hour_ms, lag.origin_id, epoch)
+        page = self._pages.get(key)
+        if page is None:
+            page = self._pages[key] = _Page(seq, seq)
+        assert page.last_seq <= seq, "the lag of an earlier entry comes behind a later one's"
+        page.last_seq = seq
+        counts = page.counts
+        for cell, count in zip(lag.tally.cells.tolist(), lag.tally.counts.tolist(), strict=True):
+            counts[cell] = counts.get(cell, 0) + count
+        self._changed.add(key)
+
+    def take_changed(self, now_ms: int, origins: Container[int]) -> list[LagRow]:
+        """The rows that differ from what was last taken; to be written.
+
+        Args:
+          origins: the ids of those that still are; the pages of others are let go.
+        """
+        found = []
+        for key in self._changed:
+            page = self._pages[key]
+            page.changed_ms = now_ms
+            if key[1] in origins:
+                found.append(LagRow(*key, page.first_seq, page.last_seq, dict(page.counts)))
+        self._changed.clear()
+        self._pages = {
+            key: page
+            for key, page in self._pages.items()
+            if key[1] in origins and abs(now_ms - page.changed_ms) < _KEEP_MS
+        }
+        return found
+
+    def __len__(self) -> int:
+        return len(self._pages)

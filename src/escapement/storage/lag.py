@@ -1,0 +1,194 @@
+"""How late messages were handed out, how soon acknowledged, and how often tried: in columns.
+
+For each subscription and hour there is a *tally*: how many acknowledged messages fell into which
+bucket (storage/buckets.py) of what. The hour is that of the hand-over, in UTC. What is counted:
+
+- ``LATE``: ms from when a message was wanted until it was handed out, of those acknowledged after
+  their first delivery. *Wanted* is when it was due, or, by who ignores delays, when published.
+- ``LATE_AGAIN``: the same of those that were delivered before; of the last of their deliveries.
+- ``HELD``: ms from that hand-over to the acknowledgement.
+- ``TRIED``: how many deliveries it took.
+- ``UNSEEN``: what was acknowledged while it was in nobody's hands: its delivery was taken back,
+  or was that of a broker before a restart. It counts for the hour of the acknowledgement, and is
+  not among the others.
+
+A group commit counts what is acknowledged in it (:func:`count_lags`), and its journal entry
+carries that as :class:`Lag`: so each acknowledgement that is durable is counted, once. No I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from escapement.errors import LogDamaged
+from escapement.message import Buffer, Int64s
+from escapement.storage.attempts import RELEASED
+from escapement.storage.buckets import BUCKETS, bucket_of
+from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
+
+HOUR_MS: Final = 3_600_000
+LATE, LATE_AGAIN, HELD, TRIED, UNSEEN = range(5)
+_KINDS: Final = 5
+# So many messages are counted at once.
+_STEP_ROWS: Final = 4096
+
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct("<BBH")
+_WIDTHS: Final = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+
+
+class Handed(NamedTuple):
+    """Messages of one hand-over: when that was, when each was wanted, its deliveries so far."""
+
+    at_ms: int
+    wanted_ms: Int64s
+    attempts: Int64s  # as of ``Rows``
+
+
+class Timing(NamedTuple):
+    """What is known of messages that a subscription acknowledged at one moment."""
+
+    origin_id: int
+    at_ms: int
+    handed: Sequence[Handed]
+    unseen: int
+
+
+class Tally(NamedTuple):
+    """How many fell into which bucket of what: ``kind * BUCKETS + bucket``, ascending."""
+
+    cells: Int64s
+    counts: Int64s  # none is 0
+
+    @classmethod
+    def of(cls, found: Mapping[int, int]) -> Tally:
+        """What a table by cell says."""
+        cells = np.fromiter(found, np.int64, len(found))
+        order = np.argsort(cells)
+        return cls(cells[order], np.fromiter(found.values(), np.int64, len(found))[order])
+
+    @classmethod
+    def sum(cls, parts: Sequence[Tally]) -> Tally:
+        """All of them together."""
+        cells, at = np.unique(np.concatenate([part.cells for part in parts]), return_inverse=True)
+        counts = np.zeros(len(cells), np.int64)
+        np.add.at(counts, at, np.concatenate([part.counts for part in parts]))
+        return cls(cells, counts)
+
+    def of_kind(self, kind: int) -> tuple[Int64s, Int64s]:
+        """The buckets of one kind, ascending, and how many are in each."""
+        low, high = np.searchsorted(self.cells, (kind * BUCKETS, (kind + 1) * BUCKETS))
+        return self.cells[low:high] - kind * BUCKETS, self.counts[low:high]
+
+
+class Lag(NamedTuple):
+    """What a group commit adds to a subscription's hour; the id is that of its origin."""
+
+    origin_id: int
+    hour_ms: int  # when the hour began
+    tally: Tally
+
+
+def count_lags(timings: Iterable[Timing]) -> list[Lag]:
+    """What these come to, by subscription and hour; O(messages), in numpy."""
+    hours: dict[tuple[int, int], _Hour] = {}
+    for origin_id, at_ms, handed, unseen in timings:
+        if unseen:
+            hours.setdefault((origin_id, _hour(at_ms)), _Hour()).unseen(unseen)
+        for one in handed:
+            hours.setdefault((origin_id, _hour(one.at_ms)), _Hour()).take(one, at_ms)
+    return [Lag(*key, hour.tally()) for key, hour in hours.items()]
+
+
+def _hour(at_ms: int) -> int:
+    return at_ms - at_ms % HOUR_MS
+
+
+class _Hour:
+    """What is to be counted for one subscription and hour."""
+
+    __slots__ = ("_found", "_rows", "_waiting")
+
+    def __init__(self) -> None:
+        self._found = np.zeros((_KINDS, BUCKETS), np.int64)
+        self._waiting: list[Handed] = []
+        self._rows = 0  # of what waits
+
+    def unseen(self, count: int) -> None:
+        self._found[UNSEEN, 0] += count
+
+    def take(self, handed: Handed, acknowledged_ms: int) -> None:
+        rows = len(handed.attempts)
+        held_ms = np.array([acknowledged_ms - handed.at_ms])
+        self._found[HELD, bucket_of(held_ms)[0]] += rows
+        self._waiting.append(handed)
+        self._rows += rows
+        if self._rows >= _STEP_ROWS:
+            self._count()
+
+    def _count(self) -> None:
+        """Count what waits: many small columns at once, and no long ones, which leave the cache."""
+        parts, self._waiting, self._rows = self._waiting, [], 0
+        late = _joined([one.at_ms - one.wanted_ms for one in parts])
+        tries = _joined([one.attempts for one in parts]) & (RELEASED - 1)
+        if int(tries.max()) <= 1:
+            self._add(LATE, late)
+            self._found[TRIED, 1] += len(tries)
+        else:
+            first = tries <= 1
+            self._add(LATE, late[first])
+            self._add(LATE_AGAIN, late[~first])
+            self._add(TRIED, tries)
+
+    def _add(self, kind: int, values: Int64s) -> None:
+        found = np.bincount(bucket_of(values))
+        self._found[kind, : len(found)] += found
+
+    def tally(self) -> Tally:
+        if self._waiting:
+            self._count()
+        found = self._found.ravel()
+        cells = np.flatnonzero(found)
+        return Tally(cells, found[cells])
+
+
+def _joined(columns: list[Int64s]) -> Int64s:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+# -- as bytes --------------------------------------------------------------------------
+#
+#     version u8 | width of a count u8 | cells u16 | crc32 u32
+#     cells  u16 each, ascending
+#     counts of that width: 1, 2, 4 or 8 bytes
+
+
+def encode_tally(tally: Tally) -> bytes:
+    """The bytes of a tally."""
+    most = int(tally.counts.max())
+    width = next(width for width in _WIDTHS if most < 1 << 8 * width)
+    head = _HEAD.pack(_VERSION, width, len(tally.cells))
+    columns = [tally.cells.astype("<u2").tobytes(), tally.counts.astype(_WIDTHS[width]).tobytes()]
+    return sealed(head, columns)
+
+
+def decode_tally(data: Buffer) -> Tally:
+    """The tally in these bytes.
+
+    Raises:
+      LogDamaged: if they are not what ``encode_tally`` made.
+    """
+    view = memoryview(data)
+    if len(view) < _HEAD.size + SEAL_BYTES or not is_whole(view, _HEAD.size):
+        raise LogDamaged(f"a tally of {len(view)} bytes fails its checksum")
+    version, width, count = _HEAD.unpack_from(view)
+    at = _HEAD.size + SEAL_BYTES
+    if version != _VERSION or width not in _WIDTHS or len(view) != at + count * (2 + width):
+        raise LogDamaged(f"a tally has an unknown form ({version}) or length")
+    cells = np.frombuffer(view, "<u2", count, at).astype(np.int64)
+    counts = np.frombuffer(view, _WIDTHS[width], count, at + 2 * count).astype(np.int64)
+    return Tally(cells, counts)
