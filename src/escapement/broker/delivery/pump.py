@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final
 from weakref import WeakSet
 
@@ -371,10 +372,11 @@ class Pump:
                 consumer.wire_id, rows, subscription.was_sent_before(rows), batch
             )
             return
-        for at in np.array_split(np.arange(rows.height), frames):
-            part = rows.pick(at)
+        bounds = [rows.height * number // frames for number in range(frames + 1)]
+        for low, high in pairwise(bounds):
+            part = rows.pick(slice(low, high))
             consumer.outlet.deliver(
-                consumer.wire_id, part, subscription.was_sent_before(part), batch.take(at)
+                consumer.wire_id, part, subscription.was_sent_before(part), batch.part(low, high)
             )
 
     async def _payloads(

@@ -32,17 +32,20 @@ class KeyHold:
         self._others = np.zeros((2, 0), np.int64)  # prints and offsets
 
     def take(self, rows: Rows) -> None:
-        """These, which did not, hold their keys from now on."""
-        self._take(*self._keyed(rows))
+        """These hold their keys from now on; some may do already."""
+        prints, offsets = self._keyed(rows)
+        self.take_at(self._table.place(prints), offsets)
 
-    def _take(self, prints: Int64s, offsets: Int64s) -> None:
-        table, at = self._table, self._table.place(prints)
+    def take_at(self, at: Places, offsets: Int64s) -> None:
+        """The same, where the places of the keys are known; each message has one."""
+        table = self._table
         free = ~table.busy[at]
         table.holders[at[free]] = offsets[free]
         table.busy[at] = True
         alone = table.holders[at] == offsets
         if not alone.all():
-            others = np.stack((prints[~alone], offsets[~alone]))
+            alone |= np.isin(offsets, self._others[1])
+            others = np.stack((table.prints[at[~alone]], offsets[~alone]))
             self._others = np.concatenate((self._others, others), axis=1)
 
     def release(self, rows: Rows) -> None:
@@ -66,7 +69,7 @@ class KeyHold:
         self._table.busy[at] = False
         if self._others.shape[1] and len(at):
             (prints, offsets), self._others = self._others, np.zeros((2, 0), np.int64)
-            self._take(prints, offsets)
+            self.take_at(self._table.place(prints), offsets)
 
     def _keyed(self, rows: Rows) -> tuple[Int64s, Int64s]:
         """Prints and offsets of those of the rows that have a key."""

@@ -16,13 +16,13 @@ from typing import Final
 
 from escapement.broker.subscription.keyhold import KeyHold
 from escapement.broker.subscription.keyqueues import KeyQueues
-from escapement.broker.subscription.keytable import Bools, KeyTable
+from escapement.broker.subscription.keytable import NO_PLACE, Bools, KeyTable, Places
 from escapement.broker.subscription.patience import Patience
 from escapement.broker.subscription.ready import Rows
 from escapement.storage.offsets import OffsetSet
 
-# Twice as long as a client gathers acknowledgements, and below what anyone notices.
-GATHER_MS: Final = 10
+# A few times as long as a client gathers acknowledgements, and below what anyone notices.
+GATHER_MS: Final = 20
 # With fewer in hands there is nothing to be gained.
 _GATHER_IN_FLIGHT: Final = 1024
 # Gathered is until so much of what is in hands could go again.
@@ -116,12 +116,13 @@ class KeyOrder:
         self._hold.settle(held)
         self.queues.lay_in()
 
-    def hand_over(self, rows: Rows) -> None:
-        """These are out from now on; in order. Nothing came since ``settle``."""
+    def hand_over(self, rows: Rows, places: Places) -> None:
+        """These, some of what ``queues.open`` gave just now, are out from now on; in order."""
         self._open -= rows.height
         self._in_hands += rows.height
-        self.queues.take(rows)
-        self._hold.take(rows)
+        self.queues.take(rows, places)
+        keyed = places != NO_PLACE
+        self._hold.take_at(places[keyed], rows.offsets[keyed])
 
     def hold(self, rows: Rows) -> None:
         """These are out, or wait for another attempt, and hold their keys from now on."""

@@ -22,7 +22,13 @@ from typing import Final
 import numpy as np
 
 from escapement.broker.subscription.band import BANDS, NORMAL, bands_of
-from escapement.broker.subscription.keytable import NO_PRINT, Bools, KeyTable, Places
+from escapement.broker.subscription.keytable import (
+    NO_PLACE,
+    NO_PRINT,
+    Bools,
+    KeyTable,
+    Places,
+)
 from escapement.broker.subscription.ready import Pile, Rows, order_of
 from escapement.message import Int64s
 
@@ -105,7 +111,7 @@ class KeyQueues:
         """How many messages ``open`` could give."""
         return int(np.count_nonzero(self._table.there & ~closed)) + self._free.count
 
-    def open(self, closed: Bools, most: int, *, all_heads: bool) -> Rows:
+    def open(self, closed: Bools, most: int, *, all_heads: bool) -> tuple[Rows, Places]:
         """What may go next, in order: heads, and rows without a key. It stays here.
 
         Everything is laid in.
@@ -114,6 +120,9 @@ class KeyQueues:
           closed: the keys, by place, of which nothing may go.
           most: how many are wanted.
           all_heads: whether all heads are, however many.
+
+        Returns:
+          The rows, and the place of the key of each, ``NO_PLACE`` for none.
         """
         assert not self._new
         table = self._table
@@ -123,20 +132,23 @@ class KeyQueues:
             at = at[ranks <= np.partition(ranks, most - 1)[most - 1]]
         if len(at):
             at = at[order_of(table.ranks[at], table.heads.offsets[at])]
-        heads = table.heads.pick(at if all_heads else at[:most])
+        at = at if all_heads else at[:most]
+        heads = table.heads.pick(at)
         if not self._free.count:
-            return heads
-        both = Rows.concat([heads, self._free.first(most)]).in_order(self._ageing_ms)
-        return both if all_heads else both.pick(slice(0, most))
+            return heads, at
+        free = self._free.first(most)
+        both = Rows.concat([heads, free])
+        order = order_of(both.ranks(self._ageing_ms), both.offsets)
+        order = order if all_heads else order[:most]
+        return both.pick(order), np.append(at, np.full(free.height, NO_PLACE))[order]
 
-    def take(self, rows: Rows) -> None:
+    def take(self, rows: Rows, places: Places) -> None:
         """Remove rows, in order, that ``open`` gave just now; those behind them move up."""
         self._count(rows, -1)
-        prints = self._table.prints_of(rows)
-        keyed = prints != NO_PRINT
-        if not keyed.all():
-            self._take_free(rows.offsets[~keyed])
-        places, _ = self._table.find(prints[keyed])
+        free = places == NO_PLACE
+        if free.any():
+            self._take_free(rows.offsets[free])
+            places = places[~free]
         self._move_up(np.sort(places))
 
     def _take_free(self, offsets: Int64s) -> None:

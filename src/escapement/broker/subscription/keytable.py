@@ -25,6 +25,7 @@ from escapement.traits import PRINTS, SLOTS, have_keys, key_prints, slots_of_pri
 
 # The print of what has none: a message without a key, where the order is by key.
 NO_PRINT: Final = PRINTS
+NO_PLACE: Final = -1
 
 Bools = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]

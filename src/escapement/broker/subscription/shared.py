@@ -213,8 +213,9 @@ class SharedSubscription(DueSubscription):
             self._read_from(old.skip_none())
 
     def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
-        if self._order is not None:
-            self._order.release(rows)  # those that wait take their keys again
+        policy = self.record.policy
+        if self._order is not None and (policy.on_retry != HOLD or policy.max_deliveries):
+            self._order.release(rows)  # otherwise those that wait just go on holding their keys
         super()._return(rows, next_ms, now_ms, reason)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
@@ -334,18 +335,18 @@ class SharedSubscription(DueSubscription):
         if not order.is_worthwhile(count, wanted, out, now_ms):
             return []
         while True:
-            rows = order.queues.open(closed, wanted, all_heads=ranged)
+            rows, places = order.queues.open(closed, wanted, all_heads=ranged)
             over = rows.due_ms <= self.expiry.until_ms(now_ms)
             if not over.any():
                 break
-            order.queues.take(rows.pick(over))
+            order.queues.take(rows.pick(over), places[over])
             self.expire(rows.pick(over))
         may_go = np.flatnonzero(self._are_due(rows, now_ms))
         dealt = self._dealer.deal(rows, may_go, self.consumers, room, wanted, self._busy())
         if not dealt:
             return []
         gone = np.sort(np.concatenate([at for _, at in dealt]))
-        order.hand_over(rows.pick(gone))
+        order.hand_over(rows.pick(gone), places[gone])
         self._skipping.handed(len(gone))
         return [
             self._hand_over(self.consumers[position], rows.pick(at), now_ms)
