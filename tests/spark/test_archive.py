@@ -10,6 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from storied import TOPIC, Expected, fill
@@ -19,8 +21,11 @@ from escapement.errors import InvalidRequest, StorageError
 from escapement.pipeline import archive as job
 from escapement.pipeline.archive import ArchiveConfig, run
 from escapement.pipeline.archivecheck import WrittenFile, read_back
+from escapement.pipeline.archived import archived_parts, read_archived
 from escapement.pipeline.archivemanifest import Manifest
+from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import READ_COLUMNS
+from escapement.pipeline.selection import Selection
 from escapement.storage import archive
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
@@ -116,6 +121,16 @@ def test_what_is_done_is_archived_as_it_is_read(spark: SparkSession, log: Kept) 
     assert {(row.namespace, str(row.day)) for row in plain.collect()} == {
         ("shop/eu", str(row.published_at.date())) for row in wanted
     }
+    # The same by the data source's own reading, for when the log has forgotten it.
+    names = list(READ_COLUMNS)
+    connection = log.engine.connect()
+    none = np.zeros(0, np.int64)
+    parts = archived_parts(connection, TOPIC, 1, Selection(), none, None)
+    connection.close()
+    schema = arrow_schema([(name, True) for name in names])
+    kept = [batch for part in parts for batch in read_archived(part, schema)]
+    ours = spark.createDataFrame(pa.Table.from_batches(kept)).collect()
+    assert sorted(ours, key=lambda row: row.offset) == sorted(wanted, key=lambda row: row.offset)
     manifest = Manifest.decode(Path(urlsplit(done.manifest).path).read_bytes())
     connection = log.engine.connect()
     (record,) = archive.records(connection, 1)

@@ -63,6 +63,12 @@ def instants(times_ms: Int64s) -> Any:
     return numbers(times_ms * 1000, _INSTANT, None)
 
 
+def booleans(values: npt.NDArray[np.bool_]) -> Any:
+    """A mask."""
+    packed = pa.py_buffer(np.packbits(values, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, packed])
+
+
 def binaries(blobs: Blobs, empty_is_null: bool = False) -> Any:
     """A ``BINARY``, over the very bytes of ``blobs``."""
     present = blobs.lengths > 0 if empty_is_null else None

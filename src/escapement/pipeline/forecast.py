@@ -99,6 +99,7 @@ def _counted(spark: SparkSession, config: ForecastConfig, spans: Spans) -> DataF
     coming = (
         spark.read.format("escapement")
         .options(**config.source)
+        .option("archived", "false")  # what is archived is done
         .option("startingDeliverAt", str(spans.from_ms + 1))
         .option("endingDeliverAt", str(spans.until_ms))
         .schema(_READ)

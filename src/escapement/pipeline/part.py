@@ -73,7 +73,7 @@ def cut(
       NotFound: if there is no such subscription.
     """
     wanted = selection.offsets & Span(0, state.end_offset)
-    earlier = _moved(state, wanted.low, min(wanted.high, state.begin_offset)).offsets
+    earlier = stated_again(state, wanted.low, min(wanted.high, state.begin_offset))
     # Before its beginning the log has little: that goes to the first part.
     start = min(max(wanted.low, state.begin_offset), wanted.high)
     if start >= wanted.high and not len(earlier):
@@ -108,7 +108,7 @@ def cut_unarchived(
     """Parts of what is done and not archived, in the order of offsets; they miss nothing."""
     high = min(selection.offsets.high, state.end_offset)
     begin = min(state.begin_offset, high)
-    earlier = _moved(state, 0, begin).offsets
+    earlier = stated_again(state, 0, begin)
     bounds = [*range(archived.first_missing(begin), high, most_records), high]
     spans = [Span(low, end) for low, end in pairwise(bounds)]
     spans = [span for span in spans if archived.first_missing(span.low) < span.high]
@@ -130,13 +130,17 @@ def cut_unarchived(
     ]
 
 
-def _moved(state: TopicState, low: int, high: int) -> Moved:
+def stated_again(state: TopicState, low: int, high: int) -> Int64s:
+    """Which of ``[low, high)``, all before the log's beginning, it has all the same; ascending."""
     offsets = state.moves.between(low, high)
-    # Before its beginning, the log has what rows say that are still there.
-    first = state.first_base
-    bases = state.moves.bases(offsets)
-    there = (offsets >= state.begin_offset) | ((bases <= first) & (first < 0))
-    offsets = offsets[there]
+    if not state.first_base:
+        return offsets[:0]
+    return offsets[state.moves.bases(offsets) <= state.first_base]
+
+
+def _moved(state: TopicState, low: int, high: int) -> Moved:
+    begin = min(max(low, state.begin_offset), high)
+    offsets = np.concatenate([stated_again(state, low, begin), state.moves.between(begin, high)])
     return Moved(
         offsets.copy(),
         state.moves.current(offsets, np.zeros(len(offsets), np.int64)),

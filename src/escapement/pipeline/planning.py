@@ -11,14 +11,26 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
+import numpy as np
+
 from escapement.errors import LogForgotten
 from escapement.names import TopicName
 from escapement.pipeline import selection
+from escapement.pipeline.archived import ArchivedPart, archived_parts
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.part import MOST_RECORDS, Part, cut, cut_unarchived
+from escapement.pipeline.part import (
+    MOST_RECORDS,
+    STANDING_COLUMNS,
+    Part,
+    cut,
+    cut_unarchived,
+    stated_again,
+)
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
+from escapement.pipeline.standing import Standing
 from escapement.storage import archive
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.offsets import OffsetSet
 from escapement.storage.topicstate import TopicState, read_topic
 
 # Files of an archive are about so large, by what the log's first rows say, and have no fewer
@@ -36,6 +48,7 @@ BATCH_OPTIONS: Final = (
     *selection.SPLIT_OPTIONS,
     "startingOffsets",
     "endingOffsets",
+    "archived",
     UNARCHIVED,
 )
 
@@ -59,8 +72,9 @@ class BatchPlan:
         self._min_parts = options.number("minPartitions")
         self._most_records = options.number("maxRecordsPerPartition")
         self._fail_on_loss = options.flag("failOnDataLoss", True)
+        self._archived = options.flag("archived", True)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Part | ArchivedPart]:
         """The parts as the topics stand now.
 
         Raises:
@@ -68,7 +82,7 @@ class BatchPlan:
           LogForgotten: if the first offsets asked for are in the log no more.
           StorageUnavailable: when the database cannot be reached.
         """
-        found: list[Part] = []
+        found: list[Part | ArchivedPart] = []
         with looking(self.address) as (engine, connection):
             for topic in self.topics:
                 state = read_topic(engine, connection, topic)
@@ -76,10 +90,13 @@ class BatchPlan:
                 if before_ms is not None:
                     found += self._unarchived(connection, topic, state, before_ms)
                     continue
+                wanted = replace(self.selection, offsets=self._offsets(connection, topic, state))
+                if self._archived:
+                    found += self._of_archive(connection, topic, state, wanted)
                 found += cut(
                     topic.full,
                     state,
-                    replace(self.selection, offsets=self._offsets(topic, state)),
+                    wanted,
                     self._columns,
                     self._subscription,
                     min_parts=self._min_parts,
@@ -96,12 +113,39 @@ class BatchPlan:
         archived = archive.archived(connection, state.record.id, 0, end)
         return cut_unarchived(topic.full, state, done, archived, _file_messages(connection, state))
 
-    def _offsets(self, topic: TopicName, state: TopicState) -> Span:
+    def _of_archive(
+        self, connection: Connection, topic: TopicName, state: TopicState, wanted: Selection
+    ) -> list[ArchivedPart]:
+        """What of it the log has no more, and an archive has."""
+        earlier = replace(wanted, offsets=wanted.offsets & Span(0, state.begin_offset))
+        span, seen = earlier.offsets, None
+        if span.low >= span.high:
+            return []
+        if self._subscription is not None and not STANDING_COLUMNS.isdisjoint(self._columns):
+            seen = Standing.of(state, self._subscription, span.low, span.high)
+        live = stated_again(state, span.low, span.high)
+        return archived_parts(connection, topic.full, state.record.id, earlier, live, seen)
+
+    def _offsets(self, connection: Connection, topic: TopicName, state: TopicState) -> Span:
         start, end = self._starts.of(topic), self._ends.of(topic)
         if isinstance(start, int) and self._fail_on_loss and start < state.begin_offset:
-            raise forgotten(topic, start, state.begin_offset)
+            until = end if isinstance(end, int) else state.begin_offset
+            self._check_there(connection, topic, state, Span(start, until))
         low = _offset(start, state.end_offset)
         return Span(low, _offset(end, state.end_offset)) & self.selection.offsets
+
+    def _check_there(
+        self, connection: Connection, topic: TopicName, state: TopicState, span: Span
+    ) -> None:
+        """Raise ``LogForgotten`` if some of it is neither in the log nor archived."""
+        span &= Span(0, state.begin_offset)
+        archived = OffsetSet()
+        if self._archived:
+            archived = archive.archived(connection, state.record.id, span.low, span.high)
+        there = stated_again(state, span.low, span.high)
+        for offsets in archive.lacking(archived, span.low, span.high):
+            if not np.isin(offsets, there, assume_unique=True).all():
+                raise forgotten(topic, span.low, state.begin_offset)
 
 
 def _file_messages(connection: Connection, state: TopicState) -> int:

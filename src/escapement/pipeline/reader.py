@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from escapement.errors import InvalidRequest
+from escapement.pipeline.archived import ArchivedPart, read_archived
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.options import LogAddress, Options
@@ -83,8 +84,11 @@ def read_partition(
     address: LogAddress, columns: Sequence[tuple[str, bool]], partition: InputPartition
 ) -> Iterator[Any]:
     """What a task gives for a partition; without a part, of a read of nothing, nothing."""
-    part: Part | None = partition.value
+    part: Part | ArchivedPart | None = partition.value
     if part is None:
+        return
+    if isinstance(part, ArchivedPart):
+        yield from read_archived(part, arrow_schema(columns))
         return
     engine = address.engine()
     try:
