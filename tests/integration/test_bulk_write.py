@@ -120,6 +120,21 @@ def test_what_tasks_stage_is_committed_and_reported(
     assert "10 messages" in report.line
 
 
+def test_letters_are_filled_by_as_many_batches_as_it_takes(
+    mysql_url: str, engine: Engine, connection: Connection
+) -> None:
+    """B7: in order, and a message as large as a letter waits for no other."""
+    write = plan(mysql_url, topic="t/n/x")
+    fifth = [bytes([n]) * (LETTER_BYTES // 5) for n in range(18)]
+    batches = [rows(*fifth[at : at + 3]) for at in range(0, 18, 3)]
+    large = bytes([99]) * (LETTER_BYTES + 1)
+    part = bulk.write_part(write, 0, [*batches[:3], rows(large), *batches[3:]])
+    bulk.commit(write, [part])
+    found = connection.execute("SELECT message_count FROM inbox ORDER BY id").rows
+    assert [count for (count,) in found] == [4, 4, 1, 1, 4, 4, 1]
+    assert adopted(engine, connection) == {"t/n/x": [*fifth[:9], large, *fifth[9:]]}
+
+
 @pytest.mark.parametrize(
     "name", [{"jobId": "nightly"}, {"txnAppId": "app", "txnVersion": "7"}], ids=["job", "txn"]
 )

@@ -242,6 +242,7 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
                     stager.add(*rows)
             counted = stager.finish()
         except BaseException:
+            stager.close()
             _give_up(transactions, entered, name)
             raise
         by_topic = {target: tally.messages for target, tally in stager.tallies.items()}

@@ -2,13 +2,14 @@
 
 Messages are gathered by target until they fill a letter, and letters until they are worth a
 transaction; each of these may be done twice (storage/job.py), so a database that goes away for
-a while is waited for. What is in memory is bounded by ``BUFFER_BYTES``, one batch, and one
-transaction.
+a while is waited for. One transaction is written in a thread while the next is gathered. What is
+in memory is bounded by ``BUFFER_BYTES``, one batch, and two transactions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,14 +28,15 @@ from escapement.storage.letter import (
     compressed,
 )
 
-# A letter is one group commit of the broker's: larger ones make others wait.
-LETTER_BYTES: Final = 1 << 20
+# A letter is one group commit of the broker's: larger ones make others wait, and in smaller ones
+# each message bears more of what a commit costs.
+LETTER_BYTES: Final = 2 << 20
 # What a transaction has at least, unless it is the last: a COMMIT costs an fsync.
 TRANSACTION_BYTES: Final = 4 << 20
 # Messages gathered for all targets; beyond it letters go that are not full.
 BUFFER_BYTES: Final = 16 << 20
-# Of a message beside its columns: its time, and lengths of what it has.
-_ROW_BYTES: Final = 32
+# Of a message beside its columns: its time, priority, and lengths of what it has.
+_ROW_BYTES: Final = 24
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class _Gathered:
 
 
 class Stager:
-    """See the module's docstring. Blocking; for one thread.
+    """See the module's docstring. Blocking; for one thread. Whoever gives it up closes it.
 
     Args:
       admit: called with each target before anything is gathered for it; raises what is
@@ -66,6 +68,8 @@ class Stager:
         self._gathered_bytes = 0
         self._letters: list[Letter] = []
         self._letter_bytes = 0
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
         self.tallies: dict[str, Tally] = {}  # of each target, what is or will be staged
 
     def add(self, topic: str, batch: MessageBatch, at_ms: Int64s | None) -> None:
@@ -77,37 +81,57 @@ class Stager:
         timed = at_ms is not None and bool((at_ms != NO_TIME).any())
         target = self._names.get((topic, timed))
         if target is None:
+            self._await_written()  # on one connection one thing at a time
             target = self._names[topic, timed] = self._admit(topic, timed)
+        gathered = self._gather(
+            target, batch, np.full(len(batch), NO_TIME) if at_ms is None else at_ms
+        )
+        if gathered.size_bytes >= LETTER_BYTES or gathered.count >= MAX_LETTER_MESSAGES:
+            self._close(target, whole=False)
+        if self._gathered_bytes >= BUFFER_BYTES:
+            self._close_all()
+
+    def _gather(self, target: str, batch: MessageBatch, at_ms: Int64s) -> _Gathered:
         gathered = self._gathered.setdefault(target, _Gathered())
         size_bytes = batch.size_bytes + 8 * len(batch)
         gathered.batches.append(batch)
-        gathered.at_ms.append(np.full(len(batch), NO_TIME) if at_ms is None else at_ms)
+        gathered.at_ms.append(at_ms)
         gathered.size_bytes += size_bytes
         gathered.count += len(batch)
         self._gathered_bytes += size_bytes
-        if gathered.size_bytes >= LETTER_BYTES or gathered.count >= MAX_LETTER_MESSAGES:
-            self._close(target)
-        elif self._gathered_bytes >= BUFFER_BYTES:
-            self._close_all()
+        return gathered
 
     def finish(self) -> Counted:
         """All that was added is staged; what the commit is to be told."""
         self._close_all()
         self._write()
+        self._await_written()
+        self.close()
         messages = sum(tally.messages for tally in self.tallies.values())
         return Counted(self._attempt.part, self._attempt.name, messages)
 
+    def close(self) -> None:
+        """Nothing is being written any more, whatever became of it."""
+        self._thread.shutdown()
+
     def _close_all(self) -> None:
         for target in list(self._gathered):
-            self._close(target)
+            self._close(target, whole=True)
 
-    def _close(self, target: str) -> None:
-        """Put what was gathered for a target into letters."""
+    def _close(self, target: str, *, whole: bool) -> None:
+        """Put what was gathered for a target into letters: all of it, or what fills them."""
         gathered = self._gathered.pop(target)
         self._gathered_bytes -= gathered.size_bytes
         batch = MessageBatch.concat(gathered.batches)
         at_ms = np.concatenate(gathered.at_ms)
-        for low, high in _cuts(batch):
+        cuts = _cuts(batch)
+        low, high = cuts[-1]
+        rest = batch.part(low, high)
+        if not whole and high - low < MAX_LETTER_MESSAGES and rest.size_bytes < LETTER_BYTES:
+            cuts.pop()
+            # A copy: a view of a few would keep all the others in memory.
+            self._gather(target, MessageBatch.decode(rest.encode()), at_ms[low:high].copy())
+        for low, high in cuts:
             self._put(target, batch.part(low, high), at_ms[low:high])
 
     def _put(self, target: str, batch: MessageBatch, at_ms: Int64s) -> None:
@@ -130,13 +154,24 @@ class Stager:
             self._write()
 
     def _write(self) -> None:
+        """Begin to write the letters, once those before them are written."""
         letters, self._letters = self._letters, []
         self._letter_bytes = 0
-        if letters:
-            self._transactions.run(lambda connection: self._stage(connection, letters))
+        if not letters:
+            return
+        self._await_written()
+        tallies = dict(self.tallies)
 
-    def _stage(self, connection: Connection, letters: list[Letter]) -> None:
-        job.stage(self._transactions.engine, connection, self._attempt, letters, self.tallies)
+        def stage(connection: Connection) -> None:
+            job.stage(self._transactions.engine, connection, self._attempt, letters, tallies)
+
+        self._writing = self._thread.submit(self._transactions.run, stage)
+
+    def _await_written(self) -> None:
+        """Wait for what is being written. Raises what it failed with."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
 
 def _cuts(batch: MessageBatch) -> list[tuple[int, int]]:
