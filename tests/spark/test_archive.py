@@ -18,9 +18,12 @@ from storied import TOPIC, Expected, fill
 
 from escapement.cli.main import run as command
 from escapement.errors import InvalidRequest, StorageError
+from escapement.names import TopicName
 from escapement.pipeline import archive as job
+from escapement.pipeline import audit
 from escapement.pipeline.archive import ArchiveConfig, run
 from escapement.pipeline.archivecheck import WrittenFile, read_back
+from escapement.pipeline.archivecount import ArchiveClaim, count_files
 from escapement.pipeline.archived import archived_parts, read_archived
 from escapement.pipeline.archivemanifest import Manifest
 from escapement.pipeline.arrow import arrow_schema
@@ -29,6 +32,7 @@ from escapement.pipeline.selection import Selection
 from escapement.storage import archive
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from escapement.storage.topicstate import read_topic
 
 
 @dataclass
@@ -158,3 +162,31 @@ def test_a_run_that_is_repeated_takes_what_no_other_has(
     assert "there is nothing to archive" in capsys.readouterr().out
     assert len(files(log.root)) == 1
     assert log.archived() == log.done
+
+
+def test_an_archive_is_counted_again(spark: SparkSession, log: Kept) -> None:
+    """N8, B7: files that are gone, other files, and other messages than the database says."""
+    config = audit.AuditConfig(log.source)
+    found = audit.run(spark, config)
+    assert found.findings == []
+    assert (found.topics[0].archived, found.topics[0].forgotten) == (30, 198)
+    connection = log.engine.connect()
+    (part,) = ArchiveClaim.look(connection, TOPIC, 1).parts
+    (state,) = [read_topic(log.engine, connection, TopicName.parse(TOPIC))]
+    claim = ArchiveClaim.look(connection, TOPIC, 1)
+    connection.close()
+    assert claim.held_against(state, [count_files(part)]) == []
+    claim.archived.add_one(250)
+    (finding,) = claim.held_against(state, [count_files(part)])
+    assert finding == "the archive has other messages than the 31 that the database says: 30"
+    claim.archived.add_one(10**6)
+    assert "1 offsets are archived that the log never had" in claim.held_against(state, [])
+    (path,) = files(log.root)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"x")
+    (finding,) = count_files(part).findings
+    assert finding.endswith("does not have its checksum")
+    path.unlink()
+    (found_gone,) = audit.run(spark, config).findings
+    assert "cannot be opened" in found_gone.what
+    path.write_bytes(content)

@@ -28,6 +28,7 @@ from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.options import Options
 from escapement.pipeline.planning import BatchPlan
 from escapement.pipeline.reading import read_part
+from escapement.pipeline.selection import Span
 from escapement.storage import archive
 from escapement.storage.archive import ArchiveRecord
 from escapement.storage.engine.base import Engine
@@ -213,6 +214,27 @@ def test_states_are_a_subscriptions_where_one_is_named(shop: Shop) -> None:
     """B7, Q2."""
     states = {row["offset"]: row["state"] for row in shop.read("offset", "state", subscription="s")}
     assert (states[0], states[1], states[150]) == ("cancelled", "acknowledged", "pending")
+
+
+def test_what_is_forgotten_between_planning_and_reading_is_read_from_the_archive(
+    shop: Shop,
+) -> None:
+    """B7, N8: as far as it is there; the rest is lost."""
+    plan = BatchPlan(Options({"topic": TOPIC, **shop.address}), ["offset"])
+    part = next(part for part in plan.parts() if not isinstance(part, ArchivedPart))
+    schema = arrow_schema([("offset", True)])
+
+    def read(low: int, high: int) -> list[int]:
+        # As if the log had begun earlier when the read was planned.
+        early = replace(part, begin_offset=0, offsets=Span(low, high))
+        batches = read_part(shop.engine, early, schema)
+        return sorted(n for batch in batches for n in batch["offset"].to_pylist())
+
+    assert read(100, 150) == list(range(100, 150))
+    with pytest.raises(LogForgotten, match="messages from 280 on"):
+        read(280, 310)  # 285 was stated again
+    part = replace(part, fail_on_loss=False)
+    assert read(280, 310) == [n for n in range(280, 310) if n != 285]
 
 
 def test_what_cannot_be_opened_says_what_to_do(shop: Shop) -> None:

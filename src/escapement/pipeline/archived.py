@@ -12,7 +12,9 @@ find their credentials.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +34,7 @@ _MOST_MESSAGES: Final = 1_000_000
 _MOST_FILES: Final = 64
 # Of one record batch, before it is compressed.
 _STEP_BYTES: Final = 8 << 20
+_MOST_ROWS: Final = 1 << 17
 # Spark's names of a file system that pyarrow calls otherwise.
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}
 # Columns that decide whether a message is wanted, and what of the selection they are held against.
@@ -88,14 +91,29 @@ def read_archived(part: ArchivedPart, schema: Any) -> Iterator[Any]:
       InvalidRequest: if pyarrow cannot open the file system, or a file.
       LogDamaged: if a file is not what the manifest says.
     """
-    systems: dict[str, tuple[Any, str]] = {}
     for root, file in part.files:
-        if root not in systems:
-            systems[root] = _system(root)
-        system, base = systems[root]
-        yield from _read(part, system, f"{base}/{file.path}", file, schema)
+        with opened(root, file) as (stream, path):
+            yield from _read(part, stream, path, file, schema)
 
 
+@contextmanager
+def opened(root: str, file: ArchivedFile) -> Iterator[tuple[Any, str]]:
+    """A file as a stream to read at any place, and its path, for errors.
+
+    Raises:
+      InvalidRequest: if pyarrow cannot open it.
+    """
+    system, base = _system(root)
+    path = f"{base}/{file.path}"
+    try:
+        stream = system.open_input_file(path)
+    except Exception as error:  # of every file system its own kinds
+        raise _unopened(path, error) from None
+    with stream:
+        yield stream, path
+
+
+@lru_cache(maxsize=16)
 def _system(root: str) -> tuple[Any, str]:
     """The file system, and the root's path in it; nothing in a path is an escape."""
     from pyarrow import fs
@@ -119,30 +137,30 @@ def _unopened(what: str, error: Exception) -> InvalidRequest:
 
 
 def _read(
-    part: ArchivedPart, system: Any, path: str, file: ArchivedFile, schema: Any
+    part: ArchivedPart, stream: Any, path: str, file: ArchivedFile, schema: Any
 ) -> Iterator[Any]:
-    from pyarrow import parquet
+    from pyarrow import ArrowInvalid, parquet
 
     try:
-        opened = parquet.ParquetFile(system.open_input_file(path))
-    except Exception as error:  # of every file system its own kinds
-        raise _unopened(path, error) from None
-    with opened:
-        if opened.metadata.num_rows != file.messages:
-            raise LogDamaged(f"{path} has {opened.metadata.num_rows} messages, not {file.messages}")
-        needed = {"offset", *(name for name in schema.names if name != "topic")}
-        needed |= {name for name, kind in _RANGES if getattr(part.selection, kind) != Span()}
-        if part.standing is not None:
-            needed.add("deliver_at")
-        for number in range(opened.metadata.num_row_groups):
-            group = opened.metadata.row_group(number)
-            if not _may_have(group, part.selection):
-                continue
-            rows = max(_STEP_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
-            for batch in opened.iter_batches(
-                batch_size=min(rows, 1 << 17), row_groups=[number], columns=sorted(needed)
-            ):
-                yield from _batches(part, batch, schema)
+        content = parquet.ParquetFile(stream)
+    except (ArrowInvalid, OSError) as error:
+        raise LogDamaged(f"{path} is damaged: {error}") from None
+    metadata = content.metadata
+    if metadata.num_rows != file.messages:
+        raise LogDamaged(f"{path} has {metadata.num_rows} messages, not {file.messages}")
+    needed = {"offset", *(name for name in schema.names if name != "topic")}
+    needed |= {name for name, kind in _RANGES if getattr(part.selection, kind) != Span()}
+    if part.standing is not None:
+        needed.add("deliver_at")
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if not _may_have(group, part.selection):
+            continue
+        rows = max(_STEP_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
+        for batch in content.iter_batches(
+            batch_size=min(rows, _MOST_ROWS), row_groups=[number], columns=sorted(needed)
+        ):
+            yield from _batches(part, batch, schema)
 
 
 def _may_have(group: Any, selection: Selection) -> bool:

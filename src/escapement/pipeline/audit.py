@@ -1,8 +1,9 @@
-"""The job ``audit``: counts log, cursors and index again, and says what does not add up.
+"""The job ``audit``: counts log, cursors, index and archive again; says what does not add up.
 
 For each topic one state is read (storage/topicstate.py); its cursors are checked in the driver,
 its log in stretches by tasks, row by row (pipeline/recount.py). Where an index is given, each
 stretch of it must have the very messages that the log says it needs (pipeline/indexcount.py).
+Files of an archive must have what the database says (pipeline/archivecount.py).
 
 A broker may run. What it does meanwhile does not count: all is held against the states. Where
 the log has forgotten something under the audit, or a checkpoint has replaced the index while
@@ -20,6 +21,8 @@ import numpy as np
 
 from escapement.errors import IndexDamaged, InvalidRequest, LogDamaged
 from escapement.names import TopicName
+from escapement.pipeline.archivecount import ArchiveClaim, FileCount, count_files
+from escapement.pipeline.archived import ArchivedPart
 from escapement.pipeline.indexcount import IndexCount
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.part import Moved
@@ -76,6 +79,8 @@ class TopicCount:
     messages: int = 0
     pending: int = 0  # that the index must have by now
     indexed: int | None = None  # of these it has; None if none was looked at
+    archived: int = 0
+    forgotten: int = 0  # neither in the log nor archived
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ def run(spark: SparkSession, config: AuditConfig) -> Audit:
             continue
         counted = _recounted(spark, address, survey.stretches)
         if not any(one.forgotten for one in counted):
-            return survey.held_against(counted)
+            return survey.held_against(counted, _counted_files(spark, survey.files))
     raise InvalidRequest(
         f"the log or the index changed under the audit, {_TRIES} times: audit fewer topics at"
         " once, or while the broker has less to do"
@@ -128,6 +133,13 @@ def _recounted(
     return list(found)
 
 
+def _counted_files(spark: SparkSession, parts: Sequence[ArchivedPart]) -> list[FileCount]:
+    """A task for each part."""
+    if not parts:
+        return []
+    return list(spark.sparkContext.parallelize(parts, len(parts)).map(count_files).collect())
+
+
 class _Survey:
     """The states of the topics, and the index that was there while they were read."""
 
@@ -136,6 +148,7 @@ class _Survey:
         self._states: dict[str, TopicState] = {}  # by the topic's full name
         self._index: IndexCount | None = None
         self._stale = False  # a broker would throw the index away
+        self._archives: dict[str, ArchiveClaim] = {}
         self.stretches: list[Stretch] = []
         with looking(address) as (engine, connection):
             try:
@@ -144,7 +157,10 @@ class _Survey:
                 self._note("", str(error))
             for name in _names(connection, config.topics):
                 try:
-                    self._states[name.full] = read_topic(engine, connection, name)
+                    state = read_topic(engine, connection, name)
+                    self._states[name.full] = state
+                    claim = ArchiveClaim.look(connection, name.full, state.record.id)
+                    self._archives[name.full] = claim
                 except LogDamaged as error:
                     self._note(name.full, str(error))
             bases = self._unindexed(connection)
@@ -169,13 +185,23 @@ class _Survey:
                 spans.append(Span(key.base_offset, key.base_offset + key.message_count))
         return found
 
-    def held_against(self, counted: Sequence[Recount]) -> Audit:
-        """What was counted, beside the states and the index."""
+    @property
+    def files(self) -> list[ArchivedPart]:
+        """Those of all archives."""
+        return [part for claim in self._archives.values() for part in claim.parts]
+
+    def held_against(self, counted: Sequence[Recount], files: Sequence[FileCount]) -> Audit:
+        """What was counted, beside the states, the index and the archives."""
         compared = self._index is not None and not self._stale
         for topic, state in self._states.items():
             self._cursors(topic, state)
             self._lost(topic, state)
         counts = {topic: TopicCount(topic) for topic in self._states}
+        for topic, claim in self._archives.items():
+            state, total = self._states[topic], counts[topic]
+            total.archived, total.forgotten = len(claim.archived), claim.forgotten(state)
+            for what in claim.held_against(state, [one for one in files if one.topic == topic]):
+                self._note(topic, what)
         if self._index is not None:
             for what in self._index.check():
                 self._note("", what)

@@ -52,6 +52,7 @@ class Part:
     moved: Moved
     standing: Standing | None
     fail_on_loss: bool
+    with_archives: bool = False  # what is forgotten meanwhile is read from there
     # If given, only what nobody is to get any more is wanted, and is not in there.
     archived: OffsetSet | None = None
 
@@ -66,6 +67,7 @@ def cut(
     min_parts: int | None,
     most_records: int | None,
     fail_on_loss: bool,
+    with_archives: bool = False,
 ) -> list[Part]:
     """The parts of what is selected of one topic, in the order of offsets.
 
@@ -96,6 +98,7 @@ def cut(
             _moved(state, low, high),
             Standing.of(state, subscription, low, high) if with_standing else None,
             fail_on_loss,
+            with_archives,
         )
         for low, high in pairwise(bounds)
         if low < high
@@ -123,8 +126,8 @@ def cut_unarchived(
             state.begin_offset,
             _moved(state, span.low, span.high),
             Standing.of(state, None, span.low, span.high),
-            False,
-            archived.part(span.low, span.high),
+            fail_on_loss=False,
+            archived=archived.part(span.low, span.high),
         )
         for span in spans
     ]

@@ -102,6 +102,7 @@ class BatchPlan:
                     min_parts=self._min_parts,
                     most_records=self._most_records,
                     fail_on_loss=self._fail_on_loss,
+                    with_archives=self._archived,
                 )
         return found
 

@@ -10,6 +10,7 @@ A message comes once, with its content as it was published and the time when it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +19,16 @@ import numpy.typing as npt
 from escapement.errors import LogForgotten, StorageError
 from escapement.message import DEFAULT_PRIORITY, Int64s
 from escapement.pipeline import arrow
+from escapement.pipeline.archived import archived_parts, read_archived
 from escapement.pipeline.maps import decode_maps
 from escapement.pipeline.part import Part
+from escapement.pipeline.selection import Span
 from escapement.pipeline.standing import NO_COUNT, STATES
+from escapement.storage import archive
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.log import Log
 from escapement.storage.logtable import LogRow, RowHead, RowKey
+from escapement.storage.offsets import OffsetSet
 from escapement.storage.published import Published
 
 # Log rows of one record batch: large enough that what a batch costs by itself does not count.
@@ -44,9 +49,12 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
     try:
         for published in _earlier(Log.look(connection), connection, part):
             yield from _batches(part, published, schema)
-        for rows in _rows(connection, part):
+        forgotten: list[Span] = []
+        for rows in _rows(connection, part, forgotten):
             published = Published.concat([Published.of(row) for row in rows])
             yield from _batches(part, published, schema)
+        for span in forgotten:
+            yield from _archived(connection, part, span & part.offsets, schema)
     finally:
         connection.close()
 
@@ -69,24 +77,30 @@ def _earlier(log: Log, connection: Connection, part: Part) -> Iterator[Published
         wanted = wanted[looked:]
 
 
-def _rows(connection: Connection, part: Part) -> Iterator[list[LogRow]]:
+def _rows(connection: Connection, part: Part, forgotten: list[Span]) -> Iterator[list[LogRow]]:
     """The rows that first stated the part's messages, in steps.
 
-    A generation may be dropped under it: then it looks anew what there is.
+    A generation may be dropped under it: then it looks anew what there is. What is not there any
+    more is added to ``forgotten``.
     """
     at = max(part.offsets.low, part.begin_offset)
     while at < part.offsets.high:
         log = Log.look(connection)
         begin = log.first_offset(connection, part.topic_id)
         if begin is None or begin > at:
-            _lost(part, f"messages from {at} on")
-            at = part.offsets.high if begin is None else begin
+            end = part.offsets.high if begin is None else min(begin, part.offsets.high)
+            forgotten.append(Span(at, end))
+            at = end
             continue
         try:
             for step in _steps(_keys(log, connection, part, at)):
                 found = [row for rows in log.fetch(connection, step, _STEP_BYTES) for row in rows]
                 if len(found) < len(step):
-                    _lost(part, "rows that were deleted")
+                    there = {row.key for row in found}
+                    gone = [key for key in step if key not in there]
+                    forgotten += [
+                        Span(key.base_offset, key.base_offset + key.message_count) for key in gone
+                    ]
                 if found:
                     yield found
                 at = step[-1].base_offset + step[-1].message_count
@@ -96,6 +110,22 @@ def _rows(connection: Connection, part: Part) -> Iterator[list[LogRow]]:
             now = Log.look(connection).generations if type(error) is StorageError else ()
             if not now or now[0].id == log.generations[0].id:
                 raise
+
+
+def _archived(connection: Connection, part: Part, span: Span, schema: Any) -> Iterator[Any]:
+    """What the log has forgotten since this was planned, if it is archived."""
+    archived = OffsetSet()
+    if part.with_archives:
+        archived = archive.archived(connection, part.topic_id, span.low, span.high)
+    if archived.first_missing(span.low) < span.high:
+        _lost(part, f"messages from {span.low} on")
+    if not len(archived):
+        return
+    standing = part.standing if part.standing is not None and part.standing.one else None
+    selection = replace(part.selection, offsets=span)
+    none = np.zeros(0, np.int64)
+    for some in archived_parts(connection, part.topic, part.topic_id, selection, none, standing):
+        yield from read_archived(some, schema)
 
 
 def _keys(log: Log, connection: Connection, part: Part, start: int) -> Iterator[RowKey]:

@@ -85,6 +85,11 @@ class Digest:
         self.count += len(offsets)
         self.sum = (self.sum + int(mixed.sum(dtype=np.uint64))) & ((1 << 64) - 1)
 
+    def __iadd__(self, other: Digest) -> Digest:
+        self.count += other.count
+        self.sum = (self.sum + other.sum) & ((1 << 64) - 1)
+        return self
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:

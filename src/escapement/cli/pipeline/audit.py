@@ -41,7 +41,11 @@ def audit(topics: tuple[str, ...], index: str | None, output: str, **where: str 
         click.echo(json.dumps(asdict(found)))
     else:
         rows = [asdict(one) for one in found.topics]
-        print_rows(rows, ["topic", "rows", "messages", "pending", "indexed"], "there are no topics")
+        print_rows(
+            rows,
+            ["topic", "rows", "messages", "pending", "indexed", "archived", "forgotten"],
+            "there are no topics",
+        )
         for finding in found.findings:
             click.echo(f"{finding.topic or 'index'}: {finding.what}")
         things = counted(len(found.findings), "thing")

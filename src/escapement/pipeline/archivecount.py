@@ -1,0 +1,126 @@
+"""An archive counted again: that all files are there, whole, and have what the database says.
+
+The database knows of a topic which offsets are archived, and by its manifests in which files
+(storage/archive.py). Each file's bytes must have their checksum, and all files together these
+offsets, each once. Tasks count files, a digest of offsets at a time, as for the log.
+
+No Spark in here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+
+import numpy as np
+
+from escapement.errors import EscapementError
+from escapement.pipeline.archived import ArchivedPart, archived_parts, opened
+from escapement.pipeline.archivemanifest import ArchivedFile
+from escapement.pipeline.part import stated_again
+from escapement.pipeline.recount import Digest
+from escapement.pipeline.selection import Selection
+from escapement.storage import archive
+from escapement.storage.engine.base import Connection
+from escapement.storage.offsets import OffsetSet
+from escapement.storage.topicstate import TopicState
+
+_STEP_BYTES: Final = 8 << 20
+# Offsets digested at once.
+_AT_ONCE: Final = 1 << 20
+_NONE: Final = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class FileCount:
+    """What was found in some files of one topic."""
+
+    topic: str
+    found: Digest = field(default_factory=Digest)
+    findings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArchiveClaim:
+    """What the database says of a topic's archive, at one moment."""
+
+    archived: OffsetSet
+    parts: list[ArchivedPart]
+
+    @classmethod
+    def look(cls, connection: Connection, topic: str, topic_id: int) -> ArchiveClaim:
+        """As it is now."""
+        connection.snapshot()
+        try:
+            parts = archived_parts(connection, topic, topic_id, Selection(), _NONE, None)
+            return cls(archive.archived(connection, topic_id), parts)
+        finally:
+            connection.rollback()
+
+    def forgotten(self, state: TopicState) -> int:
+        """How many messages are neither in the log nor archived."""
+        begin = state.begin_offset
+        there = stated_again(state, 0, begin)
+        there = there[~self.archived.contains(there)]
+        return begin - self.archived.count_below(begin) - len(there)
+
+    def held_against(self, state: TopicState, counted: list[FileCount]) -> list[str]:
+        """What does not add up: with the log, and with what was counted of its files."""
+        findings = [what for one in counted for what in one.findings]
+        behind = len(self.archived) - self.archived.count_below(state.end_offset)
+        if behind:
+            findings.append(f"{behind:,} offsets are archived that the log never had")
+        found = Digest()
+        for one in counted:
+            found += one.found
+        if not findings and found != self._digest():
+            findings.append(
+                f"the archive has other messages than the {len(self.archived):,} that the"
+                f" database says: {found.count:,}"
+            )
+        return findings
+
+    def _digest(self) -> Digest:
+        found = Digest()
+        low = 0
+        while found.count < len(self.archived):
+            offsets = self.archived.to_array(low, low + _AT_ONCE)
+            found.add(np.zeros(len(offsets), np.int64), offsets)
+            low += _AT_ONCE
+        return found
+
+
+def count_files(part: ArchivedPart) -> FileCount:
+    """Count the files of a part again; blocking."""
+    counted = FileCount(part.topic)
+    for root, file in part.files:
+        try:
+            _count(root, file, counted)
+        except (EscapementError, OSError) as error:
+            counted.findings.append(str(error))
+    return counted
+
+
+def _count(root: str, file: ArchivedFile, counted: FileCount) -> None:
+    with opened(root, file) as (stream, path):
+        if _checksum(stream) != file.sha256:
+            counted.findings.append(f"{path} does not have its checksum")
+            return
+        stream.seek(0)
+        from pyarrow import parquet
+
+        messages = 0
+        for batch in parquet.ParquetFile(stream).iter_batches(columns=["offset"]):
+            offsets = np.asarray(batch.column("offset"))
+            counted.found.add(np.zeros(len(offsets), np.int64), offsets)
+            messages += len(offsets)
+    if messages != file.messages:
+        counted.findings.append(f"{path} has {messages:,} messages, not {file.messages:,}")
+
+
+def _checksum(stream: Any) -> str:
+    found = sha256()
+    while step := stream.read(_STEP_BYTES):
+        found.update(step)
+    return found.hexdigest()
