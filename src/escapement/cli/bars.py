@@ -16,22 +16,9 @@ from rich.text import Text
 from escapement.cli.table import console, counted
 from escapement.spans import Spans
 
-_MINUTE_MS: Final = 60_000
-# How long a span is, how far to look ahead if nobody says, and how its beginning is written.
-LENGTHS: Final = {
-    "minute": (_MINUTE_MS, 60 * _MINUTE_MS, "%a %d %b %H:%M"),
-    "hour": (60 * _MINUTE_MS, 24 * 60 * _MINUTE_MS, "%a %d %b %H:%M"),
-    "day": (24 * 60 * _MINUTE_MS, 14 * 24 * 60 * _MINUTE_MS, "%a %d %b %Y"),
-}
 _BAR_WIDTH: Final = 50
 # Longer rows of spans in which nothing happens are drawn as one line.
 _EMPTY_SPANS: Final = 3
-
-
-def midnight_ms() -> int:
-    """When today began in this machine's time zone."""
-    midnight = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
-    return int(midnight.timestamp() * 1000)
 
 
 def draw(

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from escapement.cli.bars import LENGTHS, draw, midnight_ms
+from escapement.cli.bars import draw
 from escapement.cli.options import output_option
-from escapement.cli.parameters import positive_duration_ms
 from escapement.cli.remote import broker_option, with_broker
+from escapement.cli.spans import LENGTHS, midnight_ms, span_options
 from escapement.client.broker import Broker
 from escapement.spans import Spans
 
@@ -27,20 +27,7 @@ from escapement.spans import Spans
     """
 )
 @click.argument("topic")
-@click.option(
-    "--by",
-    type=click.Choice(list(LENGTHS)),
-    default="hour",
-    show_default=True,
-    help="How long the spans of time are.",
-)
-@click.option(
-    "--for",
-    "within_ms",
-    type=positive_duration_ms,
-    metavar="DURATION",
-    help="How far to look ahead: 1h by minute, 1d by hour, 2w by day if not given.",
-)
+@span_options
 @output_option("bars", "How to print it.")
 @broker_option
 def forecast(

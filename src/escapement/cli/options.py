@@ -32,3 +32,8 @@ def output_option(form: str, meaning: str) -> Callable[[Command], Command]:
         show_default=True,
         help=meaning,
     )
+
+
+def parquet_option(meaning: str) -> Callable[[Command], Command]:
+    """``--parquet``: where a job writes what it found; ``meaning`` is the help's line for it."""
+    return click.option("--parquet", metavar="PATH", help=meaning)

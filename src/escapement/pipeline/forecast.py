@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from escapement.errors import InvalidRequest
 from escapement.message import Int64s
+from escapement.pipeline.parquet import write_new
 from escapement.spans import Spans
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
     )
     found = _counted(spark, config, spans)
     if config.output is not None:
-        _write(found, config.output)
+        write_new(found, config.output)
         found = spark.read.schema(found.schema).parquet(config.output)
     counts: dict[str, Int64s] = {}
     begins = found.selectExpr("topic", "unix_millis(begins_at) AS begins_ms", "messages")
@@ -123,16 +123,3 @@ def _counted(spark: SparkSession, config: ForecastConfig, spans: Spans) -> DataF
             f"CAST({capacity} AS BIGINT) AS capacity",
         )
     )
-
-
-def _write(found: DataFrame, output: str) -> None:
-    from pyspark.errors import AnalysisException
-
-    try:
-        found.coalesce(1).write.mode("errorifexists").parquet(output)
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_ALREADY_EXISTS":
-            raise
-        raise InvalidRequest(
-            f"there is something at {output} already: name another place"
-        ) from None

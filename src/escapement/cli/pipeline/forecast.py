@@ -6,10 +6,10 @@ import json
 
 import click
 
-from escapement.cli.bars import LENGTHS, draw, midnight_ms
-from escapement.cli.options import output_option
-from escapement.cli.parameters import positive_duration_ms
+from escapement.cli.bars import draw
+from escapement.cli.options import output_option, parquet_option
 from escapement.cli.pipeline.source import given, refusals, source_options
+from escapement.cli.spans import LENGTHS, midnight_ms, span_options
 from escapement.cli.table import print_rows
 from escapement.pipeline.forecast import ForecastConfig, Foreseen, run
 from escapement.pipeline.session import session
@@ -27,26 +27,13 @@ from escapement.pipeline.session import session
     """
 )
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@click.option(
-    "--by",
-    type=click.Choice(list(LENGTHS)),
-    default="hour",
-    show_default=True,
-    help="How long the spans of time are.",
-)
-@click.option(
-    "--for",
-    "within_ms",
-    type=positive_duration_ms,
-    metavar="DURATION",
-    help="How far to look ahead: 1h by minute, 1d by hour, 2w by day if not given.",
-)
+@span_options
 @click.option(
     "--capacity",
     type=click.IntRange(min=1),
     help="How many messages a second can be handled, of all these topics together.",
 )
-@click.option("--parquet", metavar="PATH", help="Where to write it, topic by topic; must be new.")
+@parquet_option("Where to write it, topic by topic; must be new.")
 @output_option("bars", "How to print it.")
 @source_options
 def forecast(

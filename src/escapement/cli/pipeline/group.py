@@ -12,6 +12,7 @@ def pipeline() -> None:
     \b
     Examples:
       escapement pipeline forecast orders --log mysql://db/escapement
+      escapement pipeline lag --for 1h --log mysql://db/escapement
       escapement pipeline archive --to s3a://bucket/archive --log mysql://db/escapement
       escapement pipeline audit --log mysql://db/escapement
       escapement pipeline rebuild --data /var/lib/escapement

@@ -1,0 +1,161 @@
+"""The job ``lag``: how late messages were handed out, how soon acknowledged, how often tried.
+
+A broker counts that with each acknowledgement (storage/lag.py), by subscription and hour. This
+reads what is counted, the journal's tail included, at one moment, and says it in percentiles; so
+it knows of what was acknowledged up to the last commit. Buckets are read and not messages: it
+costs by subscriptions and hours, and all of it is done in the driver.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from escapement.names import TopicName
+from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
+from escapement.pipeline.parquet import write_new
+from escapement.pipeline.planning import looking
+from escapement.storage.buckets import at_share, value_of
+from escapement.storage.lag import HELD, HOUR_MS, LATE, LATE_AGAIN, TRIED, UNSEEN, Tally
+from escapement.storage.lagtable import HourOfLag, read_lags
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+# A broker's clock may be ahead of the driver's.
+_NO_END_MS: Final = 1 << 60
+_SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+# What is told in shares, and the unit that ends the name.
+_SPREADS: Final = {
+    "late": (LATE, "_ms"),
+    "late_again": (LATE_AGAIN, "_ms"),
+    "acked_after": (HELD, "_ms"),
+    "attempts": (TRIED, ""),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LagConfig:
+    """What to look at.
+
+    Args:
+      source: options that say where the log is, as of the data source.
+      topics: their names; none: all there are.
+      within_ms: how far to look back, to the beginning of that hour.
+      output: where the Parquet goes; nowhere if it is None. There must be nothing yet.
+    """
+
+    source: Mapping[str, str]
+    topics: Sequence[str] = ()
+    within_ms: int = 86_400_000
+    output: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What was counted of a subscription in an hour, or in all of them.
+
+    Numbers above 31 are told to 1/32. Those of which nothing was counted are None.
+    """
+
+    topic: str
+    subscription: str
+    hour_at_ms: int | None  # when the hour began, in which it was handed out; None: of all hours
+    acknowledged: int
+    unseen: int  # of these, in nobody's hands: they are not among the others
+    redelivered: int  # needed more than one delivery
+    # From when it was due until it was handed out; after one delivery, and after several.
+    late_p50_ms: int | None
+    late_p90_ms: int | None
+    late_p99_ms: int | None
+    late_max_ms: int | None
+    late_again_p50_ms: int | None
+    late_again_p90_ms: int | None
+    late_again_p99_ms: int | None
+    late_again_max_ms: int | None
+    # From that hand-over to the acknowledgement.
+    acked_after_p50_ms: int | None
+    acked_after_p90_ms: int | None
+    acked_after_p99_ms: int | None
+    acked_after_max_ms: int | None
+    attempts_mean: float | None
+    attempts_p50: int | None
+    attempts_p90: int | None
+    attempts_p99: int | None
+    attempts_max: int | None
+
+    @classmethod
+    def of(cls, topic: str, subscription: str, hour_ms: int | None, tally: Tally) -> Lag:
+        """What a tally says."""
+        tries, counts = tally.of_kind(TRIED)
+        seen, unseen = int(counts.sum()), int(tally.of_kind(UNSEEN)[1].sum())
+        values = value_of(tries)
+        said: dict[str, Any] = {
+            "acknowledged": seen + unseen,
+            "unseen": unseen,
+            "redelivered": int(counts[values > 1].sum()),
+            "attempts_mean": round(float((values * counts).sum()) / seen, 3) if seen else None,
+        }
+        for name, (kind, unit) in _SPREADS.items():
+            buckets, numbers = tally.of_kind(kind)
+            for at, share in _SHARES.items():
+                value = at_share(buckets, numbers, share) if len(buckets) else None
+                said[f"{name}_{at}{unit}"] = value
+        return cls(topic, subscription, hour_ms, **said)
+
+
+_COLUMNS: Final = [name for name in Lag.__slots__ if name != "hour_at_ms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lags:
+    """What was counted: of each subscription by the hour, and of all these hours together."""
+
+    hours: list[Lag]
+    totals: list[Lag]
+
+
+def run(spark: SparkSession, config: LagConfig) -> Lags:
+    """Read what was counted, write the Parquet if one is wanted, and return it.
+
+    The Parquet has a row for each topic, subscription and hour in which something was counted,
+    with the columns of :class:`Lag`; ``hour_at`` is a timestamp.
+
+    Raises:
+      InvalidRequest: if it is not said where the log is, or there is something at ``output``.
+      NotFound: if there is no such topic.
+      StorageUnavailable: when the database cannot be reached.
+    """
+    options = Options(config.source)
+    options.check(ADDRESS_OPTIONS)
+    topics = list(dict.fromkeys(map(TopicName.parse, config.topics))) or None
+    from_ms = time.time_ns() // 1_000_000 - config.within_ms
+    with looking(LogAddress.of(options)) as (_, connection):
+        read = read_lags(connection, from_ms - from_ms % HOUR_MS, _NO_END_MS, topics)
+    hours = [Lag.of(one.topic.full, one.subscription, one.hour_ms, one.tally) for one in read]
+    if config.output is not None:
+        write_new(spark.createDataFrame(_table(hours)), config.output)
+    return Lags(hours, _totals(read))
+
+
+def _totals(read: Sequence[HourOfLag]) -> list[Lag]:
+    parts: dict[tuple[str, str], list[Tally]] = {}
+    for one in read:
+        parts.setdefault((one.topic.full, one.subscription), []).append(one.tally)
+    return [Lag.of(*name, None, Tally.sum(tallies)) for name, tallies in parts.items()]
+
+
+def _table(hours: Sequence[Lag]) -> pa.Table:
+    """The Parquet's rows."""
+    import pyarrow as pa
+
+    types = {"topic": pa.string(), "subscription": pa.string(), "attempts_mean": pa.float64()}
+    fields = [("hour_at", pa.timestamp("us", "UTC"))]
+    fields += [(name, types.get(name, pa.int64())) for name in _COLUMNS]
+    at = [datetime.fromtimestamp((hour.hour_at_ms or 0) / 1000, UTC) for hour in hours]
+    columns = [at, *([getattr(hour, name) for hour in hours] for name in _COLUMNS)]
+    return pa.table(columns, pa.schema(fields))
