@@ -13,6 +13,7 @@ wheel, which calls ``expire`` with the delivery's id.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -45,7 +46,15 @@ class Hand(NamedTuple):
 class InFlight:
     """Every message in a consumer's hands; see the module's docstring."""
 
-    __slots__ = ("_coming", "_deliveries", "_next_id", "_rows", "_whereabouts", "offsets")
+    __slots__ = (
+        "_coming",
+        "_deliveries",
+        "_found_id",
+        "_next_id",
+        "_rows",
+        "_whereabouts",
+        "offsets",
+    )
 
     def __init__(self) -> None:
         self.offsets = OffsetSet()
@@ -53,6 +62,7 @@ class InFlight:
         self._coming: dict[int, Delivery] = {}  # by their ``next_offset``
         self._whereabouts = Whereabouts(self._deliveries)
         self._next_id = 1
+        self._found_id = 0  # in this delivery something was taken back last
         self._rows = 0
 
     def __len__(self) -> int:
@@ -164,17 +174,25 @@ class InFlight:
         """Remove these (of this consumer only, if one is named); returns their rows."""
         parts = []
         missing = len(offsets)
-        for delivery in reversed(self._deliveries.values()):
+        for delivery_id in self._likely_first():
             if not missing:
                 break
+            delivery = self._deliveries[delivery_id]
             if consumer_id is not None and delivery.consumer_id != consumer_id:
                 continue
             at = delivery.find(offsets)
             if len(at):
                 parts.append(self._remove(delivery, at))
                 missing -= parts[-1].height
+                self._found_id = delivery_id
         self._sweep()
         return Rows.concat(parts)
+
+    def _likely_first(self) -> list[int]:
+        """All deliveries: who gives back goes on where he was."""
+        ids = list(self._deliveries)
+        at = bisect_left(ids, self._found_id)
+        return ids[at:] + ids[:at]
 
     def extend(self, offsets: Int64s, consumer_id: int, deadline_ms: int) -> int:
         """Put off the deadline of what this consumer holds of these; returns how many."""

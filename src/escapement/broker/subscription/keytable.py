@@ -61,14 +61,19 @@ class KeyTable:
 
     def find(self, prints: Int64s) -> tuple[Places, Bools]:
         """Where these keys stand, and which are here at all; intp[n], bool[n]."""
+        if (prints[1:] >= prints[:-1]).all():
+            return self._find(prints)
         order = np.argsort(prints)  # what is sought in order is found sooner
-        sought = prints[order]
-        found = np.searchsorted(self.prints, sought)
-        found[found == len(self.prints)] = 0
-        known = self.prints[found] == sought if len(self.prints) else np.zeros(len(prints), bool)
-        places, here = np.empty_like(found), np.empty_like(known)
-        places[order], here[order] = found, known
+        places, here = np.empty(len(order), np.intp), np.empty(len(order), bool)
+        places[order], here[order] = self._find(prints[order])
         return places, here
+
+    def _find(self, prints: Int64s) -> tuple[Places, Bools]:
+        if not len(self.prints):
+            return np.zeros(len(prints), np.intp), np.zeros(len(prints), bool)
+        places = np.searchsorted(self.prints, prints)
+        places[places == len(self.prints)] = 0
+        return places, self.prints[places] == prints
 
     def place(self, prints: Int64s) -> Places:
         """Where these keys stand; those that are not here are added, and then places change."""
@@ -77,7 +82,8 @@ class KeyTable:
             return places
         stay = self.busy | self.there
         stay[places[known]] = True
-        self._add(np.unique(prints[~known]), np.flatnonzero(stay))
+        new = np.sort(prints[~known])
+        self._add(new[np.diff(new, prepend=-1) > 0], np.flatnonzero(stay))
         return self.find(prints)[0]
 
     def _add(self, new: Int64s, kept: Places) -> None:

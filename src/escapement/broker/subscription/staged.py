@@ -27,7 +27,7 @@ from escapement.storage.index.columns import FixedColumns, Pick, assemble
 # Fewer are not worth a read of their own.
 _LEAST_ROWS: Final = 2048
 # Parts of so many rows are not made larger.
-_LARGE_ROWS: Final = 65_536
+_LARGE_ROWS: Final = 32_768
 # What a row takes beside its strings: where it is, and where each string begins and ends.
 _ROW_BYTES: Final = 64
 
@@ -164,11 +164,11 @@ class _Part:
         return here, rows[here]
 
     def only(self, which: Which) -> _Part | None:
-        """What is one of these; itself as long as that is most."""
+        """What is one of these; itself as long as that is most of it."""
         stays = np.flatnonzero(which(self._offsets))
         if not len(stays):
             return None
-        return self if 4 * len(stays) > 3 * self.height else self._of([(self, stays)])
+        return self if 2 * len(stays) > self.height else self._of([(self, stays)])
 
     def with_part(self, other: _Part) -> _Part:
         """Both."""
