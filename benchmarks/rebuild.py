@@ -1,6 +1,6 @@
 """How fast a delayed index is rebuilt from the log, by the job and by a broker's own start.
 
-    python benchmarks/rebuild.py [--messages 10000000] [--runs 3]
+    python benchmarks/rebuild.py [--messages 10000000] [--runs 3] [--spark]
 
 Starts a private MariaDB or MySQL server and a broker on it, publishes messages of 100 random
 bytes with random delays of up to thirty days in batches of a thousand, to one topic with one
@@ -8,7 +8,8 @@ subscription, and stops the broker. Then the job rebuilds the index of an empty 
 times; and a broker is started on another empty directory, until it accepts connections, which it
 does when its index is whole. Beside that what bounds the job: reading the same rows from the
 database and doing nothing with them, and writing as many bytes to the same disk. Prints messages
-a second by the clock, and processor seconds of this process and of the database's.
+a second by the clock, and processor seconds of this process and of the database's. With --spark
+also the job's Spark engine, on all cores of this machine, with the session begun.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from escapement.errors import InvalidRequest
 from escapement.message import Blobs, MessageBatch, Times
 from escapement.pipeline.filling import ReadAhead
 from escapement.pipeline.rebuild import RebuildConfig, run
+from escapement.pipeline.session import session
 from escapement.storage.engine.open import open_engine
 from escapement.storage.index.directfile import DirectFile
 from escapement.storage.log import Log
@@ -117,10 +119,23 @@ def write_alone(directory: Path, size_bytes: int) -> None:
     (directory / "written").unlink()
 
 
+def by_tasks(directory: Path, url: str, server: MysqlServer, options: argparse.Namespace) -> None:
+    """The Spark engine, as often."""
+    with session("benchmark", "local[*]") as spark:
+        spark.range(1).count()
+        for number in range(options.runs):
+            data = directory / f"by-tasks{number}"
+            meter = Meter(server, options.messages)
+            assert run(spark, RebuildConfig(data, url, "spark")).pending == options.messages
+            meter.end("the job on Spark")
+            shutil.rmtree(data)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--spark", action="store_true")
     options = parser.parse_args()
     if options.messages % BATCH or options.messages <= 0:
         raise InvalidRequest(f"messages come in batches of {BATCH}")
@@ -144,6 +159,8 @@ def main() -> None:
             meter = Meter(server, options.messages)
             write_alone(Path(directory), size_bytes)
             meter.end(f"writing {size_bytes / 1e6:.0f} MB alone")
+        if options.spark:
+            by_tasks(Path(directory), url, server, options)
         print(f"the job, the median: {statistics.median(rates):,.0f} messages/s", flush=True)
         began_s = time.perf_counter()
         with broker_process(Path(directory) / "own", url) as broker:

@@ -21,7 +21,6 @@ from escapement.cli.main import run as command
 from escapement.clock import SystemClock
 from escapement.errors import (
     DataDirectoryInUse,
-    InvalidRequest,
     LeaseHeld,
     NotFound,
     SchemaError,
@@ -253,9 +252,6 @@ async def test_nobody_else_writes_while_it_runs(
 
 def test_where_it_cannot_be_done_it_is_said(engine: Engine, tmp_path: Path) -> None:
     """P5."""
-    config = RebuildConfig(tmp_path / "new", engine="spark")
-    with pytest.raises(InvalidRequest, match="no Spark engine"):
-        run(None, config)
     with pytest.raises(NotFound, match="there is no log at"):
         run(None, RebuildConfig(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
@@ -278,5 +274,3 @@ async def test_the_command_rebuilds_and_says_how_much(
     assert command(["pipeline", "rebuild", "--data", str(tmp_path)]) == 0
     assert "messages read," in capsys.readouterr().out
     assert keys_on_disk(tmp_path / "index")
-    assert command(["pipeline", "rebuild", "--data", str(tmp_path), "--engine", "spark"]) == 1
-    assert "no Spark engine" in capsys.readouterr().err

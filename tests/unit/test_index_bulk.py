@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_samples import Row, batch_of, row_of, rows_of
 
@@ -63,6 +63,7 @@ def filled(
     return expected
 
 
+@settings(max_examples=25)  # each brings its files to disk
 @given(st.lists(batches, min_size=1, max_size=3), st.sampled_from([100, 100_000]))
 def test_a_bulk_table_writes_each_message_once_in_order(
     rounds: list[list[tuple[int, int, int, bool]]], size_bytes: int

@@ -96,9 +96,10 @@ class Filling:
         now_ms: int,
         memory_bytes: int,
         wait: Wait[None],
+        done: Progress,
     ) -> None:
-        """``wait``: how to wait for what others do."""
-        self.done = Progress()
+        """``wait``: how to wait for what others do; ``done`` is kept up to date."""
+        self.done = done
         self._building = building
         self._claims = claims
         self._now_ms = now_ms

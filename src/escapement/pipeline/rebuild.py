@@ -1,8 +1,9 @@
 """The job `rebuild`: the delayed index again, from the log and the cursors.
 
 For a broker that has lost its disk, or for a new one: what its first start would do message by
-message before it serves, done beforehand. The log is read once, what is pending of it is
-sorted in memory, and written as segments of the broker's own format while reading goes on.
+message before it serves, done beforehand. The log is read once, and what is pending of it written
+as segments of the broker's own format: by this process (pipeline/filling.py), or by the tasks of
+Spark (pipeline/shuffle.py).
 
 **One writer.** The job holds the lock of the data directory and the lease of the log, so no
 broker writes to either meanwhile: what it read stays true, and the manifest may stand for
@@ -20,13 +21,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from escapement.clock import Clock, SystemClock
 from escapement.errors import EscapementError, InvalidRequest, NotFound
-from escapement.pipeline.claims import claims_of
+from escapement.pipeline.claims import TopicClaims, claims_of
 from escapement.pipeline.filling import Filling, Progress, ReadAhead
+from escapement.pipeline.options import LogAddress, Options
+from escapement.pipeline.shuffle import Shown, Work, Written
+from escapement.pipeline.shuffle import fill as fill_by_tasks
 from escapement.storage import journal, lease
 from escapement.storage.checkpoint import load_state
 from escapement.storage.datadir import DataDirectory
@@ -40,9 +45,14 @@ from escapement.storage.lease import Identity, Lease
 from escapement.storage.log import Log
 from escapement.storage.schema import require
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 # As long as a broker's; renewed when a third of it has gone.
 _LEASE_MS: Final = 10_000
 _RENEWAL_MS: Final = _LEASE_MS // 3
+# Rows whose keys are listed between two looks at the lease, together.
+_STEP_BYTES: Final = 64 << 20
 DEFAULT_MEMORY_BYTES: Final = 512 << 20
 
 T = TypeVar("T")
@@ -59,39 +69,48 @@ class RebuildConfig:
     Args:
       data: the data directory of the broker that is to have the index; made if missing.
       log_url: as `escapement serve --log`; without it, SQLite in ``data``.
-      engine: where it is computed.
-      memory_bytes: messages in memory; what is sorted as one segment is half of it.
-      progress: called some times a second, in the thread that runs the job.
+      engine: where it is computed; None: here, unless the session's master is a cluster.
+      memory_bytes: messages in memory; what is sorted as one segment is half of it. With Spark,
+        of each task.
+      progress: called some times a second, in the thread that runs the job; with Spark only at
+        its end.
+      password_file: a file that has the password, instead of one in ``log_url``; with Spark on
+        every machine.
     """
 
     data: Path
     log_url: str | None = None
-    engine: Literal["local", "spark"] = "local"
+    engine: Literal["local", "spark"] | None = None
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     progress: Callable[[Progress], None] = _untold
+    password_file: str | None = None
 
 
-def run(spark: object | None, config: RebuildConfig) -> Progress:
+def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
     """Rebuild the index of ``config.data``; blocking.
 
     Args:
-      spark: as every job takes it; the local engine needs none.
+      spark: the local engine needs none.
 
     Raises:
-      InvalidRequest: for the Spark engine, which this job does not have.
+      InvalidRequest: for the Spark engine, if it cannot be used.
       DataDirectoryInUse: if a broker runs in the directory.
       LeaseHeld: if another broker is alive on this log.
       NotFound: if there is no log yet.
       LogDamaged, StorageError, StorageUnavailable: and the index is as it was.
     """
-    if config.engine != "local":
-        raise InvalidRequest(
-            "rebuild runs on one machine: it has no Spark engine yet; use the engine local"
-        )
     if config.log_url is None and not (config.data / FILE_NAME).exists():
         raise NotFound(f"there is no log at {config.data / FILE_NAME}: say where it is (--log)")
-    with DataDirectory.open(config.data) as directory:
-        engine = open_engine(config.log_url, config.data)
+    data = config.data.absolute()
+    fill: Fill | None = None
+    if _by_spark(spark, config):
+        address = _address(config, data)
+        fill = partial(_by_tasks, _session(spark, config), address, config.memory_bytes)
+    with DataDirectory.open(data) as directory:
+        if fill is None and config.password_file is None:
+            engine = open_engine(config.log_url, data)
+        else:
+            engine = _address(config, data).engine()
         try:
             return rebuild(
                 engine,
@@ -100,9 +119,28 @@ def run(spark: object | None, config: RebuildConfig) -> Progress:
                 SystemClock(),
                 config.memory_bytes,
                 config.progress,
+                fill,
             )
         finally:
             engine.close()
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """What a job that has the lease works with."""
+
+    engine: Engine
+    connection: Connection
+    log: Log
+    claims: dict[int, TopicClaims]
+    now_ms: int
+    building: Building
+    renewal: _Renewal
+    done: Progress
+    tell: Callable[[Progress], None]
+
+
+Fill = Callable[[Site], list[Path]]  # the segments, on disk
 
 
 def rebuild(
@@ -112,35 +150,41 @@ def rebuild(
     clock: Clock,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Callable[[Progress], None] = _untold,
+    fill: Fill | None = None,
 ) -> Progress:
-    """Rebuild the index in ``directory`` for the broker ``identity``; blocking. As :func:`run`."""
+    """Rebuild the index in ``directory`` for the broker ``identity``; blocking. As :func:`run`.
+
+    Args:
+      fill: how it is filled; None: here.
+    """
     connection = engine.connect()
     try:
         require(connection)
-        with _held(engine, identity, clock) as renew:
+        with _held(engine, identity, clock) as renewal:
             building = Building(directory)
             try:
                 state = load_state(connection)
                 tail = JournalTail(list(journal.read(connection, 0)))
                 log = Log.look(connection)
+                done = Progress(log_bytes=sum(one.size_bytes for one in log.generations))
                 claims = claims_of(state, tail, log, connection)
-                with (
-                    ReadAhead(engine, log) as ahead,
-                    Filling(building, claims, clock.now_ms(), memory_bytes, renew.wait) as filling,
-                ):
-                    done = filling.done
-                    done.log_bytes = sum(one.size_bytes for one in log.generations)
-                    for rows in ahead.steps(connection, renew.wait):
-                        for row in rows:
-                            filling.take(row)
-                        renew()
-                        progress(done)
-                    segments = filling.finish()
+                site = Site(
+                    engine,
+                    connection,
+                    log,
+                    claims,
+                    clock.now_ms(),
+                    building,
+                    renewal,
+                    done,
+                    progress,
+                )
+                segments = (fill or partial(_by_itself, memory_bytes))(site)
                 building.name(
                     state.log_identity.hex(), state.journal_ends, segments, base=state.mark
                 )
-                building.merge(IndexLimits(), renew.during)
-                renew.at_once()
+                building.merge(IndexLimits(), renewal.during)
+                renewal.at_once()
             except BaseException:
                 building.discard()
                 raise
@@ -148,6 +192,78 @@ def rebuild(
     finally:
         connection.close()
     return done
+
+
+def _by_itself(memory_bytes: int, site: Site) -> list[Path]:
+    """Fill it in this process."""
+    renewal = site.renewal
+    with (
+        ReadAhead(site.engine, site.log) as ahead,
+        Filling(
+            site.building, site.claims, site.now_ms, memory_bytes, renewal.wait, site.done
+        ) as filling,
+    ):
+        for rows in ahead.steps(site.connection, renewal.wait):
+            for row in rows:
+                filling.take(row)
+            renewal()
+            site.tell(site.done)
+        return filling.finish()
+
+
+def _by_tasks(
+    spark: SparkSession, address: LogAddress, memory_bytes: int, site: Site
+) -> list[Path]:
+    """Have Spark's tasks fill it."""
+    keys = []
+    for step in site.log.scan_keys(site.connection, _STEP_BYTES):
+        keys += step
+        site.renewal()
+    work = Work(address, Shown.mark_in(site.building.directory), site.now_ms, memory_bytes)
+    group = f"escapement rebuild {work.shown.mark}"
+
+    def tasks() -> list[Written]:
+        spark.sparkContext.setJobGroup(group, "escapement rebuild", interruptOnCancel=True)
+        return fill_by_tasks(spark, work, site.claims, keys)
+
+    written = site.renewal.during(tasks, lambda: spark.sparkContext.cancelJobGroup(group))
+    done = site.done
+    done.messages = sum(key.message_count for key in keys)
+    done.read_bytes = sum(key.size_bytes for key in keys)
+    done.pending = sum(one.rows for one in written)
+    site.tell(done)
+    return [site.building.directory / one.name for one in written]
+
+
+def _by_spark(spark: SparkSession | None, config: RebuildConfig) -> bool:
+    if config.engine is None:
+        return spark is not None and not is_local(spark.sparkContext.master)
+    return config.engine == "spark"
+
+
+def _session(spark: SparkSession | None, config: RebuildConfig) -> SparkSession:
+    if spark is None:
+        raise InvalidRequest("the Spark engine needs a session of Spark: none was given")
+    if config.log_url is None and not is_local(spark.sparkContext.master):
+        raise InvalidRequest("a log on SQLite is read on its machine: use the local engine")
+    return spark
+
+
+def is_local(master: str) -> bool:
+    """Whether this master of Spark is on one machine."""
+    return master.split("[")[0] == "local"
+
+
+def _address(config: RebuildConfig, data: Path) -> LogAddress:
+    """Where tasks find the log. Raises ``InvalidRequest``."""
+    options = {"url": config.log_url, "passwordFile": config.password_file}
+    if config.log_url is None:
+        options["data"] = str(data)
+    return LogAddress.of(Options({name: said for name, said in options.items() if said}))
+
+
+def _nothing() -> None:
+    """It ends by itself."""
 
 
 class _Renewal:
@@ -179,10 +295,14 @@ class _Renewal:
                     raise
                 self()
 
-    def during(self, work: Callable[[], T]) -> T:
-        """Renew it while that is done in a thread of its own."""
+    def during(self, work: Callable[[], T], cancel: Callable[[], object] = _nothing) -> T:
+        """Renew it while that is done in a thread of its own, which ``cancel`` ends early."""
         with ThreadPoolExecutor(1) as pool:
-            return self.wait(pool.submit(work))
+            try:
+                return self.wait(pool.submit(work))
+            except BaseException:
+                cancel()
+                raise
 
 
 @contextmanager

@@ -24,8 +24,11 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 
 
 @contextmanager
-def session(name: str) -> Iterator[SparkSession]:
+def session(name: str, master: str | None = None) -> Iterator[SparkSession]:
     """A session for the time of one job, which shows how far it is on a terminal.
+
+    Args:
+      master: instead of what spark-submit says, or all cores of this machine.
 
     Raises:
       InvalidRequest: if there is no Spark here, or no Java for it.
@@ -46,6 +49,8 @@ def session(name: str) -> Iterator[SparkSession]:
         # Workers on this machine are to have what is installed here.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"escapement {name}")
+    if master is not None:
+        builder = builder.master(master)
     terminal = str(sys.stderr.isatty()).lower()
     spark = (
         builder.config("spark.ui.showConsoleProgress", terminal)

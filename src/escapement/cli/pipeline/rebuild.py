@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,10 @@ import click
 from escapement.cli.logurl import log_url
 from escapement.cli.parameters import FlagOrVariable, size_bytes
 from escapement.cli.pipeline.progress import ProgressLine
+from escapement.cli.pipeline.source import refusals
 from escapement.pipeline.filling import Progress
-from escapement.pipeline.rebuild import DEFAULT_MEMORY_BYTES, RebuildConfig, run
+from escapement.pipeline.rebuild import DEFAULT_MEMORY_BYTES, RebuildConfig, is_local, run
+from escapement.pipeline.session import session
 
 _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)
 
@@ -23,6 +26,8 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     Examples:
       escapement pipeline rebuild --data /var/lib/escapement
       escapement pipeline rebuild --log mysql://db/escapement --data /mnt/new-disk
+      escapement pipeline rebuild --log mysql://db/escapement --data /mnt/shared \\
+          --master spark://host:7077
 
     Give a password in ESCAPEMENT_LOG rather than in --log.
     """
@@ -43,11 +48,19 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     help="Where the log is; without it, SQLite in the data directory.",
 )
 @click.option(
+    "--password-file",
+    type=click.Path(),
+    help="A file that has the password; with Spark on every machine.",
+)
+@click.option(
     "--engine",
     type=click.Choice(["local", "spark"]),
-    default="local",
-    show_default=True,
-    help="Where it is computed. There is no Spark engine yet: spark is refused.",
+    help="Where it is computed.  [default: local, unless the master is a cluster]",
+)
+@click.option(
+    "--master",
+    metavar="URL",
+    help="Spark's master, as spark://host:7077.  [default: what spark-submit says]",
 )
 @click.option(
     "--memory",
@@ -56,16 +69,22 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     metavar="SIZE",
     default=f"{DEFAULT_MEMORY_BYTES // 1024**2}MiB",
     show_default=True,
-    help="Memory for messages that are being sorted.",
+    help="Memory for messages that are being sorted; with Spark, of each task.",
 )
 def rebuild(
-    data: Path, url: str | None, engine: Literal["local", "spark"], memory_bytes: int
+    data: Path,
+    url: str | None,
+    password_file: str | None,
+    engine: Literal["local", "spark"] | None,
+    master: str | None,
+    memory_bytes: int,
 ) -> None:
     """Rebuild the delayed index of a broker from its log, while no broker runs.
 
     After the loss of a disk, or for a new broker: its start then reads only what the log got
     since. What was in DIRECTORY/index is replaced; the log is only read. Until the job has
-    ended nothing changes, so it may be interrupted and run again.
+    ended nothing changes, so it may be interrupted and run again. On a cluster of Spark the
+    directory has to be one that the driver and all workers see.
     """
     begun_s, line = time.monotonic(), ProgressLine()
 
@@ -73,11 +92,25 @@ def rebuild(
         if line.wants:
             line.tell(f"{_share(progress)}{_counts(progress, time.monotonic() - begun_s)}")
 
+    config = RebuildConfig(data, url, engine, memory_bytes, show, password_file)
     try:
-        done = run(None, RebuildConfig(data, url, engine, memory_bytes, show))
+        if _needs_spark(engine, master):
+            with session("rebuild", master) as spark, refusals():
+                done = run(spark, config)
+        else:
+            done = run(None, config)
     finally:
         line.end()
     click.echo(f"rebuilt {data / 'index'}: {_counts(done, time.monotonic() - begun_s)}")
+
+
+def _needs_spark(engine: str | None, master: str | None) -> bool:
+    """Whether there has to be a session, be it to see what its master is."""
+    if engine is not None:
+        return engine == "spark"
+    if master is not None:
+        return not is_local(master)
+    return "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit runs this
 
 
 def _counts(progress: Progress, seconds: float) -> str:

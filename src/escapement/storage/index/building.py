@@ -63,24 +63,34 @@ class Building:
     ) -> None:
         """Let a manifest name these segments, which are on disk: they are all there is.
 
+        They may have been written under any names in the directory.
+
         Args:
           base: which checkpoint the state was of that says what is pending.
 
         Raises:
           StorageError: the disk refuses.
         """
+        sizes = {}
         with writing(self.directory):
-            sizes = {path.name: path.stat().st_size for path in segments}
+            for number, path in enumerate(segments, 1):
+                named = self.directory / segment_name(number)
+                path.rename(named)
+                sizes[named.name] = named.stat().st_size
+            sync_directory(self.directory)
             manifest = Manifest(log_identity, dict(positions), sizes, Lineage(base=base))
             ManifestFile(self.directory, no_failpoint).update(lambda _: manifest)
 
     def merge(self, limits: IndexLimits, wait: Callable[[Callable[[], None]], None]) -> None:
         """Merge the smallest until there are no more segments than a broker keeps to.
 
+        Whatever the manifest does not name is deleted.
+
         Args:
           wait: does what it is given, which takes long.
 
         Raises:
+          IndexDamaged: a segment is not whole.
           StorageError: the disk refuses.
         """
         index = DelayedIndex.open(self.directory, limits)

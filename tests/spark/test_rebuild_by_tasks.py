@@ -1,0 +1,179 @@
+"""The job `rebuild` on Spark: tasks read, sort and write, the driver names what they wrote."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+import escapement
+from brokers import PATIENT, broker_process
+from escapement.errors import InvalidRequest
+from escapement.message import Blobs, MessageBatch
+from escapement.pipeline.audit import AuditConfig
+from escapement.pipeline.audit import run as audit
+from escapement.pipeline.options import LogAddress
+from escapement.pipeline.rebuild import RebuildConfig, run
+from escapement.pipeline.shuffle import Block, Shown, Work, Written, gather
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits
+from escapement.storage.index.building import Building
+
+TOPIC: Final = "shop/eu/reminders"
+SOON, LATER = timedelta(seconds=2), timedelta(hours=1)
+BATCHES, BATCH = 6, 200
+# Of each batch, by place: due at once, soon, and later by turns.
+DELAYS: Final = [(None, SOON, LATER)[place % 3] for place in range(BATCH)]
+
+Content = dict[tuple[int, int, int], tuple[bytes, bytes, bytes, int]]
+
+
+def content_of(directory: Path) -> Content:
+    """All messages of an index that no broker uses, by topic and key."""
+    index = DelayedIndex.open(directory)
+    found: Content = {}
+    for topic_id in index.topics():
+        due_ms, offsets = index.plan(topic_id, KEY_MIN, KEY_MAX, 10**6).read()
+        batch = index.fetch(topic_id, due_ms, offsets).read()
+        none = Blobs.empty(len(batch))
+        columns = [(column or none).to_list() for column in (batch.keys, batch.properties)]
+        priorities = np.full(len(batch), 50) if batch.priorities is None else batch.priorities
+        rows = zip(batch.payloads.to_list(), *columns, priorities.tolist(), strict=True)
+        names = zip(due_ms.tolist(), offsets.tolist(), strict=True)
+        found.update({(topic_id, *name): row for name, row in zip(names, rows, strict=True)})
+    return found
+
+
+async def live(url: str) -> set[bytes]:
+    """Publish to two topics, acknowledge, cancel and move; what is still to come of TOPIC."""
+    async with escapement.connect(url, settings=PATIENT) as broker:
+        await broker.admin("namespaces.create", namespace="shop/eu")
+        for topic in (TOPIC, "shop/eu/others"):
+            await broker.admin("subscriptions.create", topic=topic, subscription="s")
+        left = {b"%d/%d" % (n, place) for n in range(BATCHES) for place in range(BATCH)}
+        async with await broker.producer(TOPIC) as producer:
+            for number in range(BATCHES):
+                payloads = [b"%d/%d" % (number, place) for place in range(BATCH)]
+                keys = [f"k{place}" if place % 5 else None for place in range(BATCH)]
+                priorities = [place % 256 for place in range(BATCH)]
+                await producer.send_many(payloads, delay=DELAYS, keys=keys, priorities=priorities)
+        async with await broker.producer("shop/eu/others") as producer:
+            await producer.send_many([b"other"] * 100, delay=LATER)
+        # Of the fifth batch, cancelled and moved.
+        first = 4 * BATCH
+        await broker.cancel(list(range(first + 2, first + 60, 3)), topic=TOPIC)
+        left -= {b"4/%d" % place for place in range(2, 60, 3)}
+        await broker.reschedule(list(range(first + 62, first + 90, 3)), topic=TOPIC, delay=SOON)
+        async with broker.consumer(TOPIC, "s") as inbox:
+            done: list[int] = []
+            async for message in inbox:
+                done.append(message.offset)
+                left.discard(message.payload)
+                if len(done) == 200:
+                    break
+            await inbox.ack(done, durable=True)
+        return left
+
+
+async def deliveries(url: str, count: int) -> set[bytes]:
+    """So many messages of TOPIC, all of which are made due."""
+    async with escapement.connect(url, settings=PATIENT) as broker:
+        await broker.run_now(list(range(BATCHES * BATCH)), topic=TOPIC)
+        got: list[bytes] = []
+        async with broker.consumer(TOPIC, "s") as inbox:
+            async for message in inbox:
+                got.append(message.payload)
+                await inbox.ack(message)
+                if len(got) == count:
+                    break
+        assert len(set(got)) == len(got)
+        return set(got)
+
+
+async def test_tasks_build_the_index_that_the_local_engine_builds(
+    spark: SparkSession, mysql_url: str, tmp_path: Path
+) -> None:
+    """P5, B7: by content; a broker takes it over and delivers all, an audit finds nothing."""
+    with broker_process(tmp_path / "data", mysql_url) as process:
+        left = await live(process.url)
+        process.stop()
+        shutil.rmtree(process.index)
+        here = run(spark, RebuildConfig(tmp_path / "other", mysql_url))
+        config = RebuildConfig(process.data, mysql_url, engine="spark", memory_bytes=10_000)
+        done = run(spark, config)
+        assert done == here
+        expected = content_of(tmp_path / "other" / "index")
+        assert content_of(process.index) == expected
+        assert len(expected) > 700
+        names = {path.name for path in process.index.iterdir()}
+        assert len(names) > 3, "one segment for each range"
+        assert names == {"MANIFEST", *(f"{n:08d}.segment" for n in range(1, len(names)))}
+        found = audit(spark, AuditConfig({"url": mysql_url}, index=str(process.data)))
+        assert found.findings == []
+        process.start()
+        assert await deliveries(process.url, len(left)) == left
+
+
+def test_what_a_task_wrote_before_it_died_is_no_part_of_the_index(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """P5: its next attempt writes all of it again, into files of its own."""
+    building = Building(tmp_path / "index")
+    work = Work(LogAddress(), Shown.mark_in(building.directory), 0, 20_000)
+    blocks = [(number % 2, block_of(number)) for number in range(12)]
+
+    def dying(some: Iterable[tuple[int, Block]]) -> Iterator[Written]:
+        context: Any = TaskContext.get()
+
+        def until_death() -> Iterator[tuple[int, Block]]:
+            for number, block in enumerate(some):
+                if number == 4 and not context.attemptNumber():
+                    os._exit(1)
+                yield block
+
+        return gather(work, context.taskAttemptId(), until_death())
+
+    written = spark.sparkContext.parallelize(blocks, 1).partitionBy(2, int).mapPartitions(dying)
+    found = written.collect()
+    files = {path.name for path in building.directory.iterdir()}
+    assert files > {one.name for one in found} | {"MARK"}, "what the dead left"
+    assert sum(one.rows for one in found) == 12 * 50
+    building.name("log", {}, [building.directory / one.name for one in found], base=None)
+    building.merge(IndexLimits(), lambda step: step())
+    building.take_place()
+    assert sorted(offset for _, _, offset in content_of(tmp_path / "index")) == list(range(600))
+    assert len(list((tmp_path / "index").iterdir())) == len(found) + 1
+
+
+def block_of(number: int) -> Block:
+    """50 messages of 100 bytes."""
+    offsets = np.arange(50 * number, 50 * number + 50)
+    batch = MessageBatch(Blobs.of([b"%100d" % offset for offset in offsets.tolist()]))
+    return Block(1, (offsets % 7).tobytes(), offsets.tobytes(), batch.encode())
+
+
+def test_where_tasks_cannot_do_it_it_is_said(tmp_path: Path) -> None:
+    """P5: no session, SQLite with a cluster, a worker that sees another directory."""
+    with pytest.raises(InvalidRequest, match="needs a session"):
+        run(None, RebuildConfig(tmp_path, "mysql://db/log", engine="spark"))
+    (tmp_path / "log.sqlite3").touch()
+    cluster: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
+    with pytest.raises(InvalidRequest, match="SQLite is read on its machine"):
+        run(cluster, RebuildConfig(tmp_path))
+    with pytest.raises(InvalidRequest, match="password"):
+        run(cluster, RebuildConfig(tmp_path, "mysql://user:secret@db/log"))
+    shown = Shown.mark_in(tmp_path)
+    shown.check()
+    with pytest.raises(InvalidRequest, match="file system that driver and workers share"):
+        Shown(tmp_path, "another").check()
+    with pytest.raises(InvalidRequest, match="file system that driver and workers share"):
+        Shown(tmp_path / "elsewhere", shown.mark).check()
+    assert not list(tmp_path.glob("broker.*")), "nothing was begun"
