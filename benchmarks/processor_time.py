@@ -1,0 +1,68 @@
+"""Processor seconds of a benchmark's processes, by what they are; from Linux's ``/proc``.
+
+What a process has used is counted once, also when it ends meanwhile: then its parent has it.
+Python processes that Spark starts are children of Java or of their daemon.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+# What a command line must contain, for each kind; the first that fits.
+_PYTHON: Final = "Python workers"
+_OTHERS: Final = "what measures, and others"
+_KINDS: Final = (
+    ("broker", "escapement\0serve"),
+    ("database", "/mariadbd\0"),
+    ("database", "/mysqld\0"),
+    ("Java", "java\0"),
+    (_PYTHON, "pyspark"),
+)
+
+
+def processor_time() -> dict[str, float]:
+    """Seconds that this process and all below it have used so far, by kind."""
+    parents: dict[int, int] = {}
+    used: dict[int, tuple[float, float]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        own, reaped = (sum(map(int, fields[at : at + 2])) / _TICKS for at in (11, 13))
+        parents[int(path.name)], used[int(path.name)] = int(fields[1]), (own, reaped)
+    found: dict[str, float] = defaultdict(float)
+    for pid, (own, reaped) in used.items():
+        if _is_ours(pid, parents):
+            kind = _kind(pid)
+            found[kind] += own
+            if kind in ("Java", _PYTHON):
+                found[_PYTHON] += reaped
+    return found
+
+
+def spent(before: dict[str, float]) -> dict[str, float]:
+    """What was used since then; kinds with less than a twentieth of a second left out."""
+    now = processor_time()
+    since = {kind: round(now[kind] - before.get(kind, 0.0), 1) for kind in now}
+    return {kind: seconds for kind, seconds in sorted(since.items()) if seconds >= 0.05}
+
+
+def _is_ours(pid: int, parents: dict[int, int]) -> bool:
+    while pid > 1 and pid != os.getpid():
+        pid = parents.get(pid, 0)
+    return pid == os.getpid()
+
+
+def _kind(pid: int) -> str:
+    if pid == os.getpid():
+        return "this program"
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return _OTHERS
+    return next((kind for kind, word in _KINDS if word in command), _OTHERS)
