@@ -171,6 +171,31 @@ async def test_who_ignores_delays_is_late_from_the_publishing_on(
         assert lags(engine) == wanted.found
 
 
+async def test_nothing_is_late_for_a_subscription_that_was_not_there_yet(
+    mock_clock: MockClock, engine: Engine
+) -> None:
+    """B7: messages of yesterday are wanted since it was made, or sought."""
+    wanted = Expected()
+    async with testing.start(config=CONFIG, engine=engine) as world, world.connect() as broker:
+        await publish(broker)
+        for kind in ("shared", "failover"):
+            await world.clock.advance(days=1)
+            made_ms = world.clock.now_ms()
+            place = {"topic": "t", "subscription": kind}
+            await broker.admin("subscriptions.create", **place, kind=kind, position="earliest")
+            for _ in range(2):
+                await world.clock.advance(seconds=5)
+                async with broker.consumer("t", kind, kind=kind) as inbox:
+                    offsets = [one.offset for one in await arrived(inbox)]
+                    assert await inbox.ack(offsets, durable=True) == 10
+                for _ in offsets:
+                    now_ms = world.clock.now_ms()
+                    wanted.acked(kind, now_ms, made_ms, 1, now_ms)
+                made_ms = world.clock.now_ms()
+                await broker.admin("subscriptions.seek", **place, position="earliest")
+        assert lags(engine) == wanted.found
+
+
 async def test_what_was_handed_out_by_a_broker_that_is_gone_counts_as_unseen(
     mock_clock: MockClock, engine: Engine
 ) -> None:

@@ -48,7 +48,8 @@ class Model:
             self.hands[offset] = Hand(consumer, self.now_ms, wanted, self.tries[offset])
         tries = np.array([self.tries[offset] for offset in offsets])
         deadline = np.full(len(offsets), self.now_ms + 20)
-        self.real.hand_over(consumer, Rows(due, np.array(offsets), tries), deadline, self.now_ms)
+        rows = Rows(due, np.array(offsets), tries)
+        self.real.hand_over(consumer, rows, deadline, self.now_ms, due)
 
     def give_back(self) -> None:
         consumer = int(self.rng.integers(1, 4))
@@ -105,7 +106,7 @@ def test_who_acknowledges_is_told_of_each_message_what_a_dict_knows(seed: int) -
 def handed_over(flight: InFlight, *frames: Int64s) -> None:
     for at_ms, offsets in enumerate(frames):
         rows = Rows.fresh(np.zeros(len(offsets), np.int64), offsets)
-        flight.hand_over(1, rows, np.full(len(offsets), 1 << 60), at_ms)
+        flight.hand_over(1, rows, np.full(len(offsets), 1 << 60), at_ms, rows.due_ms)
 
 
 def test_what_comes_in_the_order_of_delivery_is_not_searched(

@@ -5,9 +5,10 @@ and ``group_members``, and the order of what a checkpoint changes in the others.
 short transactions, each with the lease check, because a long one would make a renewal of the
 lease wait, and every commit behind it.
 Which checkpoint it is comes first: from then on no index counts that lacks what it means.
-The journal is trimmed last. All values are absolute and replaying the journal over a
-newer state changes nothing, so a checkpoint that ends half-way, or whose COMMIT lost its
-reply, does no harm and is simply written again.
+The journal is trimmed last. All values are absolute, but for the lag, whose rows say which entries
+they stand for (storage/lagtable.py): replaying the journal over a newer state changes nothing. So
+a checkpoint that ends half-way, or whose COMMIT lost its reply, does no harm and is simply written
+again.
 
 :func:`load_state` is the other half: what a broker starts from. Replaying the journal
 (storage/journal.py) on top of it gives the state at the end of the last group commit.

@@ -5,8 +5,9 @@ Whoever wants to know how things stand reads the state that a checkpoint wrote
 moved, what was acknowledged or cancelled, what was attempted. A broker does so for all of its
 topics when it starts, a reader beside it for one topic at a time (storage/topicstate.py).
 
-All that is said is absolute and in the order in which it was committed, so taking in what the
-state has already changes nothing, and of two statements about one message the later counts.
+All that is said here is absolute and in the order in which it was committed, so taking in what the
+state has already changes nothing, and of two statements about one message the later counts. What
+entries add to the lag is not: storage/lagtable.py tells what of it is in the state.
 Journal rows of subscriptions and topics that were deleted since may be among it: who takes it
 in leaves them out.
 """

@@ -4,7 +4,8 @@ For each subscription and hour there is a *tally*: how many acknowledged message
 bucket (storage/buckets.py) of what. The hour is that of the hand-over, in UTC. What is counted:
 
 - ``LATE``: ms from when a message was wanted until it was handed out, of those acknowledged after
-  their first delivery. *Wanted* is when it was due, or, by who ignores delays, when published.
+  their first delivery. *Wanted* is when it was due, or, by who ignores delays, when published,
+  and not before the subscription was made, or sought.
 - ``LATE_AGAIN``: the same of those that were delivered before; of the last of their deliveries.
 - ``HELD``: ms from that hand-over to the acknowledgement.
 - ``TRIED``: how many deliveries it took.

@@ -90,7 +90,7 @@ class InFlight:
         rows: Rows,
         deadline_ms: Int64s,
         now_ms: int,
-        wanted_ms: Int64s | None = None,
+        wanted_ms: Int64s,
     ) -> int:
         """Record a frame; returns the delivery's id.
 
@@ -98,14 +98,12 @@ class InFlight:
           rows: what is handed over; ``attempts`` already counts this delivery.
           deadline_ms: when each row is taken back if nothing is heard, ``NEVER_MS`` for
             never; int64[n].
-          wanted_ms: since when each could have been; since it was due if that is not said.
+          wanted_ms: since when each could have been; int64[n].
         """
         added = self.offsets.add(rows.offsets)
         assert added == rows.height, "a message was handed out twice at once"
         delivery_id = self._next_id
         self._next_id += 1
-        if wanted_ms is None:
-            wanted_ms = rows.due_ms
         delivery = Delivery(consumer_id, rows, deadline_ms, now_ms, wanted_ms)
         self._deliveries[delivery_id] = delivery
         self._coming[int(rows.offsets[0])] = delivery
@@ -271,8 +269,6 @@ class InFlight:
         delivery = self._deliveries.pop(delivery_id)
         self._forget(delivery)
         self._rows -= delivery.rows.height
-        if not self._deliveries:
-            self._whereabouts.clear()
 
     def _sweep(self) -> None:
         """Drop deliveries that are over, once dead rows outnumber the live ones."""
@@ -284,6 +280,7 @@ class InFlight:
             self._expect(delivery)
             if not delivery.alive.any():
                 self._drop(delivery_id)
+        self._whereabouts.tidy(self._rows)
 
     def _check(self) -> None:
         """Assert that every offset stands in exactly one live row."""

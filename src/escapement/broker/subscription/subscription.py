@@ -437,13 +437,21 @@ class Subscription(ABC):
             deadline_ms = policy.until_ms(now_ms, rows.counts, self._chance(rows))
         else:
             deadline_ms = np.full(rows.height, NEVER_MS)
-        delivery_id = self.in_flight.hand_over(consumer.id, rows, deadline_ms, now_ms, wanted_ms)
+        delivery_id = self.in_flight.hand_over(
+            consumer.id, rows, deadline_ms, now_ms, self._wanted_ms(rows, wanted_ms)
+        )
         if policy.ack_wait_ms:
             self._watch(int(deadline_ms.min()), delivery_id)
         self.throttle.handed_over(rows.height, now_ms)
         self.counts.delivered += rows.height
         self.counts.redelivered += int((rows.attempts > 1).sum())
         return HandOver(consumer, rows, delivery_id, batch)
+
+    def _wanted_ms(self, rows: Rows, wanted_ms: Int64s | None) -> Int64s:
+        """Since when these could have been handed out: not since before there was anybody to."""
+        wanted_ms = rows.due_ms if wanted_ms is None else wanted_ms
+        began_ms = self.record.created_at_ms
+        return wanted_ms if int(wanted_ms.min()) >= began_ms else np.maximum(wanted_ms, began_ms)
 
     def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
         """Which rows are still in this very hand: not acknowledged, not taken back."""

@@ -12,7 +12,7 @@ the one that is found there: no older one can be alive.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ import numpy.typing as npt
 from escapement.broker.subscription.delivery import Delivery
 from escapement.message import Int64s
 from escapement.storage.lag import Handed
+
+# So many rows that are over are no matter: 24 bytes each.
+_SPARE_ROWS: Final = 65_536
 
 
 class _Run(NamedTuple):
@@ -60,9 +63,11 @@ class Whereabouts:
         handed = [self._deliveries[id].of(rows) for id, rows in pieces if id in self._deliveries]
         return [one for one in handed if len(one.attempts)]
 
-    def clear(self) -> None:
-        """There is no delivery any more."""
-        self._runs.clear()
+    def tidy(self, rows: int) -> None:
+        """Forget the table where it is much larger than what is in deliveries now."""
+        if sum(len(run.rows) for run in self._runs) > 2 * rows + _SPARE_ROWS:
+            self._runs.clear()
+            self._known = 0
 
     def _learn(self) -> None:
         """Sort in what was handed out since, and merge."""
