@@ -37,6 +37,22 @@ async def settled(world: World) -> None:
         await world.clock.advance(seconds=1)
 
 
+async def test_what_lies_beside_a_message_of_a_group_is_sent_back(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1, Q10: whatever else is published into a dead-letter topic."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await (await broker.producer("x")).send(b"dead")
+        async with broker.consumer("x", "s") as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)])
+            await settled(world)
+            await (await broker.producer(DLQ)).send(b"other", group="g")
+            assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 1}
+            await settled(world)
+            assert [m.payload for m in await arrived(inbox)] == [b"dead"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_failed_too_often_is_buried_with_the_reason(
     kind: str, mock_clock: trio.testing.MockClock

@@ -147,7 +147,8 @@ def restored(batch: MessageBatch) -> MessageBatch:
         if before:
             kept[_BEFORE] = before
         left.append(msgpack.packb(kept) if kept else b"")
-    return replace(batch, properties=Blobs.of(left) if any(left) else None)
+    properties = Blobs.of(left) if any(left) else None
+    return replace(batch, properties=properties, groups=None)
 
 
 def letters(target: TopicName, source: str, batch: MessageBatch, offsets: Int64s) -> list[Letter]:
