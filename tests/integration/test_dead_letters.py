@@ -129,6 +129,11 @@ async def test_what_is_sent_back_is_as_it_was_and_goes_once(
                 only = [second["offset"]]
                 assert await broker.admin("dlq.purge", **NAMES, offsets=only) == {"purged": 1}
             assert len(await letters(broker)) == 4
+            counted, after = [], None
+            while not counted or after:
+                page = await broker.admin("dlq.count", **NAMES, count=3, after=after)
+                counted, after = [*counted, page["letters"]], page["next"]
+            assert sum(counted) == 4
             assert await broker.admin("dlq.redrive", **NAMES, count=3) == {"redriven": 3}
             await world.crash()
         await world.restart()

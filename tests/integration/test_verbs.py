@@ -39,6 +39,7 @@ NUMBERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("schedules.create", SCHEDULE | {"every_ms": 60_000}, ("until_ms",)),
     ("groups.close", GROUP, ("priority", "delay_ms", "at_ms")),
     ("dispatch.pause", BILLING, ("for_ms", "until_ms")),
+    ("dlq.count", BILLING, ("count",)),
     ("dlq.list", BILLING, ("count",)),
     ("dlq.show", BILLING, ("offset",)),
     ("dlq.redrive", BILLING, ("count",)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final
 
 import click
@@ -44,6 +44,7 @@ _offsets = click.option(
     multiple=True,
     help="Only this one, by its place in the dead-letter topic; may be given again.",
 )
+_dry_run = click.option("--dry-run", is_flag=True, help="Say how many, change nothing.")
 _output = output_option("table", "How to print the answer.")
 
 
@@ -141,12 +142,13 @@ def _moving(command: Command) -> Command:
         subscription: str,
         offsets: tuple[int, ...],
         lie_in: str | None,
+        dry_run: bool,
         **given: Any,
     ) -> Any:
-        return command(letters=_Letters(topic, subscription, lie_in, offsets), **given)
+        return command(letters=_Letters(topic, subscription, lie_in, offsets, dry_run), **given)
 
     decorated: Any = wrapped
-    for option in (broker_option, _output, _lie_in, _offsets, _subscription, _topic):
+    for option in (broker_option, _output, _dry_run, _lie_in, _offsets, _subscription, _topic):
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
 
@@ -159,10 +161,23 @@ class _Letters:
     subscription: str
     lie_in: str | None
     offsets: tuple[int, ...]
+    dry_run: bool
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """As verbs want them named."""
+        return {
+            "topic": self.topic,
+            "subscription": self.subscription,
+            "dead_letter_topic": self.lie_in,
+            "offsets": list(self.offsets) or None,
+            "count": _STEP,
+        }
 
 
 @dlq.command(
-    epilog="\b\nExamples:\n  escapement dlq redrive orders billing\n"
+    epilog="\b\nExamples:\n  escapement dlq redrive orders billing --dry-run\n"
+    "  escapement dlq redrive orders billing\n"
     "  escapement dlq redrive orders billing --offset 17\n"
     "  escapement dlq redrive orders billing --in orders-billing-DLQ"
 )
@@ -193,19 +208,17 @@ def _move(
     async def ask(broker: Broker) -> int:
         moved, step = 0, _STEP
         while step == _STEP:
-            said = await broker.admin(
-                f"dlq.{verb}",
-                topic=letters.topic,
-                subscription=letters.subscription,
-                dead_letter_topic=letters.lie_in,
-                offsets=list(letters.offsets) or None,
-                count=_STEP,
-            )
+            said = await broker.admin(f"dlq.{verb}", **letters.named)
             step = said[answer]
             moved += step
+            if step == _STEP:
+                click.echo(f"{moved} {done} so far", err=True)
         return moved
 
-    moved = with_broker(at, ask)
+    if letters.dry_run:
+        answer, done = f"would_be_{answer}", f"would be {done}"
+    work = partial(_count, letters=letters) if letters.dry_run else ask
+    moved = with_broker(at, work)
     missing = len(set(letters.offsets)) - moved if letters.offsets else 0
     if moved or not missing:
         click.echo(json.dumps({answer: moved}) if output == "json" else f"{moved} {done}")
@@ -214,6 +227,16 @@ def _move(
             f"{missing} of the letters named are not there: "
             f"{letters.subscription} of {letters.topic} has no such dead letter"
         )
+
+
+async def _count(broker: Broker, letters: _Letters) -> int:
+    counted, after = 0, None
+    while True:
+        page = await broker.admin("dlq.count", **letters.named, after=after)
+        counted += int(page["letters"])
+        after = page["next"]
+        if after is None:
+            return counted
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:

@@ -41,10 +41,11 @@ def read(
     """Print the messages of TOPIC by offset; nothing is consumed."""
 
     async def work(broker: Broker) -> None:
-        left = count
+        left, found = count, False
         most = _PAGE_MESSAGES if count is None else min(count, _PAGE_MESSAGES)
         async for page in broker.read(topic, start, page_messages=most):
             for message in page:
+                found = True
                 if output == "json":
                     print_json(plain(message) | {"published_ms": message.published_ms})
                 else:
@@ -53,5 +54,7 @@ def read(
                     left -= 1
                     if not left:
                         return
+        if not found:
+            click.echo(f"{topic} has nothing at offset {start} or behind it", err=True)
 
     with_broker(at_broker, work)

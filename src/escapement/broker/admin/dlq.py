@@ -11,15 +11,17 @@ from escapement.broker.admin.properties import readable
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.broker.letters.deadletters import Page, Whose
+from escapement.errors import InvalidRequest
 from escapement.message import Blobs, Int64s
 from escapement.names import TopicName
+from escapement.storage.index import Key
 
 # Rows of one listing, and how much of each payload.
 MAX_LISTED: Final = 1_000
 PREVIEW_BYTES: Final = 512
 # Where properties stand in an answer: in a map, in a list, in a map.
 _REPLY_DEPTH: Final = 3
-# Letters sent back or thrown away by one request: it is answered within a second or so.
+# Letters counted, sent back or thrown away by one request: it is answered within a second or so.
 MAX_MOVED: Final = 10_000
 
 
@@ -37,6 +39,17 @@ async def _show(broker: Broker, given: Arguments) -> Plain:
     given.end()
     page = await broker.dead_letters.show(whose, offset)
     return _rows(page, None)[0]
+
+
+async def _count(broker: Broker, given: Arguments) -> Plain:
+    whose = _whose(given)
+    only, most = _which(given)
+    after = given.optional_numbers("after") or [0, 0]
+    given.end()
+    if len(after) != 2:
+        raise InvalidRequest("dlq.count goes on after a due time and an offset")
+    counted, next = await broker.dead_letters.count(whose, only, most, Key(*after))
+    return {"letters": counted, "next": None if next is None else list(next)}
 
 
 async def _redrive(broker: Broker, given: Arguments) -> Plain:
@@ -92,6 +105,7 @@ def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
 _ORIGINAL: Final = ("topic", "offset", "due_at_ms")
 
 VERBS: Final[dict[str, Verb]] = {
+    "dlq.count": _count,
     "dlq.list": _list,
     "dlq.show": _show,
     "dlq.redrive": _redrive,

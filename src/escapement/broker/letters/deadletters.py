@@ -31,7 +31,7 @@ from escapement.message import Int64s, MessageBatch
 from escapement.names import TopicName
 from escapement.storage.blocking import Run
 from escapement.storage.commit import CommitPipeline
-from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Key
 from escapement.storage.lane import State
 from escapement.storage.letter import Letter
 
@@ -104,6 +104,22 @@ class DeadLetters:
                 if count <= 0:
                     break
         return pages
+
+    async def count(
+        self, whose: Whose, only: Int64s | None, most: int, after: Key = KEY_MIN
+    ) -> tuple[int, Key | None]:
+        """How many there are, in steps of about ``most``; where to go on, if any may be left.
+
+        Raises:
+          NotFound: if there is no such subscription.
+        """
+        counted = 0
+        async with aclosing(self._pages(self._grave(whose), only, after)) as found:
+            async for page in found:
+                counted += len(page.offsets)
+                if counted >= most:
+                    return counted, Key(int(page.due_ms[-1]), int(page.offsets[-1])).successor()
+        return counted, None
 
     async def show(self, whose: Whose, offset: int) -> Page:
         """One of them, by its place in the dead-letter topic. Raises ``NotFound``."""
@@ -188,12 +204,13 @@ class DeadLetters:
         await durable.wait()
         return ended
 
-    async def _pages(self, grave: _Grave, only: Int64s | None) -> AsyncGenerator[Page, None]:
+    async def _pages(
+        self, grave: _Grave, only: Int64s | None, at: Key = KEY_MIN
+    ) -> AsyncGenerator[Page, None]:
         """What is there, in steps; each is looked up when it is asked for."""
         if grave.topic is None or grave.keeper is None:
             return
         end = grave.topic.next_offset  # what comes meanwhile is for the next to look
-        at = KEY_MIN
         while at < KEY_MAX:  # a letter that was moved is here before its new time too
             plan = self._index.plan(grave.topic.id, at, KEY_MAX, _STEP_MESSAGES)
             due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
