@@ -101,7 +101,7 @@ def close_group(
     """Close GROUP: when SUBSCRIPTION is done with all of it, PAYLOAD is published on TARGET.
 
     Nothing joins it any more. Asked again with the same arguments it changes nothing; it may
-    be closed for other subscriptions too.
+    be closed for other subscriptions too. A group that no message has joined is done at once.
     """
     if delay_ms is not None and at is not None:
         raise click.UsageError("--delay or --at, not both.")
