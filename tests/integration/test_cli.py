@@ -10,12 +10,13 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -936,6 +937,16 @@ def all_commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple
             yield from all_commands(command, (*path, name))
 
 
+def context_of(path: Sequence[str]) -> click.Context:
+    """Of a group, as if one of its commands had been called."""
+    group: Any = commands
+    context: click.Context = group.make_context("escapement", ["x"])
+    for name in path:
+        group = group.get_command(context, name)
+        context = group.make_context(name, ["x"], parent=context)
+    return context
+
+
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     for path, command in all_commands(commands):
         assert run([*path, "--help"]) == 0
@@ -947,13 +958,22 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
                 assert option.help, (path, option.name)
 
 
-@pytest.mark.parametrize("name", ["serve", "produce", "consume", "demo"])
-def test_everyday_commands_come_with_examples(
-    name: str, capsys: pytest.CaptureFixture[str]
+def test_every_command_comes_with_examples_that_it_understands(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run([name, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert f"\n  Examples:\n    escapement {name}" in shown
+    for path, command in all_commands(commands):
+        assert run([*path, "--help"]) == 0
+        shown = re.sub(r"\\\n +", "", capsys.readouterr().out)  # an example of several lines
+        examples = re.findall(r"^ {4}(?:jq .* \| )?escapement (.*?)(?: &)?$", shown, re.MULTILINE)
+        if hasattr(command, "commands"):
+            continue
+        name = " ".join(path)
+        assert any(example.startswith(name) for example in examples), path
+        for example in examples:
+            if example.startswith(name):
+                above = context_of(path[:-1])
+                words = shlex.split(example.removeprefix(name))
+                command.make_context(path[-1], words, parent=above)
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

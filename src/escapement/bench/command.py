@@ -57,7 +57,12 @@ _permits = click.option(
 )
 
 
-@bench.command(short_help="Messages a second until durable.")
+@bench.command(
+    short_help="Messages a second until durable.",
+    epilog="\b\nExamples:\n"
+    "  escapement bench publish --batch-size 100 --payload-bytes 50-500\n"
+    "  escapement bench publish --batch-size 1 --in-flight 64",
+)
 @measured(
     messages=Use(None, "How many in each run; by default 1000000, or 100000 if sent singly."),
     batch_size=Use(1000, "Messages sent as one; 1 sends them singly."),
@@ -69,7 +74,12 @@ def publish(setting: Setting, messages: int | None, window_ms: int) -> Measure:
     return functools.partial(publishing.measure, setting, publishing.Load(count, window_ms))
 
 
-@bench.command(short_help="Messages a second that are due together.")
+@bench.command(
+    short_help="Messages a second that are due together.",
+    epilog="\b\nExamples:\n"
+    "  escapement bench burst\n"
+    "  escapement bench burst --keys 1000 --priorities --failing-percent 1",
+)
 @click.option("--one-by-one", is_flag=True, help="Take them with `async for message in inbox`.")
 @click.option("--restart", is_flag=True, help="Stop and start the broker before they are due.")
 @click.option(
@@ -114,7 +124,12 @@ def burst(
     return functools.partial(bursts.measure, setting, load)
 
 
-@bench.command(short_help="How late messages are under a steady load.")
+@bench.command(
+    short_help="How late messages are under a steady load.",
+    epilog="\b\nExamples:\n"
+    "  escapement bench lateness --rate 20000 --tick 10ms -o json\n"
+    "  escapement bench lateness --failing 1000000",
+)
 @click.option(
     "--failing",
     type=click.IntRange(0),
@@ -162,7 +177,10 @@ def lateness(
     return functools.partial(steady.measure, setting, load)
 
 
-@bench.command(short_help="From the start of a killed broker to the first delivery.")
+@bench.command(
+    short_help="From the start of a killed broker to the first delivery.",
+    epilog="\b\nExamples:\n  escapement bench restart --pending 10000000",
+)
 @click.option(
     "--at-once", is_flag=True, help="Kill it right after filling, not after it has come to rest."
 )
@@ -178,7 +196,10 @@ def restart(setting: Setting, messages: int, window_ms: int, at_once: bool) -> M
     return functools.partial(restarts.measure, setting, load)
 
 
-@bench.command(short_help="Publishing with so many pending, against an empty topic.")
+@bench.command(
+    short_help="Publishing with so many pending, against an empty topic.",
+    epilog="\b\nExamples:\n  escapement bench pending --messages 100000 --pending 1000000",
+)
 @measured(
     messages=Use(1_000_000, "How many to each of the two in each run."),
     window_ms=Use(_MONTH_MS, "All of them are due at random within so much."),

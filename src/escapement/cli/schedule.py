@@ -39,11 +39,13 @@ def schedule() -> None:
     """
 
 
-def _command(name: str) -> Callable[[Callable[..., None]], click.Command]:
+def _command(name: str, *examples: str) -> Callable[[Callable[..., None]], click.Command]:
     """A command of the group, whose function gets what asks the broker, and the output's form."""
 
+    lines = "\n".join(f"  escapement schedule {name} {one}".rstrip() for one in examples)
+
     def decorate(function: Callable[..., None]) -> click.Command:
-        @schedule.command(name)
+        @schedule.command(name, epilog=f"\b\nExamples:\n{lines}")
         @output_option("table", "How to print the answer.")
         @broker_option
         @wraps(function)
@@ -63,7 +65,12 @@ def _command(name: str) -> Callable[[Callable[..., None]], click.Command]:
 _name = click.argument("name")
 
 
-@_command("create")
+@_command(
+    "create",
+    'report reports --cron "0 9 * * mon-fri" --timezone Europe/Berlin',
+    "shop/eu/pulse shop/eu/beats --every 90s --missed skip --payload tick",
+    "trial offers --every 1d --until 2026-12-24T18:00+01:00",
+)
 @_name
 @click.argument("topic")
 @click.option("--cron", help="When: minute, hour, day, month, weekday; seconds may go first.")
@@ -131,7 +138,7 @@ def create(
     _print(made, output)
 
 
-@_command("list")
+@_command("list", "", "shop/eu -o json")
 @click.argument("namespace", required=False, metavar="[TENANT/NAMESPACE]")
 def list_schedules(ask: Ask, output: str, namespace: str | None) -> None:
     """List the schedules, of all namespaces or of one."""
@@ -142,7 +149,7 @@ def list_schedules(ask: Ask, output: str, namespace: str | None) -> None:
         print_rows(rows, _COLUMNS, "no schedules")
 
 
-@_command("show")
+@_command("show", "report")
 @_name
 def show(ask: Ask, output: str, name: str) -> None:
     """Show a schedule and its next ten times."""
@@ -158,21 +165,21 @@ def show(ask: Ask, output: str, name: str) -> None:
         console().print(at.isoformat(" ", "seconds"))
 
 
-@_command("pause")
+@_command("pause", "report")
 @_name
 def pause(ask: Ask, output: str, name: str) -> None:
     """Publish nothing until it is resumed."""
     _print(ask("schedules.pause", schedule=name), output)
 
 
-@_command("resume")
+@_command("resume", "report")
 @_name
 def resume(ask: Ask, output: str, name: str) -> None:
     """Go on with the first occurrence that comes from now on."""
     _print(ask("schedules.resume", schedule=name), output)
 
 
-@_command("delete")
+@_command("delete", "shop/eu/pulse")
 @_name
 def delete(ask: Ask, output: str, name: str) -> None:
     """Forget a schedule; what it has published stays."""

@@ -89,8 +89,9 @@ def verb(
         def command(broker: tuple[str, int], output: str, **arguments: Any) -> None:
             function(Desk(broker, output), **arguments)
 
-        lines = "\n".join(f"  escapement admin {group.name} {name} {one}" for one in examples)
-        epilog = f"\b\nExamples:\n{lines}" if examples else None
+        call = f"  escapement admin {group.name} {name}"
+        lines = "\n".join(f"{call} {one}" for one in examples) or call
+        epilog = f"\b\nExamples:\n{lines}"
         made = group.command(name, epilog=epilog)(command)
         # What a command has of its own comes first in its help.
         made.params.sort(key=lambda param: param.name in ("broker", "output"))
