@@ -25,6 +25,7 @@ letters, whose cause is durable, do not wait for them.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Final, TypeVar
@@ -67,6 +68,8 @@ _logger = logging.getLogger(__name__)
 _ROUND_MAILBOXES: Final = 256
 # Steps that are moved before own letters, and whoever discards some, have their turn.
 _STEPS_AT_ONCE: Final = 16
+# ... of them in memory: one that is read while one is committed, and one that waits for that.
+_STEPS_AHEAD: Final = 3
 # The shortest pause between two rounds that moved nothing.
 _SHORTEST_S: Final = 0.01
 # Reasons that are remembered; there may be any number of mailboxes.
@@ -226,28 +229,29 @@ class Postman:
     async def _carry(self, found: list[Found], blocked: dict[str, str]) -> bool:
         """Move these letters, and for a while what jobs have behind them.
 
-        While a step is being committed the next is read and handed in behind it, so that the
+        While steps are being committed the next is read and handed in behind them, so that the
         database never waits for us. A step that fails takes those behind it along.
         """
         progress = False
-        under_way = await self._submit(found, blocked, None)
-        for left in reversed(range(_STEPS_AT_ONCE)):
-            behind: Submitted | None = None
-            try:
-                ahead = await self._read_ahead(found, under_way) if left else []
-                if ahead:
-                    behind = await self._submit(ahead, blocked, under_way)
+        steps = deque([(found, await self._submit(found, blocked, None))])
+        left = _STEPS_AT_ONCE - 1
+        try:
+            while steps:
+                while left and len(steps) < _STEPS_AHEAD:
+                    found, last = steps[-1]
+                    ahead = await self._read_ahead(found, last)
+                    if ahead:
+                        steps.append((ahead, await self._submit(ahead, blocked, last)))
+                    left = left - 1 if ahead else 0
+                found, under_way = steps[0]
                 await under_way.settled()
-            except BaseException:
-                for one in (under_way, behind):
-                    if one is not None:
-                        await one.ended()
-                raise
-            progress = self._moved(under_way, blocked) or progress
-            progress = await self._settle(found) or progress
-            if behind is None:
-                break
-            found, under_way = ahead, behind
+                steps.popleft()
+                progress = self._moved(under_way, blocked) or progress
+                progress = await self._settle(found) or progress
+        except BaseException:
+            for _, under_way in steps:
+                await under_way.ended()
+            raise
         return progress
 
     async def _read_ahead(self, found: list[Found], under_way: Submitted) -> list[Found]:
