@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -235,6 +236,22 @@ def test_letters_of_a_mailbox_go_before_those_of_jobs_and_a_held_one_stays(
         assert inbox.close(connection, "t/n/x") == 1
     purge(engine, connection)
     assert job.states(connection, 9)[0].adopted_at_ms is not None
+
+
+def test_letters_are_freed_in_steps_of_bounded_size(engine: Engine, connection: Connection) -> None:
+    load = job.enter(engine, connection, "load", 0)
+    large, small = bytes(900 << 10), b"small"
+    payloads = [large, small, large, large, bytes(3 << 20), small, *[small] * 100]
+    counted = stage(engine, connection, load, 0, "a", *payloads)
+    commit(engine, connection, load, counted)
+    adopt(engine, connection)
+    left = [count(connection, "inbox")]
+    while not removal_done(connection):
+        with transaction(connection):
+            removal.free_step(connection, [])
+        left.append(count(connection, "inbox"))
+    freed = [before - after for before, after in pairwise(left)]
+    assert freed == [3, 1, 1, 64, 37, 0]
 
 
 def test_a_parcel_that_is_not_where_it_was_read_is_not_moved_on(

@@ -21,8 +21,9 @@ from escapement.storage.generation import Generation
 
 # Rows deleted in one step: log rows are up to some megabytes each.
 _STEP_ROWS: Final = 64
-# A job's letters are about one each, and a megabyte takes the database some milliseconds.
-_STEP_LETTERS: Final = 8
+# What a step frees of letters, or one that is larger: a megabyte takes the database some
+# milliseconds, and a lane waits for them. Jobs leave gigabytes.
+_STEP_BYTES: Final = 2 << 20
 
 What = Literal[
     "topic", "subscription", "lag", "mailbox", "parcel", "adopted", "generation", "namespace"
@@ -56,11 +57,11 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
     elif kind == "lag":
         more = _free(connection, "lags", "origin_id", "hour_ms", id)
     elif kind == "mailbox":
-        more = _free(connection, "inbox", "mailbox_id", "id", id)
+        more = _free_letters(connection, "mailbox_id = ?", id)
     elif kind == "parcel":
-        more = _free(connection, "inbox", "mailbox_id", "id", -id, most=_STEP_LETTERS)
+        more = _free_letters(connection, "mailbox_id = ?", -id)
     elif kind == "adopted":
-        more = _free(connection, "inbox", "held = 0 AND mailbox_id", "id", -id, most=_STEP_LETTERS)
+        more = _free_letters(connection, "mailbox_id = ? AND held = 0", -id)
     else:
         more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
         more = more or _free(connection, "attempts", "subscription_id", "part", id)
@@ -84,13 +85,29 @@ def _free_log(connection: Connection, generation: Generation, topic_id: int) -> 
     return _free(connection, generation.table(topic_id), "topic_id", "base_offset", topic_id)
 
 
-def _free(
-    connection: Connection, table: str, owner: str, order: str, id: int, most: int = _STEP_ROWS
-) -> bool:
+def _free_letters(connection: Connection, which: str, box_id: int) -> bool:
+    """Delete the first letters of a mailbox or parcel; whether there were any."""
+    rows = connection.execute(
+        f"SELECT id, size_bytes FROM inbox WHERE {which} ORDER BY id LIMIT {_STEP_ROWS}",
+        (box_id,),
+    ).rows
+    if not rows:
+        return False
+    last, size_bytes = rows[0]
+    for id, letter_bytes in rows[1:]:
+        size_bytes += letter_bytes
+        if size_bytes > _STEP_BYTES:
+            break
+        last = id
+    connection.execute(f"DELETE FROM inbox WHERE {which} AND id <= ?", (box_id, last))
+    return True
+
+
+def _free(connection: Connection, table: str, owner: str, order: str, id: int) -> bool:
     """Delete the first rows of ``id`` in a table; whether there were any."""
     last = connection.execute(
         f"SELECT MAX({order}) FROM (SELECT {order} FROM {table} WHERE {owner} = ?"
-        f" ORDER BY {order} LIMIT {most}) AS step",
+        f" ORDER BY {order} LIMIT {_STEP_ROWS}) AS step",
         (id,),
     ).rows[0][0]
     if last is None:
