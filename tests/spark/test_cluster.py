@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -71,7 +72,7 @@ def later(soon: datetime, n: int) -> datetime:
 async def test_jobs_submitted_to_a_cluster_find_what_its_workers_have_and_tell_no_secret(
     cluster: SparkCluster, url: str, mysql_url: str, tmp_path: Path
 ) -> None:
-    """B7: scheduled and read by other processes, delivered by a broker that runs meanwhile."""
+    """B7, P5: scheduled, read, rebuilt by other processes; delivered by a broker meanwhile."""
     secret = {"ESCAPEMENT_PASSWORD": SECRET}
     given: dict[str, Any] = {
         "environment": secret,
@@ -98,6 +99,13 @@ async def test_jobs_submitted_to_a_cluster_find_what_its_workers_have_and_tell_n
         assert json.loads(said)["total"] == ROWS // 2
         said = await submit(lambda: cluster.submit("audit", jobs, "audit", "--log", url, **given))
         assert "everything adds up" in said
+    shutil.rmtree(process.index)
+    rebuild = ["rebuild", "--log", url, "--data", process.data]
+    said = await submit(lambda: cluster.submit("rebuild", jobs, *rebuild, **given))
+    assert f"{ROWS // 2:,} in the index" in said
+    audit = ["audit", "--log", url, "--index", process.data]
+    said = await submit(lambda: cluster.submit("audit of the index", jobs, *audit, **given))
+    assert "everything adds up" in said
     (tmp_path / "password").write_text(SECRET)
     read = [Path(__file__).with_name("submitted.py"), url, TOPIC, tmp_path / "password"]
     said = await submit(
@@ -109,7 +117,7 @@ async def test_jobs_submitted_to_a_cluster_find_what_its_workers_have_and_tell_n
         for customer, due_ms in wanted.items()
     }
     texts = dict(cluster.written())
-    assert {"master", "worker", "schedule", "audit"} <= {str(name) for name in texts}
+    assert {"master", "worker", "schedule", "audit", "rebuild"} <= {str(name) for name in texts}
     assert any("events" in name.parts for name in texts)
     assert any("work" in name.parts for name in texts)
     assert [name for name, text in texts.items() if SECRET in text] == []

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 
 
+def is_submitted() -> bool:
+    """Whether spark-submit runs this process."""
+    return _SUBMITTED in os.environ
+
+
 @contextmanager
 def session(name: str, master: str | None = None) -> Iterator[SparkSession]:
     """A session for the time of one job, which shows how far it is on a terminal.
@@ -44,7 +49,7 @@ def session(name: str, master: str | None = None) -> Iterator[SparkSession]:
     if spark is not None:
         yield spark
         return
-    if _SUBMITTED not in os.environ:
+    if not is_submitted():
         provide_java()
         # Workers on this machine are to have what is installed here.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from escapement.cli.pipeline.progress import ProgressLine
 from escapement.cli.pipeline.source import refusals
 from escapement.pipeline.filling import Progress
 from escapement.pipeline.rebuild import DEFAULT_MEMORY_BYTES, RebuildConfig, is_local, run
-from escapement.pipeline.session import session
+from escapement.pipeline.session import is_submitted, session
 
 _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)
 
@@ -110,7 +109,7 @@ def _needs_spark(engine: str | None, master: str | None) -> bool:
         return engine == "spark"
     if master is not None:
         return not is_local(master)
-    return "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit runs this
+    return is_submitted()
 
 
 def _counts(progress: Progress, seconds: float) -> str:
