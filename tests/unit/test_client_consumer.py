@@ -84,6 +84,27 @@ async def test_a_block_that_ends_well_acks_and_one_that_fails_gives_back_and_rai
 
 
 @on_both
+async def test_what_is_given_back_gathers_while_acknowledgements_do() -> None:
+    """V4: many small ones cost the broker more than a large one, and wait a moment only."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", permits=20) as inbox:
+            await peer.deliver([b""] * 6, [0, 1, 2, 3, 4, 5])
+            peer.silent = True  # so that the first is under way
+            await inbox.ack(0)
+            await anyio.sleep(0.001)
+            for offset in (1, 2):
+                await inbox.nack(offset, (1, "s"))
+                await inbox.ack(offset + 2)
+                await anyio.sleep(0.001)
+            assert not peer.heard_of(wire.Nack)
+            await anyio.sleep(0.01)
+            assert [nack.offsets.tolist() for nack in peer.heard_of(wire.Nack)] == [[1, 2]]
+            await inbox.nack(5, (1, "s"))
+            await anyio.sleep(0.001)
+            assert peer.heard_of(wire.Nack)[-1].offsets.tolist() == [5]
+
+
+@on_both
 async def test_what_goes_back_untried_is_released_and_what_needs_longer_extended() -> None:
     """V4: also what nobody took out of the inbox before it was closed."""
     async with Peer.running() as peer, connect(peer) as broker:

@@ -21,7 +21,7 @@ from typing import Final
 import anyio
 
 from escapement.client import schedule
-from escapement.client.ackbox import AckBox, Slip
+from escapement.client.ackbox import LINGER_S, AckBox, Slip
 from escapement.client.attachment import Attached, State
 from escapement.client.batch import Batch, Batches, Message
 from escapement.client.line import Answer, Line
@@ -317,6 +317,7 @@ class Inbox(Attached):
                 if self._state is State.READY:
                     self._untried = self._tray.waiting()
                     self._work(anyio.current_time(), True)
+                    self._send_back()
                 self._closed = True
                 done = self._close("this consumer is closed")
             await done.wait()
@@ -345,14 +346,19 @@ class Inbox(Attached):
     def _work(self, now_s: float, ready: bool) -> float:
         if not ready:
             return float("inf")
+        slips, again_s = self._acks.take(now_s)
+        # While acknowledgements gather, what is given back gathers with them.
+        if again_s > now_s + LINGER_S:
+            self._send_back()
+        for slip in slips:
+            self._send_slip(slip)
+        return again_s
+
+    def _send_back(self) -> None:
         for piece, delay_ms in self._nacks.take():
             self._line.send(wire.Nack(0, self.id, piece, delay_ms))
         for piece, delay_ms in self._releases.take():
             self._line.send(wire.Release(0, self.id, piece, delay_ms))
-        slips, again_s = self._acks.take(now_s)
-        for slip in slips:
-            self._send_slip(slip)
-        return again_s
 
     def _send_slip(self, slip: Slip) -> None:
         def answered(answer: Answer) -> None:
