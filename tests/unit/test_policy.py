@@ -50,6 +50,8 @@ def test_text_is_read_as_people_write_it_and_none_is_the_default() -> None:
     policy = SubscriptionPolicy().updated({"ack_wait_ms": "1m", "jitter": "0.1"})
     assert (policy.ack_wait_ms, policy.jitter) == (60_000, 0.1)
     assert policy.updated({"jitter": None}) == SubscriptionPolicy(ack_wait_ms=60_000)
+    # As the help of each says what 0 means.
+    assert policy.updated({"ack_wait_ms": "0"}).ack_wait_ms == 0
 
 
 @pytest.mark.parametrize(

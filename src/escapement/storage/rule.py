@@ -63,9 +63,11 @@ def _ruled(
 
 
 def duration(default_ms: int, help: str, nothing: str = "") -> int:
-    """Milliseconds, or text such as ``30s``; the field's name ends in ``_ms``."""
+    """Milliseconds, or text such as ``30s`` or ``0``; the field's name ends in ``_ms``."""
 
     def read(value: Any) -> int:
+        if value == "0":
+            return 0
         found = parse_duration(value) if isinstance(value, str) else _whole(value)
         if found > _MOST_WAIT_MS:
             raise InvalidRequest(f"{duration_text(found)} is longer than 366 days")
