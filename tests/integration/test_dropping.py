@@ -302,3 +302,28 @@ async def test_who_begins_in_the_past_keeps_no_more_of_it(
         await world.clock.advance(seconds=3)
         _, waiting = await figures(broker)
         assert waiting == 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["leave", "nack", "timeout"])
+async def test_what_is_given_back_goes_too(
+    how: str, kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: it was in hands when the quota was met, and nothing comes afterwards."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 10, kind)
+        async with broker.consumer("x", "s", kind=kind, ack_wait="10s", permits=50) as inbox:
+            await publish(broker, range(50))
+            held = await arrived(inbox)
+            assert len(held) == 50
+            await world.clock.advance(seconds=3)
+            assert await figures(broker) == (0, 50)
+            if how == "nack":
+                await inbox.nack([message.id for message in held], "1h")
+            elif how == "timeout":
+                await world.clock.advance(seconds=8)
+            if how != "leave":
+                await world.clock.advance(seconds=3)
+                assert await figures(broker) == (40, 10)
+        await world.clock.advance(seconds=3)
+        assert await figures(broker) == (40, 10)

@@ -149,7 +149,7 @@ class Quotas(Life):
         return self.calm and self.now_ms - self.model.quiet_since_ms > 2 * LATE_MS
 
     def _left(self, claim: Claim) -> tuple[int, int, int]:
-        """What waits, at least and at most; and how much of that nobody ever had."""
+        """What waits, at least and at most; and how much of that is in nobody's hands."""
         model, now_ms = self.model, self.now_ms
         certain = {
             o for o in model.open(claim) if model.waits_since_ms(claim, o) + LATE_MS <= now_ms
@@ -159,4 +159,5 @@ class Quotas(Life):
             for o in model.wanted(claim) - claim.done()
             if claim.in_log_order or model.due_ms(claim, o) <= now_ms
         }
-        return len(certain), len(perhaps), len(certain - claim.seen.keys())
+        in_hands = {o for o, hand in claim.hands.items() if hand.until_ms + LATE_MS > now_ms}
+        return len(certain), len(perhaps), len(certain - in_hands)

@@ -84,6 +84,7 @@ class Subscription(ABC):
         self.dead = Doomed()  # held until they are buried
         self.retries = Retries(now_ms)
         self.keep_most: int | None = None  # of what waits; the oldest beyond it are to go
+        self.gave_back = False  # since it was looked at for a quota: what was in hands may go now
         self._submit = submit
         self._on_dead = on_dead
         self._rng = rng
@@ -294,6 +295,7 @@ class Subscription(ABC):
         """These come back from a consumer; failed for ``reason``, or not at all."""
         if not rows.height:
             return
+        self.gave_back = True
         rows = counted(rows)
         if self.expiry.ttl_ms:  # it waits no longer than it lives
             next_ms = np.minimum(next_ms, np.maximum(rows.due_ms + self.expiry.ttl_ms, now_ms))

@@ -72,13 +72,13 @@ class Backlogs:
             amount.check(total, f"all topics in {topic.name.namespace_full}")
 
     def look(self, topic: Topic, now_ms: int) -> None:
-        """Something has come, or come due: see whether something is to be dropped.
+        """Something has come, come due or come back: see whether something is to be dropped.
 
         It is looked at once a second; the topic is woken for that when it has rested.
         """
-        if not topic.grown or now_ms < topic.rests_until_ms:
+        if now_ms < topic.rests_until_ms or not topic.has_grown:
             return
-        topic.grown = False
+        topic.looked_at()
         topic.rests_until_ms = now_ms + _FRESH_MS
         quota, total = topic.quota, topic.total_quota
         if quota.there and quota.drops:

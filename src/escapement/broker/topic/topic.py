@@ -332,12 +332,23 @@ class Topic:
     def next_wake_ms(self, now_ms: int) -> int | None:
         """When ``advance`` or a window has something to do; None for never."""
         wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
-        if self.grown and (self.quota.drops or self.total_quota.drops):
+        if (self.quota.drops or self.total_quota.drops) and self.has_grown:
             wakes.append(self.rests_until_ms)
         if self._coming is not None:
             wakes.append(self._coming.next_wake_ms())
         known = [wake for wake in wakes if wake is not None]
         return max(min(known), now_ms) if known else None
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether more may wait, or may go, than when it was looked at for its quota."""
+        return self.grown or any(one.gave_back for one in self.subscriptions())
+
+    def looked_at(self) -> None:
+        """For its quota; from now on ``has_grown`` speaks of what happens after this."""
+        self.grown = False
+        for subscription in self.subscriptions():
+            subscription.gave_back = False
 
     def rewind(self, now_ms: int) -> None:
         """The wall clock went back; behind the frontier by more than a tick, all is rebuilt."""
