@@ -273,4 +273,8 @@ async def test_the_command_rebuilds_and_says_how_much(
         await history(world, "stopped")
     assert command(["pipeline", "rebuild", "--data", str(tmp_path)]) == 0
     assert "messages read," in capsys.readouterr().out
-    assert keys_on_disk(tmp_path / "index")
+    keys = keys_on_disk(tmp_path / "index")
+    assert keys
+    # A master that is no cluster leaves it to the local engine.
+    assert command(["pipeline", "rebuild", "--data", str(tmp_path), "--master", "local[2]"]) == 0
+    assert keys_on_disk(tmp_path / "index") == keys

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 import escapement
 from brokers import PATIENT, broker_process
+from escapement.cli.main import run as command
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs, MessageBatch
 from escapement.pipeline.audit import AuditConfig
@@ -160,7 +161,9 @@ def block_of(number: int) -> Block:
     return Block(1, (offsets % 7).tobytes(), offsets.tobytes(), batch.encode())
 
 
-def test_where_tasks_cannot_do_it_it_is_said(tmp_path: Path) -> None:
+def test_where_tasks_cannot_do_it_it_is_said(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """P5: no session, SQLite with a cluster, a worker that sees another directory."""
     with pytest.raises(InvalidRequest, match="needs a session"):
         run(None, RebuildConfig(tmp_path, "mysql://db/log", engine="spark"))
@@ -170,6 +173,10 @@ def test_where_tasks_cannot_do_it_it_is_said(tmp_path: Path) -> None:
         run(cluster, RebuildConfig(tmp_path))
     with pytest.raises(InvalidRequest, match="password"):
         run(cluster, RebuildConfig(tmp_path, "mysql://user:secret@db/log"))
+    data, secret = str(tmp_path), "mysql://user:secret@db/log"
+    asked = ["pipeline", "rebuild", "--data", data, "--log", secret, "--engine", "spark"]
+    assert command(asked) == 1
+    assert "a password in the option url" in capsys.readouterr().err
     shown = Shown.mark_in(tmp_path)
     shown.check()
     with pytest.raises(InvalidRequest, match="file system that driver and workers share"):
