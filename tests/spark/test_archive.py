@@ -30,8 +30,9 @@ from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.selection import Selection
 from escapement.storage import archive
+from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.topicstate import read_topic
 
 
@@ -67,10 +68,10 @@ class Kept:
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
-    data = tmp_path_factory.mktemp("data")
-    engine = SqliteEngine(data / FILE_NAME)
-    yield Kept(engine, {"data": str(data)}, fill(engine), data / "an archive")
+def log(mysql_url_of_module: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    engine = MysqlEngine(MysqlAddress.parse(mysql_url_of_module))
+    root = tmp_path_factory.mktemp("data") / "an archive"
+    yield Kept(engine, {"url": mysql_url_of_module}, fill(engine), root)
     engine.close()
 
 
@@ -157,7 +158,7 @@ def test_a_run_that_is_repeated_takes_what_no_other_has(
 ) -> None:
     """N8: the command says what it did."""
     log.hold(True)
-    words = ["pipeline", "archive", "--to", str(log.root), "--data", log.source["data"]]
+    words = ["pipeline", "archive", "--to", str(log.root), "--log", log.source["url"]]
     assert command([*words, "--older-than", "0s"]) == 0
     assert "there is nothing to archive" in capsys.readouterr().out
     assert len(files(log.root)) == 1

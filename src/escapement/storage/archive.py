@@ -30,6 +30,8 @@ _LOCK_NAME: Final = "CONCAT('escapement.archive.', SHA1(DATABASE()))"
 _COLUMNS: Final = (
     "topic_id, run, archived_at_ms, message_count, size_bytes, first_offset, last_offset, manifest"
 )
+# The server closes a connection, and gives up its lock, that is idle for longer: a day.
+_IDLE_S: Final = 86_400
 # Offsets compared at once.
 _AT_ONCE: Final = 1 << 20
 
@@ -150,6 +152,8 @@ def alone(engine: Engine, connection: Connection) -> Iterator[None]:
         return
     if connection.execute(f"SELECT GET_LOCK({_LOCK_NAME}, 0)").rows[0][0] != 1:
         raise _busy()
+    # Between two statements whole steps of a run may lie.
+    connection.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
     yield  # the lock goes with the connection
 
 
