@@ -114,7 +114,7 @@ class _Which:
             due_from=self.due_from,
             due_until=self.due_until,
             key=self.key,
-            progress=lambda count: click.echo(f"{count} messages found so far", err=True),
+            progress=lambda count: click.echo(f"{count:,} messages found so far", err=True),
         )
 
 
@@ -138,7 +138,7 @@ def _amend(
             outcomes.append(await act(broker, part))
             tried = sum(map(len, outcomes))
             if len(found) > len(part):
-                click.echo(f"{tried} of {len(found)} messages", err=True)
+                click.echo(f"{tried:,} of {len(found):,} messages", err=True)
         return Outcomes.concat(found.topic, outcomes)
 
     result = with_broker(at_broker, work)
@@ -158,7 +158,7 @@ def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(row))
     else:
-        click.echo(", ".join(f"{count} {word}" for word, count in row.items()))
+        click.echo(", ".join(f"{count:,} {word}" for word, count in row.items()))
 
 
 @click.command(

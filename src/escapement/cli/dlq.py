@@ -212,7 +212,7 @@ def _move(
             step = said[answer]
             moved += step
             if step == _STEP:
-                click.echo(f"{moved} {done} so far", err=True)
+                click.echo(f"{moved:,} {done} so far", err=True)
         return moved
 
     if letters.dry_run:
@@ -221,7 +221,7 @@ def _move(
     moved = with_broker(at, work)
     missing = len(set(letters.offsets)) - moved if letters.offsets else 0
     if moved or not missing:
-        click.echo(json.dumps({answer: moved}) if output == "json" else f"{moved} {done}")
+        click.echo(json.dumps({answer: moved}) if output == "json" else f"{moved:,} {done}")
     if missing:
         raise NotFound(
             f"{missing} of the letters named are not there: "

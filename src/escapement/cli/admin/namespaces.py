@@ -58,7 +58,7 @@ def create_namespace(desk: Desk, namespace: str) -> None:
     desk.ask("namespaces.create", _print, namespace=namespace)
 
 
-@verb(namespaces, "delete", "shop/eu")
+@verb(namespaces, "delete", "shop/eu", "shop/eu --force --dry-run")
 @click.option("--force", is_flag=True, help="Delete everything in it with it.")
 @click.option("--dry-run", is_flag=True, help="Only say what that would be.")
 @_namespace
