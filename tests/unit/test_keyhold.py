@@ -496,6 +496,39 @@ def test_an_order_that_is_asked_for_later_counts_what_is_out_and_in_retry() -> N
     assert life.hand() == 3
 
 
+def test_what_was_out_before_there_was_an_order_holds_its_key_until_the_last_is_done() -> None:
+    """Q9: also when it is given back and waits, again and again."""
+    made = subscription(100)
+    life = Life(made, "any", False)
+    life.publish([1, 1, 1])
+    assert life.hand() == 3
+    life.turn("key")
+    life.publish([1])
+    for offset in (1, 2):
+        made.negative_acknowledge(made.consumers[0], column(offset), 1000, life.now_ms)
+        assert made._order is not None
+        made._order._check()
+    made.acknowledge(column(0, 1), None)
+    assert made.assign(life.now_ms, 10) == []
+    made.acknowledge(column(2), None)
+    (hand,) = made.assign(life.now_ms, 10)
+    assert hand.rows.offsets.tolist() == [3]
+
+
+def test_keys_that_share_a_slot_do_not_wait_for_each_other() -> None:
+    """Q9: their hashes are of 23 bits, though ranges are of 16."""
+    made = subscription(100)
+    made.set_policy(SubscriptionPolicy(order="key"))
+    traits = keyed(7, 7, 7) | np.array([0, 1 << 17, 0], np.uint32)
+    scan(made, {}, 1_000)
+    made.offer(np.full(3, 1_000), column(0, 1, 2), traits)
+    (hand,) = made.assign(1_000, 10)
+    assert hand.rows.offsets.tolist() == [0, 1]
+    made.acknowledge(column(0), None)
+    (hand,) = made.assign(1_000, 10)
+    assert hand.rows.offsets.tolist() == [2]
+
+
 def test_many_messages_of_busy_keys_hold_up_others_for_a_moment_only() -> None:
     """V16: ready is full of what may not go, again and again, and reading goes on behind it."""
     made = subscription(ready_messages=40)
