@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -16,13 +16,16 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import NotFound, OutcomeUnknown, StorageUnavailable
-from escapement.storage import job
+from escapement.storage import inbox, job
+from escapement.storage.blocking import Run, inline
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.job import Job
 from escapement.storage.letter import Letter, compressed
 from escapement.testing import World, arrived
 from letters import letter
+
+T = TypeVar("T")
 
 DAY_MS = 86_400_000
 TINY = BrokerConfig(limits=BrokerLimits(inbox_step_bytes=1, inbox_round_bytes=1), seed=0)
@@ -49,10 +52,10 @@ class Writer:
 
 @asynccontextmanager
 async def bulk_world(
-    config: BrokerConfig | None = None, engine: Engine | None = None
+    config: BrokerConfig | None = None, engine: Engine | None = None, run: Run = inline
 ) -> AsyncIterator[tuple[World, escapement.Broker, Writer]]:
     database = SqliteEngine.in_memory()
-    async with testing.start(config=config, engine=engine or database) as world:
+    async with testing.start(config=config, engine=engine or database, run=run) as world:
         async with world.connect() as broker:
             yield world, broker, Writer(engine or database)
 
@@ -168,6 +171,33 @@ async def test_whichever_step_fails_a_job_is_adopted_once_and_in_order(
             assert fault.count >= number
             wanted += added
             assert await payloads(broker, "t/n/x") == wanted
+
+
+async def test_what_was_read_behind_a_step_that_failed_meanwhile_does_not_go(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P6, B7: also if commits go through again by then."""
+    reading, may_read = trio.Event(), trio.Event()
+
+    async def run(function: Callable[..., T], /, *arguments: object) -> T:
+        if inbox.read_ahead in arguments:
+            reading.set()
+            await may_read.wait()
+        return await inline(function, *arguments)
+
+    faulty = FaultyEngine(SqliteEngine.in_memory())
+    # Of the two tries that a lane makes before it gives a group back.
+    fault = faulty.before = Once("UPDATE parcels SET moved_id", StorageUnavailable("away"), 2)
+    async with bulk_world(TINY, faulty, run) as (world, broker, writer):
+        writer.write(*(letter("t/n/x", f"{n}", b"%d" % n) for n in range(6)))
+        fault.arm()
+        world.server.postman.wake()
+        await reading.wait()
+        await world.clock.advance(seconds=1)
+        assert not fault.left
+        may_read.set()
+        await world.clock.advance(seconds=5)
+        assert await payloads(broker, "t/n/x") == [b"%d" % n for n in range(6)]
 
 
 async def test_whoever_discards_what_a_job_has_for_a_topic_takes_what_was_not_moved(
