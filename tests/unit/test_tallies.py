@@ -27,7 +27,7 @@ from escapement.storage.lag import (
     encode_tally,
 )
 
-numbers = st.one_of(st.integers(0, 100), st.integers(0, 10**7), st.integers(0, 2**62))
+numbers = st.one_of(st.integers(0, 100), st.integers(0, 10**7), st.integers(0, 2**53))
 
 
 @settings(max_examples=200)

@@ -2,8 +2,8 @@
 
 The bucket of a number is what a float64 says of it first: its exponent and four bits of its
 mantissa. So each power of two is cut into 16 buckets, numbers below 32 have one each, and what is
-said of a larger number is off by 1/32 of it at most. What is below 0 counts as 0. There are
-``BUCKETS`` for all that an int64 can be. The idea is that of HdrHistogram. Pure.
+said of a larger number, up to 2^53, is off by 1/32 of it at most. What is below 0 counts as 0.
+There are ``BUCKETS`` for all that an int64 can be. The idea is that of HdrHistogram. Pure.
 """
 
 from __future__ import annotations

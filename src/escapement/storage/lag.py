@@ -99,7 +99,7 @@ def count_lags(timings: Iterable[Timing]) -> list[Lag]:
     hours: dict[tuple[int, int], _Hour] = {}
     for origin_id, at_ms, handed, unseen in timings:
         if unseen:
-            hours.setdefault((origin_id, _hour(at_ms)), _Hour()).unseen(unseen)
+            hours.setdefault((origin_id, _hour(at_ms)), _Hour()).unseen += unseen
         for one in handed:
             hours.setdefault((origin_id, _hour(one.at_ms)), _Hour()).take(one, at_ms)
     return [Lag(*key, hour.tally()) for key, hour in hours.items()]
@@ -110,51 +110,55 @@ def _hour(at_ms: int) -> int:
 
 
 class _Hour:
-    """What is to be counted for one subscription and hour."""
+    """What is to be counted for one subscription and hour; a group may have very many."""
 
-    __slots__ = ("_found", "_rows", "_waiting")
+    __slots__ = ("_parts", "unseen")
 
     def __init__(self) -> None:
-        self._found = np.zeros((_KINDS, BUCKETS), np.int64)
-        self._waiting: list[Handed] = []
-        self._rows = 0  # of what waits
-
-    def unseen(self, count: int) -> None:
-        self._found[UNSEEN, 0] += count
+        self._parts: list[tuple[Handed, int]] = []  # with the time of the acknowledgement
+        self.unseen = 0
 
     def take(self, handed: Handed, acknowledged_ms: int) -> None:
-        rows = len(handed.attempts)
-        held_ms = np.array([acknowledged_ms - handed.at_ms])
-        self._found[HELD, bucket_of(held_ms)[0]] += rows
-        self._waiting.append(handed)
-        self._rows += rows
-        if self._rows >= _STEP_ROWS:
-            self._count()
-
-    def _count(self) -> None:
-        """Count what waits: many small columns at once, and no long ones, which leave the cache."""
-        parts, self._waiting, self._rows = self._waiting, [], 0
-        late = _joined([one.at_ms - one.wanted_ms for one in parts])
-        tries = _joined([one.attempts for one in parts]) & (RELEASED - 1)
-        if int(tries.max()) <= 1:
-            self._add(LATE, late)
-            self._found[TRIED, 1] += len(tries)
-        else:
-            first = tries <= 1
-            self._add(LATE, late[first])
-            self._add(LATE_AGAIN, late[~first])
-            self._add(TRIED, tries)
-
-    def _add(self, kind: int, values: Int64s) -> None:
-        found = np.bincount(bucket_of(values))
-        self._found[kind, : len(found)] += found
+        self._parts.append((handed, acknowledged_ms))
 
     def tally(self) -> Tally:
-        if self._waiting:
-            self._count()
-        found = self._found.ravel()
+        found = np.zeros((_KINDS, BUCKETS), np.int64)
+        found[UNSEEN, 0] = self.unseen
+        if self._parts:
+            held_ms = np.array([at_ms - one.at_ms for one, at_ms in self._parts])
+            heights = np.array([len(one.attempts) for one, _ in self._parts])
+            np.add.at(found[HELD], bucket_of(held_ms), heights)
+        # Many small columns are counted at once, and no long ones, which leave the cache.
+        waiting, rows = [], 0
+        for one, _ in self._parts:
+            waiting.append(one)
+            rows += len(one.attempts)
+            if rows >= _STEP_ROWS:
+                _count(waiting, found)
+                waiting, rows = [], 0
+        if waiting:
+            _count(waiting, found)
         cells = np.flatnonzero(found)
-        return Tally(cells, found[cells])
+        return Tally(cells, found.ravel()[cells])
+
+
+def _count(parts: list[Handed], found: Int64s) -> None:
+    """Add these to what was found, by kind and bucket."""
+    late = _joined([one.at_ms - one.wanted_ms for one in parts])
+    tries = _joined([one.attempts for one in parts]) & (RELEASED - 1)
+    if int(tries.max()) <= 1:
+        _add(found[LATE], late)
+        found[TRIED, 1] += len(tries)
+    else:
+        first = tries <= 1
+        _add(found[LATE], late[first])
+        _add(found[LATE_AGAIN], late[~first])
+        _add(found[TRIED], tries)
+
+
+def _add(found: Int64s, values: Int64s) -> None:
+    counts = np.bincount(bucket_of(values))
+    found[: len(counts)] += counts
 
 
 def _joined(columns: list[Int64s]) -> Int64s:
