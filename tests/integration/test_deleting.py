@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 
+import numpy as np
 import pytest
 import trio
 
@@ -17,9 +18,12 @@ from dying import DiesAt, finish
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import EscapementError
-from escapement.names import NamespaceName
-from escapement.storage import job
+from escapement.names import NamespaceName, TopicName
+from escapement.storage import archive, job
+from escapement.storage.archive import ArchiveRecord
+from escapement.storage.catalog import find_topic
 from escapement.storage.engine.base import Engine
+from escapement.storage.offsets import OffsetSet
 from escapement.testing import World, arrived
 from letters import letter
 
@@ -27,6 +31,7 @@ NAMESPACE, TOPIC = "t/n", "t/n/x"
 # What belongs to no topic; every other table that there is must be filled, and freed.
 OF_THE_BROKER = {
     *("schema_migrations", "log_identity", "leases", "journal", "journal_trim", "generations"),
+    "last_checkpoint",
     *("jobs", "sqlite_sequence"),  # of a job nothing is kept but that it was committed
 }
 PATIENT = BrokerConfig(ack_wait_ms=10**12, table_parallelism=2, seed=0)
@@ -62,6 +67,20 @@ def write_job(engine: Engine, series: str) -> None:
         letters = [letter(TOPIC, "far", b"x", at_ms=[1 << 60])]
         counted = stage_letters(engine, connection, load, 0, "a", letters)
         assert commit(engine, connection, load, counted)
+    finally:
+        connection.close()
+
+
+def archive_some(engine: Engine, run: str) -> None:
+    """Two messages of the topic are in an archive."""
+    connection = engine.connect()
+    try:
+        topic = find_topic(connection, TopicName.parse(TOPIC))
+        offsets = OffsetSet()
+        offsets.add(np.array([0, 1]))
+        archive.record(
+            engine, connection, ArchiveRecord(topic.id, run, 0, 2, 20, 0, 1, b"{}"), offsets
+        )
     finally:
         connection.close()
 
@@ -136,9 +155,10 @@ async def test_a_crash_at_any_step_of_deleting_leaves_nothing_behind(
         for number in count(1, 25 if engine.kind == "mysql" else 4):
             await fill(world)
             write_job(engine, f"job {number}")
+            archive_some(engine, f"run {number}")
             await world.clock.advance(seconds=2)
             unused = {table for table, count in rows(engine).items() if not count}
-            assert {table for table in unused if not table.startswith("log_")} == {"removals"}
+            assert not {table for table in unused if not table.startswith("log_")} - {"removals"}
             faulty.before = dies = DiesAt(number)
             with trio.move_on_after(3):
                 await finish(world, everything)
