@@ -19,6 +19,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from escapement.message import Int64s
+from escapement.pipeline import archive as archives
+from escapement.pipeline.archive import ArchiveConfig
 from escapement.pipeline.forecast import ForecastConfig, run
 from escapement.pipeline.jvm import provide_java
 
@@ -83,6 +85,26 @@ def forecast(spark: SparkSession, url: str, topic: str, until_ms: int) -> dict[s
     }
 
 
+def archive(spark: SparkSession, url: str, topic: str, root: str) -> int:
+    """Archive what is done of the topic; how many messages."""
+    return archives.run(spark, ArchiveConfig({"url": url}, root, [topic], older_than_ms=0)).messages
+
+
+def read(spark: SparkSession, url: str, topic: str, out: str) -> None:
+    """All that there is of the topic, by offset, as columns in a file."""
+    reader = spark.read.format("escapement").option("url", url).option("topic", topic)
+    messages = reader.schema("offset BIGINT, deliver_at TIMESTAMP, payload BINARY").load()
+    found = messages.selectExpr("offset", "unix_millis(deliver_at) due_ms", "payload").toArrow()
+    found = found.sort_by("offset")
+    content = b"".join(found["payload"].to_pylist())
+    np.savez(
+        out,
+        offsets=found["offset"].to_numpy(),
+        due_ms=found["due_ms"].to_numpy(),
+        contents=np.frombuffer(content, np.uint8).reshape(-1, WIDTH),
+    )
+
+
 def main(events: str) -> None:
     began_s = time.monotonic()
     provide_java()
@@ -100,7 +122,7 @@ def main(events: str) -> None:
     )
     spark.read.format("escapement").load()
     print(json.dumps(time.monotonic() - began_s), flush=True)
-    steps = {"schedule": schedule, "forecast": forecast}
+    steps = {"schedule": schedule, "forecast": forecast, "archive": archive, "read": read}
     for line in sys.stdin:
         asked = json.loads(line)
         print(json.dumps(steps[asked.pop("step")](spark, **asked)), flush=True)

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ import escapement
 from brokers import PATIENT, broker_process
 from sparkcluster import CHECKOUT, SparkCluster, install
 
+NAMESPACE: Final = "shop/eu"
 TOPIC: Final = "shop/eu/reminders"
 USER: Final = "spark_on_a_cluster"
 SECRET: Final = "s3cret-0f-the-cluster"
@@ -73,44 +75,46 @@ async def test_jobs_submitted_to_a_cluster_find_what_its_workers_have_and_tell_n
     cluster: SparkCluster, url: str, mysql_url: str, tmp_path: Path
 ) -> None:
     """B7, P5: scheduled, read, rebuilt by other processes; delivered by a broker meanwhile."""
+    jobs, at = cluster.bin / "escapement-pipeline.py", ["--log", url]
     secret = {"ESCAPEMENT_PASSWORD": SECRET}
-    given: dict[str, Any] = {
-        "environment": secret,
-        "conf": {f"spark.executorEnv.{name}": value for name, value in secret.items()},
-    }
-    jobs = cluster.bin / "escapement-pipeline.py"
-    submit = trio.to_thread.run_sync
+    conf = {f"spark.executorEnv.{name}": value for name, value in secret.items()}
+
+    async def submit(name: str, *application: str | Path) -> str:
+        run = partial(cluster.submit, name, *application, environment=secret, conf=conf)
+        return await trio.to_thread.run_sync(run)
+
     with broker_process(tmp_path / "data", mysql_url) as process:
         async with escapement.connect(process.url, settings=PATIENT) as broker:
+            await broker.admin("namespaces.create", namespace=NAMESPACE)
+            policy = {"retention_ms": "0s", "archive": "yes"}
+            await broker.admin("namespaces.update", namespace=NAMESPACE, policy=policy)
             await broker.admin("subscriptions.create", topic=TOPIC, subscription="texts")
             file = tmp_path / "appointments.csv"
             wanted = write_appointments(file)
-            example = [CHECKOUT / "examples" / "spark_reminders.py", file]
-            await submit(
-                lambda: cluster.submit(
-                    "schedule", *example, "--url", url, "--topic", TOPIC, **given
-                )
-            )
+            example = CHECKOUT / "examples" / "spark_reminders.py"
+            await submit("schedule", example, file, "--url", url, "--topic", TOPIC)
             received = await consumed(broker, sum(1 for n in range(ROWS) if n % 2))
         assert all(due_ms >= wanted[customer] for customer, due_ms in received.items())
         assert received.keys() == {f"c{n}" for n in range(1, ROWS, 2)}
-        forecast = ["forecast", TOPIC, "--log", url, "--by", "day", "--for", "4w", "-o", "json"]
-        said = await submit(lambda: cluster.submit("forecast", jobs, *forecast, **given))
+        weeks = ["--by", "day", "--for", "4w", "-o", "json"]
+        said = await submit("forecast", jobs, "forecast", TOPIC, *at, *weeks)
         assert json.loads(said)["total"] == ROWS // 2
-        said = await submit(lambda: cluster.submit("audit", jobs, "audit", "--log", url, **given))
-        assert "everything adds up" in said
+        to = ["--to", tmp_path / "archive", "-o", "json"]
+        said = await submit("archive", jobs, "archive", *at, *to)
+        assert [topic["messages"] for topic in json.loads(said)] == [ROWS // 2]
+        (lag,) = json.loads(await submit("lag", jobs, "lag", *at, "-o", "json"))["totals"]
+        assert lag["acknowledged"] == ROWS // 2
+    # The broker is gone, and with it, say, its disk.
     shutil.rmtree(process.index)
-    rebuild = ["rebuild", "--log", url, "--data", process.data]
-    said = await submit(lambda: cluster.submit("rebuild", jobs, *rebuild, **given))
+    said = await submit("rebuild", jobs, "rebuild", *at, "--data", process.data)
     assert f"{ROWS // 2:,} in the index" in said
-    audit = ["audit", "--log", url, "--index", process.data]
-    said = await submit(lambda: cluster.submit("audit of the index", jobs, *audit, **given))
+    said = await submit("audit", jobs, "audit", *at, "--index", process.data)
     assert "everything adds up" in said
+    # No password in the environment, but a file of it on all machines.
+    secret, conf = {}, {}
     (tmp_path / "password").write_text(SECRET)
-    read = [Path(__file__).with_name("submitted.py"), url, TOPIC, tmp_path / "password"]
-    said = await submit(
-        lambda: cluster.submit("read", *read, tmp_path / "out", environment={}, conf={})
-    )
+    reader = Path(__file__).with_name("submitted.py")
+    said = await submit("read", reader, url, TOPIC, tmp_path / "password", tmp_path / "out")
     assert all(place.startswith(str(cluster.bin.parent)) for place in said.split())
     assert stored(tmp_path / "out") == {
         customer: (received.get(customer, due_ms), customer in received)
