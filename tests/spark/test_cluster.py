@@ -98,11 +98,11 @@ async def test_jobs_submitted_to_a_cluster_find_what_its_workers_have_and_tell_n
         assert received.keys() == {f"c{n}" for n in range(1, ROWS, 2)}
         weeks = ["--by", "day", "--for", "4w", "-o", "json"]
         said = await submit("forecast", jobs, "forecast", TOPIC, *at, *weeks)
-        assert json.loads(said)["total"] == ROWS // 2
+        assert answer(said)["total"] == ROWS // 2
         to = ["--to", tmp_path / "archive", "-o", "json"]
         said = await submit("archive", jobs, "archive", *at, *to)
-        assert [topic["messages"] for topic in json.loads(said)] == [ROWS // 2]
-        (lag,) = json.loads(await submit("lag", jobs, "lag", *at, "-o", "json"))["totals"]
+        assert [topic["messages"] for topic in answer(said)] == [ROWS // 2]
+        (lag,) = answer(await submit("lag", jobs, "lag", *at, "-o", "json"))["totals"]
         assert lag["acknowledged"] == ROWS // 2
     # The broker is gone, and with it, say, its disk.
     shutil.rmtree(process.index)
@@ -125,6 +125,11 @@ async def test_jobs_submitted_to_a_cluster_find_what_its_workers_have_and_tell_n
     assert any("events" in name.parts for name in texts)
     assert any("work" in name.parts for name in texts)
     assert [name for name, text in texts.items() if SECRET in text] == []
+
+
+def answer(said: str) -> Any:
+    """What a job prints as JSON; before it may stand what it has said on standard error."""
+    return json.loads(said.splitlines()[-1])
 
 
 async def consumed(broker: escapement.Broker, count: int) -> dict[str, int]:
