@@ -33,7 +33,7 @@ TOPIC: Final = "shop/eu/reminders"
 # The first is due so much later: time for writing, adopting and foreseeing them all. On a machine
 # that has much else to do, so many times what a Spark took to start.
 HEAD_MS: Final = 40_000
-HEAD_STARTS: Final = 2
+HEAD_STARTS: Final = 3
 # Fewer than a task may be tried, so that even the unluckiest task comes to its end.
 KILLS: Final = TRIES - 2
 STEP_TIMEOUT_S: Final = 300
