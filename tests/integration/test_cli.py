@@ -538,6 +538,27 @@ def test_what_was_consumed_does_not_come_again(say: Say) -> None:
     assert say("consume", "once", "s", "--count", "1") == "c\n"
 
 
+def test_what_was_printed_may_be_given_back(say: Say) -> None:
+    """V1, V4: failed, after a delay of its own; or untried, and then it does not count."""
+    words = ["consume", "tried", "s", "--count", "1", "-o", "json"]
+    say("admin", "subscriptions", "create", "tried", "s")
+    say("produce", "tried", "a")
+    began = time.monotonic()
+    deliveries = [
+        json.loads(say(*words, *more))
+        for more in (
+            ["--then", "release", "--again-in", "200ms"],
+            ["--then", "nack", "--again-in", "300ms"],
+            ["--then", "ack"],
+        )
+    ]
+    assert time.monotonic() - began >= 0.5
+    assert [one["attempt"] for one in deliveries] == [1, 1, 2]
+    assert [one["redelivered"] for one in deliveries] == [False, True, True]
+    said = say(*words, "--again-in", "1s", fails=2)
+    assert "--again-in is for what is given back" in said
+
+
 def test_a_time_may_be_given_and_one_that_passed_is_now(say: Say) -> None:
     """P1."""
     say("admin", "subscriptions", "create", "at", "s")

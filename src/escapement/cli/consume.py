@@ -1,9 +1,10 @@
-"""`escapement consume`: print what a subscription delivers, and acknowledge it."""
+"""`escapement consume`: print what a subscription delivers, and acknowledge it or give it back."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from typing import Final
 
 import click
@@ -11,7 +12,7 @@ import trio
 
 from escapement.cli.line import plain, print_json, print_payload
 from escapement.cli.options import kind_option, output_option
-from escapement.cli.parameters import place
+from escapement.cli.parameters import duration_ms, place
 from escapement.cli.remote import broker_option, with_broker
 from escapement.client.batch import Message
 from escapement.client.broker import Broker
@@ -37,9 +38,10 @@ def _key_range(text: str) -> tuple[int, int] | str:
       escapement consume orders billing
       escapement consume shop/eu/orders audit --from earliest --count 10 -o json
       escapement consume orders mirror --kind failover
+      escapement consume orders billing --count 1 --then nack --again-in 5m
 
-    Each message is acknowledged once it is printed; what was printed right before a crash
-    may come again. JSON is one object a line.
+    Each message is acknowledged, or given back, once it is printed; what was printed right
+    before a crash may come again. JSON is one object a line.
     """
 )
 @click.argument("topic")
@@ -64,6 +66,21 @@ def _key_range(text: str) -> tuple[int, int] | str:
     help="Of a shared subscription, only messages whose keys hash to these slots, of 0-65535, "
     "or to a part of its own; and those without a key.",
 )
+@click.option(
+    "--then",
+    type=click.Choice(["ack", "nack", "release"]),
+    default="ack",
+    show_default=True,
+    help="What becomes of a message that was printed: it is done; it failed, and is delivered "
+    "again after the usual back-off; or it is handed back untried, and delivered again at once.",
+)
+@click.option(
+    "--again-in",
+    "again_ms",
+    type=duration_ms,
+    metavar="DURATION",
+    help="Of what is given back: delivered again after this long instead.",
+)
 @output_option("text", "Payloads alone, or all there is to a message.")
 @broker_option
 def consume(
@@ -73,6 +90,8 @@ def consume(
     position: Where,
     kind: str,
     key_range: tuple[int, int] | str | None,
+    then: str,
+    again_ms: int | None,
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
@@ -80,14 +99,20 @@ def consume(
 
     Both are created if need be. Ctrl-C stops it.
     """
+    if again_ms is not None and then == "ack":
+        raise click.UsageError("--again-in is for what is given back: --then nack, or release.")
     show = _show_json if output == "json" else _show_text
+    delay = None if again_ms is None else timedelta(milliseconds=again_ms)
 
     async def print_all(inbox: Inbox) -> None:
         left = count
         async for message in inbox:
             # If it cannot be shown, it goes back at once, when the inbox is closed.
             show(message)
-            await message.ack()
+            if then == "ack":
+                await message.ack()
+            else:
+                await (message.nack(delay) if then == "nack" else message.release(delay))
             if left is not None:
                 left -= 1
                 if not left:
