@@ -120,6 +120,21 @@ def test_what_tasks_stage_is_committed_and_reported(
     assert "10 messages" in report.line
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_and_fails_no_write_that_is_committed(
+    mysql_url: str, engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B7: whoever is told of a failure writes again, and would add everything twice."""
+    for where in (tmp_path / "nowhere" / "report.json", tmp_path):
+        with pytest.raises(InvalidRequest, match=f"the report cannot be written to {where}"):
+            plan(mysql_url, topic="t/n/x", report=str(where))
+    (tmp_path / "reports").mkdir()
+    write = plan(mysql_url, topic="t/n/x", report=str(tmp_path / "reports" / "report.json"))
+    part = bulk.write_part(write, 0, [rows(b"1")])
+    (tmp_path / "reports").rmdir()
+    assert bulk.commit(write, [part]).messages == 1
+    assert "is committed, but its report cannot be written" in capsys.readouterr().err
+
+
 def test_letters_are_filled_by_as_many_batches_as_it_takes(
     mysql_url: str, engine: Engine, connection: Connection
 ) -> None:

@@ -59,6 +59,8 @@ def test_a_stream_begins_where_it_was_told_to(engine: Engine, tmp_path: Path) ->
         ({"startingOffsets": "earliest"}, 50, 302),
         ({"startingOffsets": "200"}, 200, 300),
         ({"startingOffsets": json.dumps({TOPIC: 480})}, 480, 20),
+        ({"startingTimestamp": "0"}, 50, 302),
+        ({"startingTimestamp": "1960-01-01T00:00:00Z"}, 50, 302),
         ({"startingTimestamp": "1"}, 200, 300),
         ({"startingTimestamp": str(1 << 50)}, 500, 0),
         ({"startingOffsets": "100", "failOnDataLoss": "false"}, 100, 301),
@@ -105,6 +107,26 @@ def test_what_a_stream_missed_is_noticed(engine: Engine, tmp_path: Path) -> None
         stream.parts(other, latest)
     assert len(read(engine, lenient, other, latest)) == 302
     assert read(engine, lenient, other, {NAME: Position(at.topic_id + 1, 200, 0)}) == []
+
+
+def test_a_log_that_ends_before_what_was_read_is_another_one(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """B7: a database that was restored gives offsets again, to other messages."""
+    stream, lenient = plan(tmp_path), plan(tmp_path, failOnDataLoss="false")
+    latest = stream.latest()
+    ahead = {NAME: latest[NAME]._replace(next_offset=600)}
+    with pytest.raises(LogForgotten, match="ends at 500, and was read up to 600"):
+        stream.reached(ahead, latest, None)
+    assert lenient.reached(ahead, latest, None) == latest
+    assert lenient.parts(ahead, latest) == []
+    # A query that is to end with what was there may begin a moment later: at that it ends.
+    more(engine, 200)
+    assert stream.reached(ahead, latest, None) == ahead
+    two = OTHERS[0]
+    others = {NAME: ahead[NAME], two: Position(9, 0, 0)}
+    wanted = {NAME: latest[NAME], two: Position(9, 30, 0)}
+    assert admit(others, wanted, 20) == {NAME: ahead[NAME], two: Position(9, 20, 0)}
 
 
 @given(

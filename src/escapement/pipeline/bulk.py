@@ -12,7 +12,9 @@ The plan travels to the tasks, so it holds plain values. Exactly once: see stora
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -118,6 +120,9 @@ class BulkWrite:
                 "writing needs a log on MySQL or MariaDB: SQLite lets one process write"
             )
         series, version = _name(options, of_stream)
+        report = options.text("report")
+        if report is not None:
+            _check_report(Path(report))
         shape = Shape.of(columns)
         topic = options.text("topic")
         if topic is None and "topic" not in shape.places:
@@ -130,7 +135,7 @@ class BulkWrite:
             series,
             version,
             secrets.token_hex(8),
-            options.text("report"),
+            report,
             time.time(),
             None,
         )
@@ -284,8 +289,27 @@ def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
             round(time.time() - plan.began_s, 3),
         )
     if plan.report is not None:
-        Path(plan.report).write_text(json.dumps(asdict(report), indent=1) + "\n", "utf-8")
+        _keep(report, Path(plan.report))
     return report
+
+
+def _check_report(file: Path) -> None:
+    """Raise ``InvalidRequest`` if no report can be written there, as it looks now."""
+    directory = file.absolute().parent
+    if file.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK):
+        raise InvalidRequest(f"the report cannot be written to {file}: no file can be made there")
+
+
+def _keep(report: Report, file: Path) -> None:
+    """Write it; where that fails the job has not failed, and must not seem to have."""
+    try:
+        file.write_text(json.dumps(asdict(report), indent=1) + "\n", "utf-8")
+    except OSError as error:
+        print(
+            f"escapement: job {report.job} is committed, but its report cannot be written to"
+            f" {file}: {error.strerror}",
+            file=sys.stderr,
+        )
 
 
 def abandon(plan: BulkWrite) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from escapement.pipeline.options import Options
 from escapement.pipeline.reader import check_types, columns_of, read_partition
-from escapement.pipeline.streaming import Positions, StreamPlan, admit, from_json, to_json
+from escapement.pipeline.streaming import Positions, StreamPlan, from_json, to_json
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -39,7 +39,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         latest = self._plan.latest() if self._target is None else self._target
-        return to_json(admit(from_json(start), latest, most))
+        return to_json(self._plan.reached(from_json(start), latest, most))
 
     def reportLatestOffset(self) -> dict[str, Any]:
         return to_json(self._plan.latest())

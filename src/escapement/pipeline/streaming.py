@@ -72,6 +72,7 @@ class StreamPlan:
         self._subscription = options.text("subscription")
         self._starts = Places(options, "startingOffsets", LATEST)
         self._starts.check(self.topics)
+        self._since = options.text("startingTimestamp") is not None
         self._since_ms = selection.times(options).published.low
         self._min_parts = options.number("minPartitions")
         self._most_records = options.number("maxRecordsPerPartition")
@@ -94,6 +95,28 @@ class StreamPlan:
         """Where the topics' logs end now. Raises ``NotFound``."""
         with looking(self.address) as (_, connection):
             return {topic: Position(*read_range(connection, topic)) for topic in self.topics}
+
+    def reached(self, start: Positions, end: Positions, most: int | None) -> Positions:
+        """How far a batch goes, as :func:`admit` says.
+
+        Raises:
+          LogForgotten: if the log ends before ``start``, unless that is wanted: then it goes on
+            from that end.
+        """
+        if any(_is_behind(at, start.get(topic)) for topic, at in end.items()):
+            # Only where ``end`` was noted before ``start`` does the log end no sooner than that.
+            for topic, now in self.latest().items():
+                begun = start.get(topic)
+                if begun is None or not _is_behind(now, begun):
+                    continue
+                if self._fail_on_loss:
+                    raise LogForgotten(
+                        f"the log of {topic.full} ends at {now.next_offset}, and was read up to"
+                        f" {begun.next_offset}: the database was set back; begin with a new"
+                        " checkpoint, or set failOnDataLoss to false"
+                    )
+                start = {**start, topic: now}
+        return admit(start, end, most)
 
     def parts(self, start: Positions, end: Positions) -> list[Part]:
         """The parts of a batch, as the topics stand now.
@@ -128,7 +151,9 @@ class StreamPlan:
 
     def _first(self, topic: TopicName, state: TopicState, connection: Connection) -> Position:
         place = self._starts.of(topic)
-        if self._since_ms:
+        if self._since and self._since_ms <= 0:
+            place = EARLIEST
+        elif self._since:
             at = (connection, state.record.id, self._since_ms, state.end_offset)
             place = state.log.first_accepted(*at)
         if place == EARLIEST:
@@ -139,6 +164,13 @@ class StreamPlan:
         elif int(place) < state.begin_offset and self._fail_on_loss:
             raise forgotten(topic, int(place), state.begin_offset)
         return Position(state.record.id, min(int(place), state.end_offset), state.begin_offset)
+
+
+def _is_behind(at: Position, begun: Position | None) -> bool:
+    """Whether it is before the position that was begun at, in the same topic."""
+    return (
+        begun is not None and begun.topic_id == at.topic_id and begun.next_offset > at.next_offset
+    )
 
 
 def _check(topic: TopicName, since: Position, until: Position, state: TopicState) -> None:
@@ -163,7 +195,7 @@ def admit(start: Positions, latest: Positions, most: int | None) -> Positions:
     for topic, end in latest.items():
         begun = start.get(topic)
         same = begun is not None and begun.topic_id == end.topic_id
-        ahead[topic] = end.next_offset - (begun.next_offset if begun and same else 0)
+        ahead[topic] = max(end.next_offset - (begun.next_offset if begun and same else 0), 0)
     total = sum(ahead.values())
     reached: Positions = {}
     left, waiting = most if most is not None else total, total
