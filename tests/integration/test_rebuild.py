@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 import escapement
 from committing import FaultyEngine
+from conftest import SqlServer
 from dying import DiesAt, lose_index
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
@@ -29,6 +30,7 @@ from escapement.errors import (
 from escapement.pipeline.filling import Progress
 from escapement.pipeline.rebuild import RebuildConfig, rebuild, run
 from escapement.storage.datadir import DataDirectory
+from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex
@@ -262,6 +264,23 @@ def test_where_it_cannot_be_done_it_is_said(engine: Engine, tmp_path: Path) -> N
     with pytest.raises(NotFound, match="no broker has been started"):
         rebuild(engine, OWNER, tmp_path / "index", clock)
     assert not (tmp_path / "index").exists()
+
+
+def test_a_password_comes_from_the_environment_unless_the_url_has_one(
+    mysql_server: SqlServer, mysql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P5: as for the other jobs."""
+    to = MysqlAddress.parse(mysql_url)
+    mysql_server.admin("CREATE USER rebuilder@'%' IDENTIFIED BY 'right'")
+    try:
+        mysql_server.admin(f"GRANT SELECT ON {to.database}.* TO rebuilder@'%'")
+        for user, variable in (("rebuilder", "right"), ("rebuilder:right", "wrong")):
+            monkeypatch.setenv("ESCAPEMENT_PASSWORD", variable)
+            url = f"mysql://{user}@{to.host}:{to.port}/{to.database}"
+            with pytest.raises(SchemaError, match="no log in this database"):
+                run(None, RebuildConfig(tmp_path, url))
+    finally:
+        mysql_server.admin("DROP USER rebuilder@'%'")
 
 
 async def test_the_command_rebuilds_and_says_how_much(

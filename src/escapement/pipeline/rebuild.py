@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from escapement.clock import Clock, SystemClock
 from escapement.errors import EscapementError, InvalidRequest, NotFound
@@ -68,7 +69,8 @@ class RebuildConfig:
 
     Args:
       data: the data directory of the broker that is to have the index; made if missing.
-      log_url: as `escapement serve --log`; without it, SQLite in ``data``.
+      log_url: as `escapement serve --log`; without it, SQLite in ``data``. A password, or user,
+        that it lacks is looked for in the environment, as by the other jobs.
       engine: where it is computed; None: here, unless the session's master is a cluster.
       memory_bytes: messages in memory; what is sorted as one segment is half of it. With Spark,
         of each task.
@@ -107,10 +109,7 @@ def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
         address = _address(config, data)
         fill = partial(_by_tasks, _session(spark, config), address, config.memory_bytes)
     with DataDirectory.open(data) as directory:
-        if fill is None and config.password_file is None:
-            engine = open_engine(config.log_url, data)
-        else:
-            engine = _address(config, data).engine()
+        engine = _engine(config, data)
         try:
             return rebuild(
                 engine,
@@ -260,6 +259,14 @@ def _address(config: RebuildConfig, data: Path) -> LogAddress:
     if config.log_url is None:
         options["data"] = str(data)
     return LogAddress.of(Options({name: said for name, said in options.items() if said}))
+
+
+def _engine(config: RebuildConfig, data: Path) -> Engine:
+    """The engine of this process, which unlike tasks may be told the password in the URL."""
+    url = config.log_url
+    if config.password_file is None and url is not None and urlsplit(url).password is not None:
+        return open_engine(url, data)
+    return _address(config, data).engine()
 
 
 def _nothing() -> None:
