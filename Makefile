@@ -20,7 +20,7 @@ demo: $(INSTALLED) ## schedule, kill the broker, recover, deliver on time: the m
 	$(BIN)/escapement demo
 
 test: $(INSTALLED) database ## all tests but the long ones, on SQLite and a private MariaDB or MySQL
-	$(BIN)/pytest -m "not long" -n $(JOBS) --dist loadgroup $(ARGS)
+	$(BIN)/pytest -m "not long" -n $(JOBS) $(ARGS)
 
 check: $(INSTALLED) ## format, lint, types and layers
 	$(BIN)/ruff format --check .

@@ -35,7 +35,20 @@ settings.register_profile(
 settings.load_profile("patient")
 
 URL_VARIABLE = "ESCAPEMENT_TEST_MYSQL_URL"
+SPARK_TESTS = "tests/spark/"
 NO_SUCH_THREAD = 1094  # KILL of a connection that is gone by itself
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run on several processes, those with Spark run on one: they share a session."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneSpark(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return SPARK_TESTS if nodeid.startswith(SPARK_TESTS) else nodeid
+
+    return OneSpark(config, log)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,6 @@ from pyspark.sql import SparkSession
 from escapement.pipeline.jvm import provide_java
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run on several processes, those that use Spark run on one of them."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """It finds the data source by itself, as it does for users."""
