@@ -220,6 +220,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
         ({"endingTimestamp": "2027-01-31T09:00:00"}, "its offset from UTC"),
         ({"topics": "a,b"}, "one of the two"),
         ({"minPartitions": "0"}, "an integer from 1 on"),
+        ({"topic": "", "topics": " , "}, "which topic"),
     ):
         with pytest.raises(InvalidRequest, match=said):
             BatchPlan(Options({"topic": TOPIC, "url": "mysql://db/log", **options}), ["offset"])

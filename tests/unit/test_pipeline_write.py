@@ -159,6 +159,10 @@ def test_delays_count_from_the_one_instant_and_nothing_is_early() -> None:
     (rows,) = read({"payload": payload, "delay_ms": pa.array([7, None, 0], pa.int32())})
     assert rows.at_ms is not None
     assert rows.at_ms.tolist() == [START_MS + 7, -1, START_MS]
+    longest, shortest = (1 << 63) - 1, -(1 << 63)
+    (rows,) = read({"payload": payload, "delay_ms": pa.array([longest, 1 << 50, shortest])})
+    assert rows.at_ms is not None
+    assert rows.at_ms.tolist() == [START_MS + (1 << 62), START_MS + (1 << 50), 0]
     (rows,) = read({"payload": payload})
     assert rows.at_ms is None
     assert rows.batch.keys is rows.batch.properties is rows.batch.priorities is None

@@ -28,8 +28,7 @@ class Place:
             self._fs = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
             self.root: str = self._fs.makeQualified(path).toString().rstrip("/")
         except Exception as error:  # of the bridge to Java: whatever it does not know
-            reason = str(error).splitlines()[-1]
-            raise InvalidRequest(f"Spark cannot write to {root}: {reason}") from None
+            raise InvalidRequest(f"Spark cannot write to {root}: {_reason(error)}") from None
 
     def at(self, path: str) -> str:
         """The whole path."""
@@ -76,3 +75,9 @@ class Place:
     def delete(self, path: str) -> None:
         """A file, or a directory with all that is in it; nothing if it is not there."""
         self._fs.delete(self._path(self.at(path)), True)
+
+
+def _reason(error: Exception) -> str:
+    """What Java said, without the list of calls that it came through."""
+    said = getattr(error, "java_exception", None)
+    return str(error if said is None else said.toString()).partition("\n")[0]

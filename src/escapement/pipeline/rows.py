@@ -18,6 +18,8 @@ from escapement.pipeline.packing import MOST_ENTRIES, encode_maps
 from escapement.pipeline.shape import Shape
 
 _BYTES: Final = pa.large_binary()
+# Beyond every delay that a broker takes.
+_LONGEST_MS: Final = 1 << 62
 
 
 class Rows(NamedTuple):
@@ -92,7 +94,9 @@ class RowReader:
             at_ms = at_ms + self._start_ms
         elif "delay_ms" in places:
             column = rows.column(places["delay_ms"]).cast(pa.int64())
-            at_ms, given = _integers(column, 0) + self._start_ms, _given(column)
+            # Cut, so that the sum is not past what 64 bits have: that would be in the past.
+            delays_ms = np.minimum(_integers(column, 0), _LONGEST_MS)
+            at_ms, given = delays_ms + self._start_ms, _given(column)
         else:
             return None
         # What lies before the beginning of time is due at once, as all that has passed.

@@ -89,13 +89,13 @@ def _span(operator: str, lowest: int, highest: int) -> Span:
 def topics(options: Options) -> tuple[TopicName, ...]:
     """The topics to be read, each once. Raises ``InvalidRequest``."""
     one, several = options.text("topic"), options.text("topics")
-    if (one is None) == (several is None):
+    names = [name for text in (several or "").split(",") if (name := text.strip())]
+    if (one is None) == (not names):
         raise InvalidRequest(
             "which topic? Give the option topic, or topics (several, with commas between): one"
             " of the two"
         )
-    names = [one] if one is not None else (several or "").split(",")
-    return tuple(dict.fromkeys(TopicName.parse(name.strip()) for name in names if name))
+    return tuple(dict.fromkeys(map(TopicName.parse, names if one is None else [one])))
 
 
 def times(options: Options) -> Selection:

@@ -28,7 +28,7 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
       escapement pipeline rebuild --log mysql://db/escapement --data /mnt/shared \\
           --master spark://host:7077
 
-    Give a password in ESCAPEMENT_LOG rather than in --log.
+    A password is in ESCAPEMENT_PASSWORD, or a file, rather than in --log.
     """
 )
 @_option(
