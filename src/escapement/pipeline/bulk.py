@@ -99,7 +99,7 @@ class BulkWrite:
     version: int
     run: str  # what the names of its attempts begin with
     report: str | None
-    began_s: float
+    began_s: float  # when it was planned, Unix seconds
     start_ms: int | None  # delays count from here; None: from when the job was entered
 
     @classmethod
@@ -151,10 +151,7 @@ class BulkWrite:
                 transactions.run(lambda connection: self.admit(connection, self.topic, timed))
             if of_stream:
                 return self
-            now_ms = transactions.run(
-                lambda connection: job.now_ms(transactions.engine.dialect, connection)
-            )
-            return replace(self, start_ms=now_ms)
+            return replace(self, start_ms=_now_ms(transactions))
         finally:
             transactions.close()
 
@@ -271,6 +268,9 @@ def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
             lambda connection: job.commit(transactions.engine, connection, entered, counted)
         )
         added = added or transactions.in_doubt
+        seconds = time.time() - plan.began_s
+        if plan.start_ms is None:  # a stream's plan is older than its batch
+            seconds = (_now_ms(transactions) - entered.entered_at_ms) / 1000
     finally:
         transactions.close()
     report = Report(plan.series, plan.version, True)
@@ -286,7 +286,7 @@ def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
             sum(part.counted.messages for part in parts),
             sum(part.size_bytes for part in parts),
             by_topic,
-            round(time.time() - plan.began_s, 3),
+            round(seconds, 3),
         )
     if plan.report is not None:
         _keep(report, Path(plan.report))
@@ -324,6 +324,10 @@ def abandon(plan: BulkWrite) -> None:
             _give_up(transactions, entered, plan.run)
     finally:
         transactions.close()
+
+
+def _now_ms(transactions: Transactions) -> int:
+    return transactions.run(lambda connection: job.now_ms(transactions.engine.dialect, connection))
 
 
 def _give_up(transactions: Transactions, entered: Job, run: str) -> None:
