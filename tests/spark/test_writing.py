@@ -181,6 +181,8 @@ def test_what_cannot_work_is_refused_before_anything_runs(
 
     here = {"url": log.url, "topic": "shop/eu/a"}
     refused('mode\\("append"\\)', rows, "overwrite", **here)
+    for mode in ("errorifexists", "ignore"):
+        refused("UNSUPPORTED_DATA_SOURCE_SAVE_MODE", rows, mode, **here)
     refused("MySQL or MariaDB", rows, data=str(tmp_path), topic="shop/eu/a")
     refused("'offset' means nothing", rows.selectExpr("payload", "1 offset"), **here)
     refused("no column 'payload'", rows.selectExpr("payload key"), **here)

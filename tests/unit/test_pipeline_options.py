@@ -50,6 +50,15 @@ def test_where_no_option_says_it_the_environment_says_where_the_log_is(
         nowhere.engine()
     monkeypatch.setenv("ESCAPEMENT_LOG", f"mysql://broker:{SECRET}@db:3307/log")
     assert nowhere.engine().location == "mysql://broker@db:3307/log"
+    monkeypatch.setenv("ESCAPEMENT_USER", "reader")
+    assert nowhere.engine().location == "mysql://reader@db:3307/log"
+    for options, user in (
+        ({"url": "mysql://db/log"}, "reader"),
+        ({"url": "mysql://writer@db/log"}, "writer"),
+        ({"url": "mysql://writer@db/log", "user": "auditor"}, "auditor"),
+    ):
+        at = LogAddress.of(Options(options)).engine().location
+        assert at == f"mysql://{user}@db:3306/log"
 
 
 def test_what_cannot_be_meant_is_refused_by_name() -> None:

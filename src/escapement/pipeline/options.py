@@ -122,7 +122,8 @@ class LogAddress:
                 f" directory of a broker on SQLite), or set {URL_VARIABLE}"
             )
         address = MysqlAddress.parse(url)
-        user = self.user or os.environ.get(USER_VARIABLE)
+        named = self.url is not None and bool(urlsplit(self.url).username)
+        user = self.user or (None if named else os.environ.get(USER_VARIABLE))
         password = self._password()
         return MysqlEngine(
             replace(

@@ -24,7 +24,10 @@ _OPTIONS = (
         type=click.Path(),
         help="Instead: the data directory of a broker on SQLite, on this machine.",
     ),
-    click.option("--user", help="Instead of one in the URL.  [default: $ESCAPEMENT_USER]"),
+    click.option(
+        "--user",
+        help="Instead of one in the URL.  [default: the URL's, or else $ESCAPEMENT_USER]",
+    ),
     click.option(
         "--password-file",
         "passwordFile",
