@@ -28,7 +28,7 @@ from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.options import Options
 from escapement.pipeline.planning import BatchPlan
 from escapement.pipeline.reading import read_part
-from escapement.pipeline.selection import Span
+from escapement.pipeline.selection import Selection, Span
 from escapement.storage import archive
 from escapement.storage.archive import ArchiveRecord
 from escapement.storage.engine.base import Engine
@@ -235,6 +235,22 @@ def test_what_is_forgotten_between_planning_and_reading_is_read_from_the_archive
         read(280, 310)  # 285 was stated again
     part = replace(part, fail_on_loss=False)
     assert read(280, 310) == [n for n in range(280, 310) if n != 285]
+
+
+def test_what_repeats_in_a_file_is_read_in_bounded_batches(tmp_path: Path) -> None:
+    """N8: a file has it once, memory as often as it comes."""
+    count, payload = 20_000, b"x" * 2_000
+    columns = {"offset": pa.array(range(count), pa.int64()), "payload": [payload] * count}
+    parquet.write_table(pa.table(columns), tmp_path / "file")
+    assert (tmp_path / "file").stat().st_size < 1 << 20
+    file = ArchivedFile("file", 0, "", count, 0, count - 1, 0, 0, 0, 0, "")
+    part = ArchivedPart(TOPIC, ((tmp_path.as_uri(), file),), Selection(), np.zeros(0, int), None)
+    sizes = [
+        (len(batch), batch.nbytes)
+        for batch in read_archived(part, arrow_schema([("offset", True), ("payload", True)]))
+    ]
+    assert sum(rows for rows, _ in sizes) == count
+    assert max(size_bytes for _, size_bytes in sizes) < 10 << 20
 
 
 def test_what_cannot_be_opened_says_what_to_do(shop: Shop) -> None:

@@ -11,7 +11,7 @@ find their credentials.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,6 +35,9 @@ _MOST_FILES: Final = 64
 # Of one record batch, before it is compressed.
 _STEP_BYTES: Final = 8 << 20
 _MOST_ROWS: Final = 1 << 17
+# What repeats is in a file once, so its size there says little of these columns.
+_MOST_REPEATED: Final = 1 << 12
+_LONG: Final = frozenset({"key", "properties", "payload"})
 # Spark's names of a file system that pyarrow calls otherwise.
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}
 # Columns that decide whether a message is wanted, and what of the selection they are held against.
@@ -156,11 +159,21 @@ def _read(
         group = metadata.row_group(number)
         if not _may_have(group, part.selection):
             continue
-        rows = max(_STEP_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
         for batch in content.iter_batches(
-            batch_size=min(rows, _MOST_ROWS), row_groups=[number], columns=sorted(needed)
+            batch_size=_rows_at_once(group, needed), row_groups=[number], columns=sorted(needed)
         ):
             yield from _batches(part, batch, schema)
+
+
+def _rows_at_once(group: Any, needed: Set[str]) -> int:
+    """How many of a row group's rows make a record batch."""
+    rows = max(_STEP_BYTES * int(group.num_rows) // max(int(group.total_byte_size), 1), 1)
+    columns = map(group.column, range(group.num_columns))
+    repeats = any(
+        column.has_dictionary_page and column.path_in_schema.split(".")[0] in _LONG & needed
+        for column in columns
+    )
+    return min(rows, _MOST_REPEATED if repeats else _MOST_ROWS)
 
 
 def _may_have(group: Any, selection: Selection) -> bool:
