@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from storied import TOPIC, Expected, fill
 
 from escapement.cli.main import run as command
 from escapement.errors import InvalidRequest, NotFound
-from escapement.pipeline import rebuild
+from escapement.names import TopicName
+from escapement.pipeline import audit, rebuild
 from escapement.pipeline.audit import Audit, AuditConfig, run
 from escapement.pipeline.recount import Digest
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
@@ -59,6 +61,21 @@ def test_what_a_broker_left_behind_adds_up(
         run(spark, AuditConfig({"data": str(data)}, ["shop/eu/nothing"]))
     with pytest.raises(InvalidRequest, match="no index of a broker"):
         run(spark, AuditConfig({"data": str(data)}, index=str(data / "index")))
+
+
+def test_a_topic_that_is_deleted_before_it_is_counted_is_left_out(
+    spark: SparkSession, sound: tuple[Path, list[Expected]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B7: unless it was asked for by its name."""
+    listed = audit.read_named
+
+    def then_one_is_deleted(*of: Any) -> Iterator[tuple[TopicName, Any]]:
+        yield TopicName.parse("shop/eu/deleted"), None
+        yield from listed(*of)
+
+    monkeypatch.setattr(audit, "read_named", then_one_is_deleted)
+    found = audited(spark, sound[0])
+    assert ([one.topic for one in found.topics], found.findings) == ([TOPIC], [])
 
 
 def test_an_index_that_was_rebuilt_adds_up_with_the_log(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from escapement.errors import IndexDamaged, InvalidRequest, LogDamaged
+from escapement.errors import IndexDamaged, InvalidRequest, LogDamaged, NotFound
 from escapement.names import TopicName
 from escapement.pipeline.archivecount import ArchiveClaim, FileCount, count_files
 from escapement.pipeline.archived import ArchivedPart
@@ -163,6 +163,10 @@ class _Survey:
                     self._archives[name.full] = claim
                 except LogDamaged as error:
                     self._note(name.full, str(error))
+                except NotFound:
+                    # Of all there were, one was deleted meanwhile.
+                    if config.topics:
+                        raise
             bases = self._unindexed(connection)
         self.unsettled = self._index is not None and not self._index.unchanged()
         for topic, state in self._states.items():
