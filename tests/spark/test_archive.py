@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -28,8 +29,11 @@ from escapement.pipeline.archived import archived_parts, read_archived
 from escapement.pipeline.archivemanifest import Manifest
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import READ_COLUMNS
+from escapement.pipeline.options import Options
+from escapement.pipeline.planning import BatchPlan
 from escapement.pipeline.selection import Selection
 from escapement.storage import archive
+from escapement.storage.catalog import TopicRecord
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.mysql import MysqlEngine
@@ -88,6 +92,25 @@ def test_only_what_is_to_be_archived_is(spark: SparkSession, log: Kept) -> None:
         run(spark, ArchiveConfig(log.source, str(log.root), [TOPIC]))
     with pytest.raises(InvalidRequest, match=r'to nowhere://x: .*for scheme "nowhere"$'):
         run(spark, ArchiveConfig(log.source, "nowhere://x"))
+
+
+def test_a_topic_that_is_deleted_under_a_run_is_left_out(
+    spark: SparkSession, log: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N8: before it is looked at, and before it is read."""
+    log.hold(True)
+    listed = job.read_topics
+
+    def then_one_is_deleted(*of: Any) -> Iterator[TopicRecord]:
+        for topic in listed(*of):
+            yield from (replace(topic, name="deleted"), topic)
+
+    monkeypatch.setattr(job, "read_topics", then_one_is_deleted)
+    config = replace(log.config(), older_than_ms=10**12)  # nothing is as old
+    assert run(spark, config).topics == []
+    before = json.dumps({"shop/eu/deleted": 1})
+    plan = BatchPlan(Options({**log.source, "unarchivedBefore": before}), ["offset"])
+    assert plan.parts() == []
 
 
 def test_what_a_task_wrote_twice_is_found_and_does_not_count(

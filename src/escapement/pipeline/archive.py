@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from escapement.errors import EscapementError, InvalidRequest, StorageError
+from escapement.errors import EscapementError, InvalidRequest, NotFound, StorageError
 from escapement.names import NamespaceName, TopicName
 from escapement.pipeline.archivecheck import (
     Digest,
@@ -188,7 +188,12 @@ class _Run:
         for name, retention_ms in self._topics():
             older_ms = self._config.older_than_ms
             before_ms = self._now_ms - (retention_ms if older_ms is None else older_ms)
-            topic_id, end, begin = read_range(self._connection, name)
+            try:
+                topic_id, end, begin = read_range(self._connection, name)
+            except NotFound:
+                if self._config.topics:
+                    raise
+                continue  # of all there were, it was deleted meanwhile
             end = log.first_accepted(self._connection, topic_id, before_ms, end)
             archived = archive.archived(self._connection, topic_id, begin, max(begin, end))
             most = max(end - begin, 0) - archived.count_below(end) + archived.count_below(begin)

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from escapement.errors import LogForgotten
+from escapement.errors import LogForgotten, NotFound
 from escapement.names import TopicName
 from escapement.pipeline import selection
 from escapement.pipeline.archived import ArchivedPart, archived_parts
@@ -85,8 +85,13 @@ class BatchPlan:
         found: list[Part | ArchivedPart] = []
         with looking(self.address) as (engine, connection):
             for topic in self.topics:
-                state = read_topic(engine, connection, topic)
                 before_ms = self._unarchived_before_ms.get(topic)
+                try:
+                    state = read_topic(engine, connection, topic)
+                except NotFound:
+                    if before_ms is None:
+                        raise
+                    continue  # who archives named it when it was there
                 if before_ms is not None:
                     found += self._unarchived(connection, topic, state, before_ms)
                     continue
