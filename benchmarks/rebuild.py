@@ -135,11 +135,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--buffer-pool", help="how much the database keeps in memory, such as 4G")
     parser.add_argument("--spark", action="store_true")
     options = parser.parse_args()
+    pool = [f"--innodb-buffer-pool-size={options.buffer_pool}"] if options.buffer_pool else []
     if options.messages % BATCH or options.messages <= 0:
         raise InvalidRequest(f"messages come in batches of {BATCH}")
-    with private_server() as server, tempfile.TemporaryDirectory() as directory:
+    with private_server(*pool) as server, tempfile.TemporaryDirectory() as directory:
         url = server.url("log")
         with broker_process(Path(directory) / "data", url) as broker:
             trio.run(publish, broker.url, options.messages)
