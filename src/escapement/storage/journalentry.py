@@ -217,19 +217,8 @@ def _encode_keyed(keyed: Sequence[Keyed]) -> list[bytes]:
 
 
 def _decode_keyed(view: memoryview) -> list[Keyed]:
-    count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
-    at = _COUNT.size + 12 * count
-    if not count or len(view) < at:
-        raise LogDamaged("a journal entry ends inside its dedup keys")
-    topics = np.frombuffer(view, "<i8", count, _COUNT.size).tolist()
-    lengths = np.frombuffer(view, "<u4", count, _COUNT.size + 8 * count).tolist()
-    if len(view) - at != sum(lengths):
-        raise LogDamaged("a journal entry's dedup keys are not as long as it says")
-    keyed = []
-    for topic_id, length in zip(topics, lengths, strict=True):
-        keyed.append(Keyed(topic_id, decode_keys(view[at : at + length])))
-        at += length
-    return keyed
+    (topics,), (keys,) = _split(view, 1, 1, "dedup keys")
+    return [Keyed(topic_id, decode_keys(one)) for topic_id, one in zip(topics, keys, strict=True)]
 
 
 def _encode_grouped(grouped: Sequence[Grouped]) -> list[bytes]:
@@ -246,21 +235,10 @@ def _encode_grouped(grouped: Sequence[Grouped]) -> list[bytes]:
 
 
 def _decode_grouped(view: memoryview) -> list[Grouped]:
-    count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
-    at = _COUNT.size + 16 * count
-    if not count or len(view) < at:
-        raise LogDamaged("a journal entry ends inside its groups")
-    topics = np.frombuffer(view, "<i8", count, _COUNT.size).tolist()
-    lengths = np.frombuffer(view, "<u4", 2 * count, _COUNT.size + 8 * count).tolist()
-    if len(view) - at != sum(lengths):
-        raise LogDamaged("a journal entry's groups are not as long as it says")
-    pieces = []
-    for length in lengths:
-        pieces.append(view[at : at + length])
-        at += length
+    (topics,), (names, offsets) = _split(view, 1, 2, "groups")
     return [
-        Grouped(topic_id, bytes(name).decode(), _offsets(offsets))
-        for topic_id, name, offsets in zip(topics, pieces[:count], pieces[count:], strict=True)
+        Grouped(topic_id, bytes(name).decode(), _offsets(one))
+        for topic_id, name, one in zip(topics, names, offsets, strict=True)
     ]
 
 
@@ -276,20 +254,38 @@ def _encode_lags(lags: Sequence[Lag]) -> list[bytes]:
 
 
 def _decode_lags(view: memoryview) -> list[Lag]:
+    (origins, hours), (tallies,) = _split(view, 2, 1, "lags")
+    return [
+        Lag(origin_id, hour_ms, decode_tally(one))
+        for origin_id, hour_ms, one in zip(origins, hours, tallies, strict=True)
+    ]
+
+
+def _split(
+    view: memoryview, numbers: int, pieces: int, what: str
+) -> tuple[list[list[int]], list[list[memoryview]]]:
+    """A part of an entry that has a count, so many columns of i64, and then pieces of bytes.
+
+    Args:
+      pieces: columns of them; their lengths, u32, come before them all.
+
+    Raises:
+      LogDamaged: if it is not as long as it says, or has none.
+    """
     count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
-    at = _COUNT.size + 20 * count
+    lengths_at = _COUNT.size + 8 * numbers * count
+    at = lengths_at + 4 * pieces * count
     if not count or len(view) < at:
-        raise LogDamaged("a journal entry ends inside its lags")
-    origins = np.frombuffer(view, "<i8", count, _COUNT.size).tolist()
-    hours = np.frombuffer(view, "<i8", count, _COUNT.size + 8 * count).tolist()
-    lengths = np.frombuffer(view, "<u4", count, _COUNT.size + 16 * count).tolist()
+        raise LogDamaged(f"a journal entry ends inside its {what}")
+    columns = np.frombuffer(view, "<i8", numbers * count, _COUNT.size).reshape(numbers, count)
+    lengths = np.frombuffer(view, "<u4", pieces * count, lengths_at).tolist()
     if len(view) - at != sum(lengths):
-        raise LogDamaged("a journal entry's lags are not as long as it says")
-    lags = []
-    for origin_id, hour_ms, length in zip(origins, hours, lengths, strict=True):
-        lags.append(Lag(origin_id, hour_ms, decode_tally(view[at : at + length])))
+        raise LogDamaged(f"a journal entry's {what} are not as long as it says")
+    found = []
+    for length in lengths:
+        found.append(view[at : at + length])
         at += length
-    return lags
+    return columns.tolist(), [found[n * count : (n + 1) * count] for n in range(pieces)]
 
 
 def _columns(records: Sequence[tuple[int, ...]], width: int) -> bytes:
