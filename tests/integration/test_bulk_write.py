@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -171,15 +170,13 @@ def test_a_repeated_write_adds_nothing_and_says_so(
 def test_a_streams_batches_are_known_by_its_query_unless_it_has_a_name_of_its_own(
     mysql_url: str, engine: Engine, name: dict[str, str], again: bool
 ) -> None:
-    """B7: where the checkpoint is lost, and with it the query's id; a batch tells its own time."""
+    """B7: where the checkpoint is lost, and with it the query's id."""
     options = Options({"url": mysql_url, "topic": "t/n/x", **name})
     begun = BulkWrite.plan(options, {"payload": "binary"}, of_stream=True)
-    begun = replace(begun, began_s=begun.began_s - 3600)
     for query, batch, repeated in (("a", 0, False), ("a", 0, True), ("b", 0, again)):
         write = begun.of_batch(f"query/{query}", batch)
         report = bulk.commit(write, [bulk.write_part(write, 0, [rows(b"1")])])
         assert report.repeated is repeated, (query, batch)
-        assert report.seconds < 600
     write = begun.of_batch("query/b", 1)
     assert bulk.commit(write, [bulk.write_part(write, 0, [rows(b"2")])]).messages == 1
 

@@ -192,14 +192,18 @@ def test_what_cannot_work_is_refused_before_anything_runs(
 def test_a_stream_adds_each_batch_once_also_where_spark_forgot_that_it_was_committed(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
-    """B7: its driver died between our commit and the note of its own."""
+    """B7: its driver died between our commit and the note of its own.
+
+    Delays of a batch, whatever its task, count from one instant before any of them began.
+    """
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
 
     def run() -> None:
         lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
         query = (
-            lines.selectExpr("value payload", "cast(60000 as bigint) delay_ms")
+            lines.repartition(2)
+            .selectExpr("value payload", "cast(60000 as bigint) delay_ms")
             .writeStream.format("escapement")
             .options(url=log.url, topic="shop/eu/a")
             .option("checkpointLocation", str(checkpoint))
@@ -216,9 +220,15 @@ def test_a_stream_adds_each_batch_once_also_where_spark_forgot_that_it_was_commi
     (checkpoint / "commits" / ".1.crc").unlink()
     (source / "2.txt").write_text("2a\n2b\n")
     run()
-    found = [payload for payload, *_ in log.take()["shop/eu/a"]]
-    assert sorted(found) == [b"0a", b"0b", b"1a", b"1b", b"2a", b"2b"]
-    assert sorted(state.version for state in log.jobs()) == [0, 1, 2]
+    found = log.take()["shop/eu/a"]
+    assert sorted(payload for payload, *_ in found) == [b"0a", b"0b", b"1a", b"1b", b"2a", b"2b"]
+    entered_ms = sorted(state.created_at_ms for state in log.jobs())
+    began_ms = sorted({(message[3] - 60_000, message[0][:1]) for message in found})
+    assert len(began_ms) == len(entered_ms) == 3
+    for before_ms, (at_ms, _), after_ms in zip(
+        [0, *entered_ms], began_ms, entered_ms, strict=False
+    ):
+        assert before_ms < at_ms <= after_ms
 
 
 def test_batches_of_a_stream_are_written_by_a_function_that_spark_calls(

@@ -6,7 +6,8 @@
     tasks   write_part       each attempt at a part stages its rows
     driver  commit | abandon
 
-The plan travels to the tasks, so it holds plain values. Exactly once: see storage/job.py.
+Of a stream Spark asks the driver for a plan with every batch that it runs. The plan travels to
+the tasks, so it holds plain values. Exactly once: see storage/job.py.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class BulkWrite:
     run: str  # what the names of its attempts begin with
     report: str | None
     began_s: float  # when it was planned, Unix seconds
-    start_ms: int | None  # delays count from here; None: from when the job was entered
+    start_ms: int  # delays count from here, by the database's clock
 
     @classmethod
     def plan(
@@ -137,21 +138,21 @@ class BulkWrite:
             secrets.token_hex(8),
             report,
             time.time(),
-            None,
+            0,
         )
-        return plan._checked(of_stream)
+        return plan._checked()
 
-    def _checked(self, of_stream: bool) -> BulkWrite:
-        """The plan, after a look at the database."""
+    def _checked(self) -> BulkWrite:
+        """The plan, after a look at the database and its clock."""
         transactions = Transactions(self.address.engine())
         try:
             transactions.run(require)
             if self.topic:
                 timed = self.shape.has_times
                 transactions.run(lambda connection: self.admit(connection, self.topic, timed))
-            if of_stream:
-                return self
-            return replace(self, start_ms=_now_ms(transactions))
+            dialect = transactions.engine.dialect
+            now_ms = transactions.run(lambda connection: job.now_ms(dialect, connection))
+            return replace(self, start_ms=now_ms)
         finally:
             transactions.close()
 
@@ -229,8 +230,7 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
             for _ in batches:  # who hands them over expects that they are taken
                 pass
             return Part(plan.series, plan.version, Counted(part, name, 0), {}, 0)
-        start_ms = entered.entered_at_ms if plan.start_ms is None else plan.start_ms
-        reader = RowReader(plan.shape, plan.topic, start_ms)
+        reader = RowReader(plan.shape, plan.topic, plan.start_ms)
         stager = Stager(
             transactions,
             Attempt(entered.id, part, name),
@@ -269,8 +269,6 @@ def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
         )
         added = added or transactions.in_doubt
         seconds = time.time() - plan.began_s
-        if plan.start_ms is None:  # a stream's plan is older than its batch
-            seconds = (_now_ms(transactions) - entered.entered_at_ms) / 1000
     finally:
         transactions.close()
     report = Report(plan.series, plan.version, True)
@@ -324,10 +322,6 @@ def abandon(plan: BulkWrite) -> None:
             _give_up(transactions, entered, plan.run)
     finally:
         transactions.close()
-
-
-def _now_ms(transactions: Transactions) -> int:
-    return transactions.run(lambda connection: job.now_ms(transactions.engine.dialect, connection))
 
 
 def _give_up(transactions: Transactions, entered: Job, run: str) -> None:

@@ -37,16 +37,12 @@ _PURGE_STEP: Final = 500
 
 
 class Job(NamedTuple):
-    """A job that was entered; ``committed`` if there is nothing left to be done for it.
-
-    ``entered_at_ms``, by the database's clock, is the same for all who enter it.
-    """
+    """A job that was entered; ``committed`` if there is nothing left to be done for it."""
 
     id: int
     series: str
     version: int
     committed: bool
-    entered_at_ms: int
 
 
 class Attempt(NamedTuple):
@@ -95,8 +91,8 @@ class JobState(NamedTuple):
 def enter(engine: Engine, connection: Connection, series: str, version: int) -> Job:
     """The job of this name and number; made if there is none."""
     if _is_committed(connection, series, version):
-        return Job(0, series, version, True, 0)
-    find = "SELECT id, created_at_ms FROM jobs WHERE series = ? AND version = ?"
+        return Job(0, series, version, True)
+    find = "SELECT id FROM jobs WHERE series = ? AND version = ?"
     rows = connection.execute(find, (series, version)).rows
     if not rows:
         connection.execute(
@@ -105,8 +101,8 @@ def enter(engine: Engine, connection: Connection, series: str, version: int) -> 
             (series, version),
         )
         rows = connection.execute(find, (series, version)).rows
-    ((id, entered_at_ms),) = rows
-    return Job(id, series, version, False, entered_at_ms)
+    ((id,),) = rows
+    return Job(id, series, version, False)
 
 
 def stage(
