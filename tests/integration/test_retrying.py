@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import pytest
@@ -101,6 +102,32 @@ async def test_what_nobody_took_out_of_an_inbox_was_not_tried(
             assert [(m.offset, m.attempt, m.redelivered) for m in messages] == [
                 (0, 2, True), (1, 2, True), (2, 1, True), (3, 1, True), (4, 1, True),
             ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_comes_while_a_consumer_leaves_was_not_tried(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V4: what it has just handed back is handed to it once more, or was about to be."""
+    held = Held()
+    async with testing.start(run=held, config=CALM) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s", kind=kind, permits=1) as inbox:
+            await producer.send(b"a")
+            message = await anext(inbox)
+            await message.release()
+        for slow in (False, True):
+            await world.checkpoint()
+            async with AsyncExitStack() as stack:
+                if slow and kind == "shared":
+                    stack.enter_context(held.hold(FETCH))
+                async with broker.consumer("x", "s", kind=kind) as inbox:
+                    if slow and kind == "shared":
+                        await held.reached()
+            await world.clock.settle()
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            (message,) = await arrived(inbox)
+            assert (message.attempt, message.redelivered) == (1, True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -251,6 +251,8 @@ class Peer:
             case wire.Extend():
                 held = [o for o in command.offsets.tolist() if o not in self.lapsed]
                 await session.say(wire.Acked(command.request_id, len(held)))
+            case wire.Halt():
+                await session.say(wire.Done(command.request_id))
             case wire.CloseConsumer():
                 session.credit.pop(command.consumer_id, None)
                 await session.say(wire.Done(command.request_id))

@@ -32,6 +32,7 @@ class Model:
         self.hands: dict[int, Hand] = {}
         self.done: set[int] = set()
         self.waiting = list(range(3_000))
+        self.sent: set[int] = set()  # of what is in hands, what has left
         self.tries: dict[int, int] = {}
         self.now_ms = 0
 
@@ -49,20 +50,27 @@ class Model:
         tries = np.array([self.tries[offset] for offset in offsets])
         deadline = np.full(len(offsets), self.now_ms + 20)
         rows = Rows(due, np.array(offsets), tries)
-        self.real.hand_over(consumer, rows, deadline, self.now_ms, due)
+        delivery = self.real.hand_over(consumer, rows, deadline, self.now_ms, due)
+        if self.rng.random() < 0.5:
+            self.real.note_sent(delivery)
+            self.sent.update(offsets)
 
     def give_back(self) -> None:
         consumer = int(self.rng.integers(1, 4))
         held = [offset for offset, hand in self.hands.items() if hand.consumer == consumer]
         some = [offset for offset in held if self.rng.random() < 0.1]
         if self.rng.random() < 0.1:
-            rows, some = self.real.take_back_consumer(consumer), held
+            sent, unsent = self.real.take_back_consumer(consumer)
+            assert self.sent.issuperset(sent.offsets.tolist())
+            assert self.sent.isdisjoint(unsent.offsets.tolist())
+            rows, some = Rows.concat([sent, unsent]), held
         else:
             rows = self.real.take_back(np.array(some, np.int64), consumer)
         assert sorted(rows.offsets.tolist()) == sorted(some)
         for offset in some:
             del self.hands[offset]
             self.waiting.append(offset)
+        self.sent.difference_update(some)
 
     def acknowledge(self) -> None:
         """In the order of delivery, with gaps or without, sorted, or at random; some unseen."""

@@ -63,6 +63,7 @@ SAMPLES: list[c.Command] = [
     c.ConsumerActive(1, True),
     c.ConsumerClosed(1, "not_found", "gone", False),
     c.ConsumerRewound(1),
+    c.Halt(10, 1),
     c.Cancel(8, "t", COLUMN),
     c.Reschedule(8, "t", COLUMN, 5, -1),
     c.Reschedule(8, "t", COLUMN, -1, -1),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from copy import copy
 from typing import Final
 
@@ -89,6 +90,7 @@ class Inbox(Attached):
         self._nacks = Returned()
         self._releases = Returned()
         self._untried: Int64s | None = None  # at the end: what nobody took out of here
+        self._leaving = False  # it asks for nothing any more
         self._closed = False  # by this side
         self.rewinds = 0  # how often what was delivered was taken back by a seek
 
@@ -149,6 +151,10 @@ class Inbox(Attached):
 
     def _give_credit(self) -> None:
         if self._state is State.READY and (permits := self._tray.due_credit()):
+            self._allow(permits)
+
+    def _allow(self, permits: int) -> None:
+        if not self._leaving:
             self._line.send(wire.Flow(self.id, permits))
 
     # -- giving back -----------------------------------------------------------------
@@ -306,13 +312,16 @@ class Inbox(Attached):
     async def aclose(self) -> None:
         """Have the acknowledgements answered, then leave; what is not acknowledged goes back.
 
-        When it is cancelled, the broker is told all the same, and its answers not awaited.
+        What was not taken out of here goes back untried, also what is on its way here. When it
+        is cancelled, the broker is told all the same, and its answers not awaited; then what is
+        on its way counts as an attempt.
         """
         if self.error is not None:
             return
         with anyio.move_on_after(self._line.settings.close_timeout_s):
             try:
                 await self.flush()
+                await self._halt()
             finally:
                 if self._state is State.READY:
                     self._untried = self._tray.waiting()
@@ -321,6 +330,13 @@ class Inbox(Attached):
                 self._closed = True
                 done = self._close("this consumer is closed")
             await done.wait()
+
+    async def _halt(self) -> None:
+        """All that the broker has sent is here after this, and no more comes."""
+        self._leaving = True
+        if self._state is State.READY:
+            with suppress(EscapementError):
+                await self._line.ask(lambda number: wire.Halt(number, self.id))
 
     # -- what it says to the broker, and back ------------------------------------------
 
@@ -341,7 +357,7 @@ class Inbox(Attached):
         return wire.CloseConsumer(request_id, self.id, self._untried)
 
     def _ready(self, answer: Command) -> None:
-        self._line.send(wire.Flow(self.id, self._tray.all_credit()))
+        self._allow(self._tray.all_credit())
 
     def _work(self, now_s: float, ready: bool) -> float:
         if not ready:
@@ -410,7 +426,7 @@ class Inbox(Attached):
             self._nacks.clear()
             self._releases.clear()
             if permits := self._tray.drop():
-                self._line.send(wire.Flow(self.id, permits))
+                self._allow(permits)
 
     def _deliver(self, command: wire.Deliver) -> None:
         if self._state is not State.READY:

@@ -196,6 +196,10 @@ class Consuming:
         handle.subscription.join(handle.consumer)
         self.wake(handle)
 
+    def halt(self, handle: ConsumerHandle) -> None:
+        """The consumer is about to leave; nothing is sent to it any more."""
+        handle.consumer.halted = True
+
     def close(self, handle: ConsumerHandle) -> None:
         """The consumer is gone; what it held goes to others at once."""
         handle.subscription.leave(handle.consumer, self._clock.now_ms())

@@ -352,8 +352,8 @@ class Pump:
             self._reschedule(topic)
         while not self._may_dispatch() and not consumer.closed:  # noqa: ASYNC110 (it is rare)
             await trio.sleep(_PAUSE_S)
-        # Whether a consumer that left meanwhile had it is decided: leaving took it back.
-        if consumer.closed:
+        # Leaving takes back what was not sent, as untried.
+        if consumer.closed or consumer.halted:
             return
         if not fresh:
             held = hand.rows.pick(subscription.still_held(hand))
@@ -363,6 +363,7 @@ class Pump:
                 rows = held
             if not rows.height:
                 return
+        subscription.note_sent(hand)
         frames = -(-rows.height // self._limits.deliver_messages)
         if batch.size_bytes > 2 * self._limits.deliver_bytes:
             frames = max(frames, -(-batch.size_bytes // self._limits.deliver_bytes))

@@ -34,6 +34,7 @@ class Consumers(Desk):
         self.at_once = {
             wire.CloseConsumer: self._close,
             wire.Flow: self._flow,
+            wire.Halt: self._halt,
             wire.Ack: self._ack,
             wire.Nack: self._nack,
             wire.Extend: self._extend,
@@ -91,6 +92,12 @@ class Consumers(Desk):
             if command.untried is not None:
                 self._broker.consuming.release(handle, command.untried, 0)
             self._broker.consuming.close(handle)
+        self._outbound.send(wire.Done(command.request_id))
+
+    def _halt(self, command: wire.Halt) -> None:
+        handle = self._handles.find(command.consumer_id)
+        if handle is not None:
+            self._broker.consuming.halt(handle)
         self._outbound.send(wire.Done(command.request_id))
 
     # -- what they say -------------------------------------------------------------------

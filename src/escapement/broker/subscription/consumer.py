@@ -59,6 +59,7 @@ class Consumer:
         "_default_ack_wait_ms",
         "back_off",
         "closed",
+        "halted",
         "id",
         "key_range",
         "name",
@@ -92,6 +93,7 @@ class Consumer:
         self.outlet = outlet
         self.permits = 0
         self.closed = False
+        self.halted = False  # it is about to leave, and knows all that it was sent
         self._ack_wait_ms = ack_wait_ms
         self._default_ack_wait_ms = default_ack_wait_ms
         self.back_off = BackOff(ack_wait_ms)
@@ -108,4 +110,6 @@ class Consumer:
     @property
     def capacity(self) -> int:
         """How many messages it may be sent right now."""
-        return 0 if self.closed or not self.outlet.has_room else self.permits
+        if self.closed or self.halted or not self.outlet.has_room:
+            return 0
+        return self.permits

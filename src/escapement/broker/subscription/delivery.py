@@ -31,6 +31,7 @@ class Delivery:
         "deadline_ms",
         "followed",
         "rows",
+        "sent",
         "since_ms",
         "wanted_ms",
     )
@@ -49,6 +50,7 @@ class Delivery:
         self.deadline_ms = deadline_ms
         self.wanted_ms = wanted_ms
         self.alive = np.ones(rows.height, bool)
+        self.sent = False  # it was decided on; whether it has left
         self.followed = 0  # rows that were acknowledged in their order, from the first on
         self._order: Int64s | None = None
         self._by_offset: Int64s | None = None

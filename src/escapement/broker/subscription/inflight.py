@@ -205,14 +205,21 @@ class InFlight:
                 held += len(at)
         return held
 
-    def take_back_consumer(self, consumer_id: int) -> Rows:
-        """Everything this consumer holds, because it is gone."""
-        parts = []
+    def note_sent(self, delivery_id: int) -> None:
+        """A delivery is on its way to its consumer."""
+        if delivery_id in self._deliveries:
+            self._deliveries[delivery_id].sent = True
+
+    def take_back_consumer(self, consumer_id: int) -> tuple[Rows, Rows]:
+        """Everything this consumer holds, because it is gone: what was sent, and what was not."""
+        sent: list[Rows] = []
+        unsent: list[Rows] = []
         for delivery_id, delivery in list(self._deliveries.items()):
             if delivery.consumer_id == consumer_id:
-                parts.append(self._remove(delivery, np.flatnonzero(delivery.alive)))
+                rows = self._remove(delivery, np.flatnonzero(delivery.alive))
+                (sent if delivery.sent else unsent).append(rows)
                 self._drop(delivery_id)
-        return Rows.concat(parts)
+        return Rows.concat(sent), Rows.concat(unsent)
 
     def expire(self, delivery_id: int, now_ms: int) -> tuple[Rows, int | None]:
         """Take back what of one delivery is past its deadline.

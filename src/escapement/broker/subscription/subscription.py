@@ -157,8 +157,9 @@ class Subscription(ABC):
         consumer.closed = True
         self.consumers.remove(consumer)
         self._consumers_changed()
-        rows = self.in_flight.take_back_consumer(consumer.id)
+        rows, unsent = self.in_flight.take_back_consumer(consumer.id)
         self._return(rows, np.full(rows.height, now_ms), now_ms, reason)
+        self._return_untried(unsent, 0, now_ms)
 
     def give_up(self) -> list[Consumer]:
         """Another takes this one's place: its consumers; nothing is in their hands any more."""
@@ -281,11 +282,14 @@ class Subscription(ABC):
         They are wanted again after ``delay_ms``. Returns how many it held.
         """
         rows = self.in_flight.take_back(offsets, consumer.id)
+        self._return_untried(rows, delay_ms, now_ms)
+        return rows.height
+
+    def _return_untried(self, rows: Rows, delay_ms: int, now_ms: int) -> None:
         rows = rows._replace(attempts=(rows.attempts - 1) | RELEASED)
         self.counts.released += rows.height
         next_ms = np.full(rows.height, now_ms + min(delay_ms, CEILING_MS))
         self._return(rows, next_ms, now_ms, None)
-        return rows.height
 
     def extend(self, consumer: Consumer, offsets: Int64s, wait_ms: int, now_ms: int) -> int:
         """The consumer needs ``wait_ms`` from now for these; returns how many it holds."""
@@ -454,6 +458,10 @@ class Subscription(ABC):
         wanted_ms = rows.due_ms if wanted_ms is None else wanted_ms
         began_ms = self.record.created_at_ms
         return wanted_ms if int(wanted_ms.min()) >= began_ms else np.maximum(wanted_ms, began_ms)
+
+    def note_sent(self, hand: HandOver) -> None:
+        """It is on its way: its messages count as tried, unless they are released."""
+        self.in_flight.note_sent(hand.delivery_id)
 
     def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
         """Which rows are still in this very hand: not acknowledged, not taken back."""

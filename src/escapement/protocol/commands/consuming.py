@@ -247,3 +247,15 @@ class ConsumerRewound(Command):
     """
 
     consumer_id: Id
+
+
+@command(37, "client")
+@dataclass(frozen=True, slots=True)
+class Halt(Command):
+    """The consumer is about to leave: it is sent nothing any more.
+
+    Answered by Done, behind the last that was sent.
+    """
+
+    request_id: Id
+    consumer_id: Id
