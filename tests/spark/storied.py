@@ -68,6 +68,46 @@ async def _days(engine: Engine, generations: tuple[list[int], ...]) -> None:
                     await producer.send_many([b"."] * count)
 
 
+def begin_relocated(engine: Engine, count: int) -> list[int]:
+    """So many messages, an hour apart, that the log has only where it relocated them; and when
+    each was published. Before each were nine others, which are done and forgotten.
+    """
+    return testing.run(_relocated, engine, count)
+
+
+async def _relocated(engine: Engine, count: int) -> list[int]:
+    published_ms = []
+    async with testing.start(config=CONFIG, engine=engine) as world, world.connect() as broker:
+        await broker.admin("namespaces.create", namespace="shop/eu")
+        policy = {"retention_ms": "0s"}
+        await broker.admin("namespaces.update", namespace="shop/eu", policy=policy)
+        async with await broker.producer(TOPIC) as producer:
+            for _ in range(count):
+                await world.clock.advance(ms=HOUR_MS)
+                published_ms.append(world.clock.now_ms())
+                delay = timedelta(days=300)
+                await producer.send_many(
+                    [b"done" * 100] * 9 + [b"live"], delay=[None] * 9 + [delay]
+                )
+        await world.checkpoint()
+        world.clock.set_back(-DAY_MS)
+        await finish(world, world.server.works.housekeeper.round)
+        await finish(world, world.server.works.forgetter.round)
+    return published_ms
+
+
+def delete(engine: Engine) -> None:
+    """Another broker on that database deletes the topic."""
+    testing.run(_delete, engine)
+
+
+async def _delete(engine: Engine) -> None:
+    begun = testing.start(config=CONFIG, engine=engine, start_ms=int(time.time() * 1000))
+    async with begun as world, world.connect() as broker:
+        await broker.admin("topics.delete", topic=TOPIC, force=True)
+        await finish(world, world.server.works.housekeeper.round)
+
+
 def more(engine: Engine, count: int) -> None:
     """Another broker on that database is sent so many more messages."""
     testing.run(_more, engine, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from storied import TOPIC, fill, more
+from storied import TOPIC, begin_relocated, delete, fill, more
 
-from escapement.errors import InvalidRequest, LogForgotten
+from escapement.errors import InvalidRequest, LogForgotten, NotFound
 from escapement.names import TopicName
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.options import Options
@@ -61,7 +62,8 @@ def test_a_stream_begins_where_it_was_told_to(engine: Engine, tmp_path: Path) ->
         ({"startingOffsets": json.dumps({TOPIC: 480})}, 480, 20),
         ({"startingTimestamp": "0"}, 50, 302),
         ({"startingTimestamp": "1960-01-01T00:00:00Z"}, 50, 302),
-        ({"startingTimestamp": "1"}, 200, 300),
+        ({"startingTimestamp": "1"}, 50, 302),
+        ({"startingTimestamp": str(round(time.time() - 43_200) * 1000)}, 200, 300),
         ({"startingTimestamp": str(1 << 50)}, 500, 0),
         ({"startingOffsets": "100", "failOnDataLoss": "false"}, 100, 301),
     ):
@@ -69,10 +71,29 @@ def test_a_stream_begins_where_it_was_told_to(engine: Engine, tmp_path: Path) ->
         start = stream.initial()
         assert start[NAME].next_offset == first, options
         assert len(read(engine, stream, start, latest)) == count, options
-    with pytest.raises(LogForgotten, match="begins at 200, not at 100"):
+    with pytest.raises(
+        LogForgotten, match=r"begins at 200, not at 100.*as a batch.*failOnDataLoss"
+    ):
         plan(tmp_path, startingOffsets="100").initial()
     with pytest.raises(InvalidRequest, match="unknown option 'endingoffsets'"):
         plan(tmp_path, endingOffsets="3")
+
+
+def test_a_stream_begins_with_a_message_that_was_published_then_and_relocated(
+    tmp_path: Path,
+) -> None:
+    """B7: the log has the row no more that it was published in."""
+    engine = SqliteEngine(tmp_path / FILE_NAME)
+    published_ms = begin_relocated(engine, 7)
+    assert plan(tmp_path).latest()[NAME][1:] == (70, 70)
+    for place, at_ms in enumerate(published_ms):
+        its, following = 10 * place + 9, min(10 * place + 19, 70)
+        for since_ms, first in ((at_ms, its), (at_ms + 1, following)):
+            stream = plan(tmp_path, startingTimestamp=str(since_ms))
+            start = stream.initial()
+            assert start[NAME].next_offset == first
+            assert read(engine, stream, start, stream.latest()) == list(range(first, 70, 10))
+    engine.close()
 
 
 def test_batches_follow_each_other_without_gap_or_overlap(engine: Engine, tmp_path: Path) -> None:
@@ -107,6 +128,31 @@ def test_what_a_stream_missed_is_noticed(engine: Engine, tmp_path: Path) -> None
         stream.parts(other, latest)
     assert len(read(engine, lenient, other, latest)) == 302
     assert read(engine, lenient, other, {NAME: Position(at.topic_id + 1, 200, 0)}) == []
+
+
+def test_a_topic_that_is_deleted_ends_a_stream_unless_it_is_to_go_on(
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B7: at the end of the log, or with a batch planned; made anew it comes from its beginning."""
+    stream, lenient = plan(tmp_path), plan(tmp_path, failOnDataLoss="false")
+    latest = stream.latest()
+    start = {NAME: latest[NAME]._replace(next_offset=400)}
+    delete(engine)
+    for ask in (stream.latest, lambda: stream.parts(start, latest)):
+        with pytest.raises(NotFound, match=r"does not exist, or no longer.*failOnDataLoss"):
+            ask()
+    for _ in range(2):
+        assert lenient.latest() == {}
+        assert lenient.reached(start, {}, None) == start
+        assert lenient.parts(start, latest) == []
+    said = capsys.readouterr().err
+    assert said.count(TOPIC) == said.count("going on without it") == 1
+    with pytest.raises(NotFound):
+        lenient.initial()
+    more(engine, 5)
+    end = lenient.reached(start, lenient.latest(), None)
+    assert read(engine, lenient, start, end) == list(range(5))
+    assert "deleted and made anew" in capsys.readouterr().err
 
 
 def test_a_log_that_ends_before_what_was_read_is_another_one(

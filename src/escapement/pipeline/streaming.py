@@ -9,17 +9,19 @@ Runs in the driver, or in a Python process beside it. Nothing is kept open betwe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from escapement.errors import LogForgotten
+from escapement.errors import EscapementError, LogForgotten, NotFound
 from escapement.names import TopicName
 from escapement.pipeline import selection
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.part import Part, cut
-from escapement.pipeline.planning import forgotten, looking
+from escapement.pipeline.part import Part, cut, stated_again
+from escapement.pipeline.planning import looking
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
 from escapement.storage.engine.base import Connection
+from escapement.storage.published import Published
 from escapement.storage.topicstate import TopicState, read_range, read_topic
 
 STREAM_OPTIONS: Final = (
@@ -77,6 +79,7 @@ class StreamPlan:
         self._min_parts = options.number("minPartitions")
         self._most_records = options.number("maxRecordsPerPartition")
         self._fail_on_loss = options.flag("failOnDataLoss", True)
+        self._told: set[str] = set()  # which losses it has warned of
 
     def initial(self) -> Positions:
         """Where a new query begins.
@@ -92,9 +95,19 @@ class StreamPlan:
             }
 
     def latest(self) -> Positions:
-        """Where the topics' logs end now. Raises ``NotFound``."""
+        """Where the topics' logs end now, of those that there are.
+
+        Raises:
+          NotFound: if one does not exist, unless it is wanted to go on without it.
+        """
+        found: Positions = {}
         with looking(self.address) as (_, connection):
-            return {topic: Position(*read_range(connection, topic)) for topic in self.topics}
+            for topic in self.topics:
+                try:
+                    found[topic] = Position(*read_range(connection, topic))
+                except NotFound as error:
+                    self._lost(f"{error}, or no longer", NotFound)
+        return found
 
     def reached(self, start: Positions, end: Positions, most: int | None) -> Positions:
         """How far a batch goes, as :func:`admit` says.
@@ -109,20 +122,21 @@ class StreamPlan:
                 begun = start.get(topic)
                 if begun is None or not _is_behind(now, begun):
                     continue
-                if self._fail_on_loss:
-                    raise LogForgotten(
-                        f"the log of {topic.full} ends at {now.next_offset}, and was read up to"
-                        f" {begun.next_offset}: the database was set back; begin with a new"
-                        " checkpoint, or set failOnDataLoss to false"
-                    )
+                self._lost(
+                    f"the log of {topic.full} ends at {now.next_offset}, and was read up to"
+                    f" {begun.next_offset}: the database was set back"
+                )
                 start = {**start, topic: now}
-        return admit(start, end, most)
+        # What was deleted stays where it is: should it be made anew, that has another id.
+        gone = {topic: start[topic] for topic in self.topics if topic in start.keys() - end.keys()}
+        return admit(start, {**end, **gone}, most)
 
     def parts(self, start: Positions, end: Positions) -> list[Part]:
         """The parts of a batch, as the topics stand now.
 
         Raises:
           LogForgotten: if some of it is in the log no more, unless that is wanted.
+          NotFound: if a topic of it is not there any more, unless that is wanted.
         """
         found: list[Part] = []
         with looking(self.address) as (engine, connection):
@@ -130,9 +144,12 @@ class StreamPlan:
                 since = start.get(topic, until._replace(next_offset=0))
                 if since == until:
                     continue
-                state = read_topic(engine, connection, topic)
-                if self._fail_on_loss:
-                    _check(topic, since, until, state)
+                try:
+                    state = read_topic(engine, connection, topic)
+                except NotFound as error:
+                    self._lost(f"{error}, or no longer", NotFound)
+                    continue
+                self._check(topic, since, until, state)
                 if state.record.id != until.topic_id:
                     continue
                 if since.topic_id != until.topic_id:
@@ -154,16 +171,62 @@ class StreamPlan:
         if self._since and self._since_ms <= 0:
             place = EARLIEST
         elif self._since:
-            at = (connection, state.record.id, self._since_ms, state.end_offset)
-            place = state.log.first_accepted(*at)
+            place = _published_since(state, connection, self._since_ms)
         if place == EARLIEST:
-            earlier = state.moves.between(0, state.begin_offset)
+            earlier = stated_again(state, 0, state.begin_offset)
             place = int(earlier[0]) if len(earlier) else state.begin_offset
         elif place == LATEST:
             place = state.end_offset
-        elif int(place) < state.begin_offset and self._fail_on_loss:
-            raise forgotten(topic, int(place), state.begin_offset)
+        elif not self._since and int(place) < state.begin_offset:
+            self._lost(
+                f"the log of {topic.full} begins at {state.begin_offset}, not at {place}: what lay"
+                " before was done and is forgotten; a stream reads no archives: begin at earliest,"
+                " and read what is archived once as a batch"
+            )
         return Position(state.record.id, min(int(place), state.end_offset), state.begin_offset)
+
+    def _check(self, topic: TopicName, since: Position, until: Position, state: TopicState) -> None:
+        """Whether something of a batch is lost. Raises ``LogForgotten``."""
+        if not since.topic_id == until.topic_id == state.record.id:
+            self._lost(f"{topic.full} was deleted and made anew since it was read last")
+            return
+        known = max(since.next_offset, since.begin_offset)
+        if known < min(state.begin_offset, until.next_offset):
+            self._lost(
+                f"the log of {topic.full} begins at {state.begin_offset}, not at"
+                f" {since.next_offset}, up to where it was read: what lies between was done and is"
+                " forgotten; if it is archived, read it once as a batch (startingOffsets,"
+                " endingOffsets); a longer retention of the namespace keeps it for slow queries"
+            )
+
+    def _lost(self, what: str, kind: type[EscapementError] = LogForgotten) -> None:
+        """Raise it; or say it once, where the query is to go on all the same."""
+        if self._fail_on_loss:
+            raise kind(f"{what}. To go on without it, set failOnDataLoss to false")
+        if what not in self._told:
+            self._told.add(what)
+            print(f"escapement: {what}; going on without it", file=sys.stderr)
+
+
+def _published_since(state: TopicState, connection: Connection, since_ms: int) -> int:
+    """The first message published then or later; halving as ``Log.first_accepted`` does."""
+    at = (connection, state.record.id)
+    first = state.log.first_accepted(*at, since_ms, state.end_offset)
+    if first > state.begin_offset:
+        return first
+    # All rows that there are: so there may be more among those that later rows state again.
+    earlier = stated_again(state, 0, state.begin_offset)
+    low, high = 0, len(earlier)
+    while low < high:
+        middle = (low + high) // 2
+        one = earlier[middle : middle + 1]
+        rows, _ = state.log.restatements(*at, state.moves.bases(one).tolist(), 0)
+        found = [Published.of(row).of_these(one).published_ms for row in rows]
+        if found and found[0][0] < since_ms:
+            low = middle + 1
+        else:
+            high = middle
+    return int(earlier[low]) if low < len(earlier) else first
 
 
 def _is_behind(at: Position, begun: Position | None) -> bool:
@@ -171,18 +234,6 @@ def _is_behind(at: Position, begun: Position | None) -> bool:
     return (
         begun is not None and begun.topic_id == at.topic_id and begun.next_offset > at.next_offset
     )
-
-
-def _check(topic: TopicName, since: Position, until: Position, state: TopicState) -> None:
-    """Raise ``LogForgotten`` if something of a batch is lost."""
-    if not since.topic_id == until.topic_id == state.record.id:
-        raise LogForgotten(
-            f"{topic.full} was deleted and made anew since it was read last: begin with a new"
-            " checkpoint, or set failOnDataLoss to false"
-        )
-    known = max(since.next_offset, since.begin_offset)
-    if known < min(state.begin_offset, until.next_offset):
-        raise forgotten(topic, since.next_offset, state.begin_offset)
 
 
 def admit(start: Positions, latest: Positions, most: int | None) -> Positions:
