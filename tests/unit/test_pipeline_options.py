@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,15 @@ from escapement.pipeline.options import LogAddress, Options
 from escapement.storage.engine.mysql import MysqlEngine
 
 SECRET = "s3cr3t-of-the-log"
+
+# Runs each of some jobs; says how each ended, and that nothing of Spark was started.
+ASK = """
+import json, sys
+from escapement.cli.main import run
+codes = [run(["pipeline", *words]) for words in json.loads(sys.argv[1])]
+context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+print(codes, context is None or context._gateway is None)
+"""
 
 
 def test_a_password_among_the_options_is_refused_and_not_repeated() -> None:
@@ -82,3 +94,18 @@ def test_a_directory_without_a_log_is_left_without_one(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no log on SQLite"):
         LogAddress.of(Options({"data": str(tmp_path)})).engine()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_job_that_cannot_find_its_log_is_refused_before_spark_is_started(tmp_path: Path) -> None:
+    """B7: so that a slip costs no seconds, and no secret comes near a session."""
+    jobs = [["forecast", "t"], ["lag"], ["audit"], ["archive", "--to", "a"]]
+    asked = [[*job, "--log", f"mysql://broker:{SECRET}@db/log"] for job in jobs]
+    asked += [[*job, "--data", str(tmp_path)] for job in jobs]
+    rebuild = ["rebuild", "--data", str(tmp_path)]
+    asked += [[*rebuild, *by] for by in (["--engine", "spark"], ["--master", "spark://host:7077"])]
+    ran = subprocess.run(
+        [sys.executable, "-c", ASK, json.dumps(asked)], capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == f"{[1] * len(asked)} True\n", ran.stderr
+    assert ran.stderr.count("would be shown with Spark's plans") == len(jobs)
+    assert SECRET not in ran.stderr

@@ -101,8 +101,7 @@ def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
       NotFound: if there is no log yet.
       LogDamaged, StorageError, StorageUnavailable: and the index is as it was.
     """
-    if config.log_url is None and not (config.data / FILE_NAME).exists():
-        raise NotFound(f"there is no log at {config.data / FILE_NAME}: say where it is (--log)")
+    _check_there(config)
     data = config.data.absolute()
     fill: Fill | None = None
     if _by_spark(spark, config):
@@ -122,6 +121,22 @@ def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
             )
         finally:
             engine.close()
+
+
+def check_tasks(config: RebuildConfig) -> None:
+    """Say what ``run`` would of a config for tasks, as far as that needs no session.
+
+    Raises:
+      InvalidRequest: tasks cannot be told where the log is.
+      NotFound: if there is no log yet.
+    """
+    _check_there(config)
+    _address(config, config.data.absolute()).engine().close()
+
+
+def _check_there(config: RebuildConfig) -> None:
+    if config.log_url is None and not (config.data / FILE_NAME).exists():
+        raise NotFound(f"there is no log at {config.data / FILE_NAME}: say where it is (--log)")
 
 
 @dataclass(slots=True, eq=False)

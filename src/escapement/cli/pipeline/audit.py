@@ -13,6 +13,9 @@ from escapement.cli.table import counted, print_rows
 from escapement.pipeline.audit import AuditConfig, run
 from escapement.pipeline.session import session
 
+# The exit code of an audit that was done. What fails, however it fails, exits with another.
+_FINDINGS = 3
+
 
 @click.command(
     epilog="""\b
@@ -21,7 +24,8 @@ from escapement.pipeline.session import session
       escapement pipeline audit orders --data /var/lib/escapement --index /var/lib/escapement
       escapement pipeline audit --index /var/lib/escapement -o json
 
-    Exits with 1 if something does not add up. It changes nothing, and a broker may run.
+    Exits with 0 if everything adds up, with 3 if something does not; with 1 or 2 if it could
+    not be counted. It changes nothing, and a broker may run.
     """
 )
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
@@ -35,8 +39,9 @@ from escapement.pipeline.session import session
 @source_options
 def audit(topics: tuple[str, ...], index: str | None, output: str, **where: str | None) -> None:
     """Count TOPICs again, or all, and say what does not add up."""
+    config = AuditConfig(given(**where), topics, index)
     with session("audit") as spark, refusals():
-        found = run(spark, AuditConfig(given(**where), topics, index))
+        found = run(spark, config)
     if output == "json":
         click.echo(json.dumps(asdict(found)))
     else:
@@ -55,4 +60,4 @@ def audit(topics: tuple[str, ...], index: str | None, output: str, **where: str 
             else "everything adds up"
         )
     if found.findings:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(_FINDINGS)

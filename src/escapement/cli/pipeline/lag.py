@@ -68,8 +68,9 @@ def lag(
     **where: str | None,
 ) -> None:
     """Show how late messages of TOPICs, or all, were handed out, and how soon acknowledged."""
+    config = LagConfig(given(**where), topics, within_ms, parquet)
     with session("lag") as spark, refusals():
-        found = run(spark, LagConfig(given(**where), topics, within_ms, parquet))
+        found = run(spark, config)
     if output == "json":
         click.echo(json.dumps(asdict(found)))
         return

@@ -14,7 +14,13 @@ from escapement.cli.parameters import FlagOrVariable, size_bytes
 from escapement.cli.pipeline.progress import ProgressLine
 from escapement.cli.pipeline.source import refusals
 from escapement.pipeline.filling import Progress
-from escapement.pipeline.rebuild import DEFAULT_MEMORY_BYTES, RebuildConfig, is_local, run
+from escapement.pipeline.rebuild import (
+    DEFAULT_MEMORY_BYTES,
+    RebuildConfig,
+    check_tasks,
+    is_local,
+    run,
+)
 from escapement.pipeline.session import is_submitted, session
 
 _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)
@@ -94,6 +100,8 @@ def rebuild(
     config = RebuildConfig(data, url, engine, memory_bytes, show, password_file)
     try:
         if _needs_spark(engine, master):
+            if not is_submitted():  # it will be by tasks, and a session takes seconds to begin
+                check_tasks(config)
             with session("rebuild", master) as spark, refusals():
                 done = run(spark, config)
         else:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from escapement.errors import EscapementError, InvalidRequest
+from escapement.pipeline.options import LogAddress, Options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -45,8 +46,16 @@ def source_options(command: Command) -> Command:
 
 
 def given(**options: str | None) -> dict[str, str]:
-    """Those options that were given."""
-    return {name: value for name, value in options.items() if value is not None}
+    """Those options that were given, after a look at what they say of the log.
+
+    For before there is a session, which takes seconds to begin.
+
+    Raises:
+      InvalidRequest: no log can be found by them.
+    """
+    found = {name: value for name, value in options.items() if value is not None}
+    LogAddress.of(Options(found)).engine().close()
+    return found
 
 
 @contextmanager
