@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import trio
+from database import add_options, database
 
 import escapement
 from escapement.errors import InvalidRequest
@@ -40,7 +41,7 @@ from escapement.storage.log import Log
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from brokers import broker_process
-from servers import MysqlServer, private_server
+from servers import MysqlServer
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100
@@ -135,13 +136,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--buffer-pool", help="how much the database keeps in memory, such as 4G")
+    add_options(parser)
     parser.add_argument("--spark", action="store_true")
     options = parser.parse_args()
-    pool = [f"--innodb-buffer-pool-size={options.buffer_pool}"] if options.buffer_pool else []
     if options.messages % BATCH or options.messages <= 0:
         raise InvalidRequest(f"messages come in batches of {BATCH}")
-    with private_server(*pool) as server, tempfile.TemporaryDirectory() as directory:
+    with database(options) as server, tempfile.TemporaryDirectory() as directory:
         url = server.url("log")
         with broker_process(Path(directory) / "data", url) as broker:
             trio.run(publish, broker.url, options.messages)

@@ -47,10 +47,10 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from database import add_options, database
 from processor_time import processor_time, spent
 
 from brokers import broker_process
-from servers import private_server
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100
@@ -181,14 +181,13 @@ def main() -> None:
     parser.add_argument("--jdbc-messages", type=int, default=2_000_000)
     parser.add_argument("--jdbc-jar", default=JDBC_JAR)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--buffer-pool", help="how much the database keeps in memory, such as 4G")
+    add_options(parser)
     options = parser.parse_args()
     counts = (options.messages, options.jdbc_messages)
     if any(count % ARROW_ROWS or count <= 0 for count in counts):
         raise InvalidRequest(f"messages come in multiples of {ARROW_ROWS}")
     jar = options.jdbc_jar if Path(options.jdbc_jar).is_file() else None
-    pool = [f"--innodb-buffer-pool-size={options.buffer_pool}"] if options.buffer_pool else []
-    with private_server(*pool) as server, tempfile.TemporaryDirectory() as directory:
+    with database(options) as server, tempfile.TemporaryDirectory() as directory:
         url = server.url("log")
         began_s = time.perf_counter()
         with broker_process(Path(directory) / "data", url) as broker:

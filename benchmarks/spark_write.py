@@ -33,12 +33,12 @@ from pyspark.sql import functions as F
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from database import add_options, database
 from processor_time import processor_time, spent
 
 import escapement
 from brokers import PATIENT, BrokerProcess, broker_process
 from escapement.pipeline.jvm import provide_java
-from servers import private_server
 
 TOPIC: Final = "bench/spark/bulk"
 TASKS: Final = 2
@@ -192,11 +192,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--buffer-pool", help="how much the database keeps in memory, such as 4G")
+    add_options(parser)
     parser.add_argument("--log", help="of an empty database on MariaDB or MySQL")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     given = parser.parse_args()
-    pool = [f"--innodb-buffer-pool-size={given.buffer_pool}"] if given.buffer_pool else []
     with tempfile.TemporaryDirectory() as directory, spark_session() as spark:
 
         def run(url: str) -> dict[str, Any]:
@@ -208,7 +207,7 @@ def main() -> None:
         if given.log:
             figures = run(given.log)
         else:
-            with private_server(*pool) as server:
+            with database(given) as server:
                 server.admin("CREATE DATABASE bench CHARACTER SET utf8mb4")
                 figures = run(server.url("bench"))
     text = json.dumps(figures, indent=1)
