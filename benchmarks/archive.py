@@ -1,4 +1,4 @@
-"""How fast what is done is archived: read, written as Parquet, read back, verified, recorded.
+"""How fast what is done is archived: read, made into Parquet, read back, verified, recorded.
 
     python benchmarks/archive.py [--messages 10000000] [--runs 2] [--buffer-pool 4G]
 

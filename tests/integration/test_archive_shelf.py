@@ -61,17 +61,17 @@ def file(path: str, low: int, high: int) -> ArchivedFile:
 
 def ready(shelf: Shelf, topic_id: int, run: str) -> Ready:
     """Two files of a topic, in the directory of the run."""
-    files = []
+    files, names = [], []
     for low in (0, 100):
-        path = f"topic={topic_id}/part-{run}-{low}"
-        files.append(file(path, low, low + 100))
-        there = Path(shelf.begin(run), path)
+        files.append(file(f"topic={topic_id}/part-{run}-{low}", low, low + 100))
+        names.append(f"{topic_id}-{low}")
+        there = Path(shelf.begin(run), names[-1])
         there.parent.mkdir(parents=True, exist_ok=True)
         there.write_bytes(b"content")
     offsets = OffsetSet()
     offsets.add_range(0, 200)
     manifest = Manifest("t/n/x", topic_id, shelf.log, run, shelf.root, 5, tuple(files))
-    return Ready(manifest, offsets)
+    return Ready(manifest, offsets, tuple(names))
 
 
 def there(root: Path) -> set[str]:

@@ -18,19 +18,19 @@ from pyspark.sql import SparkSession
 from storied import TOPIC, Expected, fill
 
 from escapement.cli.main import run as command
-from escapement.errors import InvalidRequest, StorageError
+from escapement.errors import InvalidRequest, NotFound, StorageError
 from escapement.names import TopicName
 from escapement.pipeline import archive as job
 from escapement.pipeline import audit
 from escapement.pipeline.archive import ArchiveConfig, run
-from escapement.pipeline.archivecheck import WrittenFile, read_back
 from escapement.pipeline.archivecount import ArchiveClaim, count_files
 from escapement.pipeline.archived import archived_parts, read_archived
+from escapement.pipeline.archivefile import FoundFile
 from escapement.pipeline.archivemanifest import Manifest
+from escapement.pipeline.archivetasks import read_back
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import READ_COLUMNS
-from escapement.pipeline.options import Options
-from escapement.pipeline.planning import BatchPlan
+from escapement.pipeline.part import Part
 from escapement.pipeline.selection import Selection
 from escapement.storage import archive
 from escapement.storage.catalog import TopicRecord
@@ -108,9 +108,12 @@ def test_a_topic_that_is_deleted_under_a_run_is_left_out(
     monkeypatch.setattr(job, "read_topics", then_one_is_deleted)
     config = replace(log.config(), older_than_ms=10**12)  # nothing is as old
     assert run(spark, config).topics == []
-    before = json.dumps({"shop/eu/deleted": 1})
-    plan = BatchPlan(Options({**log.source, "unarchivedBefore": before}), ["offset"])
-    assert plan.parts() == []
+
+    def deleted_first(*of: Any) -> list[Part]:
+        raise NotFound("it was deleted")
+
+    monkeypatch.setattr(job, "unarchived", deleted_first)
+    assert run(spark, log.config()).topics == []
 
 
 def test_what_a_task_wrote_twice_is_found_and_does_not_count(
@@ -119,9 +122,12 @@ def test_what_a_task_wrote_twice_is_found_and_does_not_count(
     """N8: what is read back must be what was read; nothing of it stays."""
     log.hold(True)
 
-    def doubled(spark: SparkSession, directory: str) -> dict[str, WrittenFile]:
-        (one,) = files(Path(urlsplit(directory).path))
-        shutil.copy(one, one.with_name("part-twice.parquet"))
+    def doubled(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
+        # A task that finds nothing may leave a file that is empty.
+        (one,) = (
+            path for path in Path(urlsplit(directory).path).glob("*.txt") if path.stat().st_size
+        )
+        shutil.copy(one, one.with_name("part-twice.txt"))
         return read_back(spark, directory)
 
     monkeypatch.setattr(job, "read_back", doubled)

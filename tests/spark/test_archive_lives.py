@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ import escapement
 from dying import finish
 from escapement import testing
 from escapement.broker.upkeep import forgetter
+from escapement.names import TopicName
+from escapement.pipeline.archiveplan import unarchived
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.options import Options
-from escapement.pipeline.planning import UNARCHIVED, BatchPlan
+from escapement.pipeline.planning import BatchPlan
 from escapement.pipeline.reading import read_part
 from escapement.storage import archive
 from escapement.storage.archive import ArchiveRecord
@@ -44,10 +47,14 @@ class Life:
         self.published = 0
         self.runs = 0
 
-    def read(self, **options: str) -> list[int]:
-        """The offsets that a read gives."""
-        plan = BatchPlan(Options({"data": str(self.data), **options}), ["offset"])
-        batches = (batch for part in plan.parts() for batch in read_part(self.engine, part, SCHEMA))
+    def read(self) -> list[int]:
+        """The offsets that a read of what is live gives."""
+        options = {"data": str(self.data), "topic": TOPIC, "archived": "false"}
+        return self.offsets(BatchPlan(Options(options), ["offset"]).parts())
+
+    def offsets(self, parts: Iterable[Any]) -> list[int]:
+        """What the tasks of these parts give."""
+        batches = (batch for part in parts for batch in read_part(self.engine, part, SCHEMA))
         return [offset for batch in batches for offset in batch["offset"].to_pylist()]
 
     def archived(self) -> list[int]:
@@ -60,8 +67,10 @@ class Life:
 
     def archive(self, share: float) -> None:
         """Some of what the job would take is archived."""
-        before = json.dumps({TOPIC: int(time.time() * 1000)})
-        done = self.read(**{UNARCHIVED: before})
+        connection = self.engine.connect()
+        now_ms = int(time.time() * 1000)
+        done = self.offsets(unarchived(self.engine, connection, TopicName.parse(TOPIC), now_ms))
+        connection.close()
         assert len(done) == len(set(done))
         assert not set(done) & set(self.archived())
         done = [offset for offset in done if self.random.random() < share]
@@ -77,7 +86,7 @@ class Life:
 
     def check(self) -> None:
         """Each message is in the log or archived, and the log says it once."""
-        live = self.read(topic=TOPIC, archived="false")
+        live = self.read()
         assert len(live) == len(set(live))
         assert set(live) | set(self.archived()) == set(range(self.published))
 

@@ -2,9 +2,11 @@
 
 For some topics at a time, some millions of messages:
 
-1. they are read by the data source, as they stand, and written by Spark to a directory of this
-   run, at which nobody looks; their digest is taken on the way (pipeline/archivecheck.py);
-2. all of it is read back: count, range and content must be those of what was read;
+1. tasks read them from the log, as they stand, and make files of them (pipeline/archivefile.py),
+   which Spark writes to a directory of this run, at which nobody looks; the digest of the messages
+   is taken on the way;
+2. all of it is read back: count and content must be those of what was read, and no message may
+   be there twice;
 3. the files are put into their places, and the database records topic by topic that these
    offsets are archived (pipeline/shelf.py).
 
@@ -15,24 +17,21 @@ their outputs once, and if it did not, step 2 finds it.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import quote
 
 from escapement.errors import EscapementError, InvalidRequest, NotFound, StorageError
 from escapement.names import NamespaceName, TopicName
-from escapement.pipeline.archivecheck import (
-    Digest,
-    WrittenFile,
-    digested,
-    offsets_of,
-    read_back,
-)
+from escapement.pipeline.archivedigest import Digest
+from escapement.pipeline.archivefile import FoundFile
 from escapement.pipeline.archivemanifest import Manifest
+from escapement.pipeline.archiveplan import unarchived
+from escapement.pipeline.archivetasks import SUFFIX, read_back, write
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.place import Place
 from escapement.pipeline.planning import looking
@@ -54,8 +53,7 @@ if TYPE_CHECKING:
 _MESSAGES_AT_ONCE: Final = 10_000_000
 _TOPICS_AT_ONCE: Final = 500
 _BUNDLE: Final = 0
-# Partitions that a task may write to at once without sorting its messages first.
-_OPEN_FILES: Final = 16
+_SUFFIX: Final = ".zstd.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +139,14 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
     options = Options(config.source)
     options.check(ADDRESS_OPTIONS)
     place = Place(spark, config.output)
-    with looking(LogAddress.of(options)) as (engine, connection):
+    address = LogAddress.of(options)
+    with looking(address) as (engine, connection):
         require(connection)
         with archive.alone(engine, connection):
             done = Archived()
             shelf = Shelf(place, engine, connection)
             shelf.clear()
-            run = _Run(spark, config, shelf, engine, connection)
+            run = _Run(spark, config, shelf, address, engine, connection)
             tasks = run.tasks()
             behind = 0
             for some in _bounded(tasks):
@@ -166,12 +165,15 @@ class _Run:
         spark: SparkSession,
         config: ArchiveConfig,
         shelf: Shelf,
+        address: LogAddress,
         engine: Engine,
         connection: Connection,
     ) -> None:
         self._spark = spark
         self._config = config
         self._shelf = shelf
+        self._address = address
+        self._engine = engine
         self._connection = connection
         now = connection.execute(f"SELECT {engine.dialect.now_ms}").rows[0][0]
         self._now_ms = int(now)
@@ -256,33 +258,11 @@ class _Run:
         return done
 
     def _write(self, tasks: Sequence[_Task], directory: str) -> Digest:
-        from pyspark.sql import Observation
-
-        before = {task.name.full: task.before_ms for task in tasks}
-        passed = Observation("archive")
-        messages = (
-            self._spark.read.format("escapement")
-            .options(**self._config.source)
-            .option("unarchivedBefore", json.dumps(before))
-            .load()
-        )
-        day = "date_from_unix_date(CAST(unix_millis(published_at) DIV 86400000 AS INT)) AS day"
-        with _settings(
-            self._spark,
-            {
-                # Readable by everybody, with statistics; Spark's own is an outdated one.
-                "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-                "spark.sql.maxConcurrentOutputFileWriters": str(_OPEN_FILES),
-            },
-        ):
-            (
-                digested(messages, passed)
-                .selectExpr("*", "substring_index(topic, '/', 2) AS namespace", day)
-                .write.partitionBy("namespace", "topic", "day")
-                .option("compression", "zstd")
-                .parquet(directory)
-            )
-        return Digest.of(passed.get)
+        parts = []
+        for task in tasks:
+            with suppress(NotFound):  # it was deleted meanwhile
+                parts += unarchived(self._engine, self._connection, task.name, task.before_ms)
+        return write(self._spark, self._address, parts, directory) if parts else Digest()
 
     def _verified(
         self, tasks: Sequence[_Task], run: str, directory: str, read: Digest
@@ -296,29 +276,23 @@ class _Run:
                 f" messages of {read.messages:,}, content {written.content}, not {read.content};"
                 " nothing is archived"
             )
-        offsets = offsets_of(self._spark, directory, files)
-        by_topic: dict[str, dict[str, WrittenFile]] = {}
-        for path, file in files.items():
-            by_topic.setdefault(file.topic, {})[path] = file
+        by_topic: dict[str, dict[str, FoundFile]] = {}
+        for path, file in sorted(files.items()):
+            name = path.removeprefix(f"{directory}/")
+            by_topic.setdefault(file.topic, {})[name] = file
         return [
-            self._ready(task, run, directory, by_topic[task.name.full], offsets)
+            self._ready(task, run, by_topic[task.name.full])
             for task in tasks
             if task.name.full in by_topic
         ]
 
-    def _ready(
-        self,
-        task: _Task,
-        run: str,
-        directory: str,
-        files: Mapping[str, WrittenFile],
-        offsets: Mapping[str, OffsetSet],
-    ) -> Ready:
+    def _ready(self, task: _Task, run: str, files: Mapping[str, FoundFile]) -> Ready:
         whole = OffsetSet()
-        described = []
-        for path, file in sorted(files.items()):
-            described.append(file.described(path.removeprefix(f"{directory}/")))
-            if whole.union_update(offsets[path]) != file.digest.messages:
+        described = {}
+        for name, file in files.items():
+            place = f"{_directory(task.name, file.day)}/{name.removesuffix(SUFFIX)}{_SUFFIX}"
+            described[name] = replace(file.described, path=place)
+            if whole.union_update(file.offsets) != file.digest.messages:
                 raise StorageError(f"a message of {task.name.full} was written twice")
         manifest = Manifest(
             task.name.full,
@@ -327,9 +301,9 @@ class _Run:
             run,
             self._shelf.root,
             self._now_ms,
-            tuple(described),
+            tuple(described.values()),
         )
-        return Ready(manifest, whole)
+        return Ready(manifest, whole, tuple(described))
 
     def _shown(self, one: Ready) -> ArchivedTopic:
         manifest = one.manifest
@@ -358,17 +332,7 @@ def _bounded(tasks: Sequence[_Task]) -> Iterator[list[_Task]]:
         yield some
 
 
-@contextmanager
-def _settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Have these settings of the session for a while."""
-    before = {name: spark.conf.get(name, None) for name in wanted}
-    try:
-        for name, value in wanted.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+def _directory(topic: TopicName, day: date) -> str:
+    """Where files are, as Spark names places by what is in them: only slashes are escaped."""
+    within, name = quote(topic.namespace_full, ""), quote(topic.full, "")
+    return f"namespace={within}/topic={name}/day={day.isoformat()}"

@@ -8,24 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 
 import numpy as np
 
-from escapement.errors import LogForgotten, NotFound
+from escapement.errors import LogForgotten
 from escapement.names import TopicName
 from escapement.pipeline import selection
 from escapement.pipeline.archived import ArchivedPart, archived_parts
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.part import (
-    MOST_RECORDS,
-    STANDING_COLUMNS,
-    Part,
-    cut,
-    cut_unarchived,
-    stated_again,
-)
+from escapement.pipeline.part import STANDING_COLUMNS, Part, cut, stated_again
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
 from escapement.pipeline.standing import Standing
 from escapement.storage import archive
@@ -33,14 +25,6 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.topicstate import TopicState, read_topic
 
-# Files of an archive are about so large, by what the log's first rows say, and have no fewer
-# messages: each is held in memory as a whole while its checksum is taken.
-_FILE_BYTES: Final = 64 << 20
-_FEWEST: Final = 1_000
-_SAMPLE: Final = 256
-# For the job archive: JSON by topic of Unix milliseconds. Of each only what nobody is to get any
-# more, was published before then, and is not archived.
-UNARCHIVED: Final = "unarchivedBefore"
 BATCH_OPTIONS: Final = (
     *ADDRESS_OPTIONS,
     *selection.TOPIC_OPTIONS,
@@ -49,7 +33,6 @@ BATCH_OPTIONS: Final = (
     "startingOffsets",
     "endingOffsets",
     "archived",
-    UNARCHIVED,
 )
 
 
@@ -60,8 +43,7 @@ class BatchPlan:
         """Raises ``InvalidRequest``."""
         options.check(BATCH_OPTIONS)
         self.address = LogAddress.of(options)
-        self._unarchived_before_ms = selection.moments(options, UNARCHIVED)
-        self.topics = tuple(self._unarchived_before_ms) or selection.topics(options)
+        self.topics = selection.topics(options)
         self.selection = selection.times(options)
         self._columns = list(columns)
         self._subscription = options.text("subscription")
@@ -85,16 +67,7 @@ class BatchPlan:
         found: list[Part | ArchivedPart] = []
         with looking(self.address) as (engine, connection):
             for topic in self.topics:
-                before_ms = self._unarchived_before_ms.get(topic)
-                try:
-                    state = read_topic(engine, connection, topic)
-                except NotFound:
-                    if before_ms is None:
-                        raise
-                    continue  # who archives named it when it was there
-                if before_ms is not None:
-                    found += self._unarchived(connection, topic, state, before_ms)
-                    continue
+                state = read_topic(engine, connection, topic)
                 wanted = replace(self.selection, offsets=self._offsets(connection, topic, state))
                 if self._archived:
                     found += self._of_archive(connection, topic, state, wanted)
@@ -110,14 +83,6 @@ class BatchPlan:
                     with_archives=self._archived,
                 )
         return found
-
-    def _unarchived(
-        self, connection: Connection, topic: TopicName, state: TopicState, before_ms: int
-    ) -> list[Part]:
-        end = state.log.first_accepted(connection, state.record.id, before_ms, state.end_offset)
-        done = Selection(Span(0, end), Span(0, before_ms))
-        archived = archive.archived(connection, state.record.id, 0, end)
-        return cut_unarchived(topic.full, state, done, archived, _file_messages(connection, state))
 
     def _of_archive(
         self, connection: Connection, topic: TopicName, state: TopicState, wanted: Selection
@@ -152,15 +117,6 @@ class BatchPlan:
         for offsets in archive.lacking(archived, span.low, span.high):
             if not np.isin(offsets, there, assume_unique=True).all():
                 raise forgotten(topic, span.low, state.begin_offset)
-
-
-def _file_messages(connection: Connection, state: TopicState) -> int:
-    """How many messages of the topic make a file of a good size."""
-    heads = state.log.heads(connection, state.record.id, state.begin_offset, state.end_offset)
-    keys = [head.key for head in islice(heads, _SAMPLE)]
-    size = max(sum(key.size_bytes for key in keys), 1)
-    messages = _FILE_BYTES * sum(key.message_count for key in keys) // size
-    return min(max(messages, _FEWEST), MOST_RECORDS)
 
 
 def _offset(place: int | str, end_offset: int) -> int:

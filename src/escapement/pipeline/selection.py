@@ -105,23 +105,6 @@ def times(options: Options) -> Selection:
     return Selection(Span(), published, due)
 
 
-def moments(options: Options, name: str) -> dict[TopicName, int]:
-    """Unix milliseconds by topic, from a JSON object; empty if not given.
-
-    Raises:
-      InvalidRequest: if it is anything else.
-    """
-    text = options.text(name)
-    if text is None:
-        return {}
-    try:
-        return {TopicName.parse(topic): int(ms) for topic, ms in json.loads(text).items()}
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidRequest(
-            f"the option {name} is a JSON object of Unix milliseconds by topic, not {text!r}"
-        ) from None
-
-
 def _time(options: Options, name: str, default: int) -> int:
     """Unix milliseconds, or a date and time with an offset from UTC."""
     text = options.text(name)

@@ -51,11 +51,12 @@ class Place(Protocol):
 class Ready(NamedTuple):
     """Verified files of one topic, in the directory of their run, and which messages they have.
 
-    Their paths in the manifest are those in that directory, and those that they are to have.
+    Their paths in the manifest are those that they are to have.
     """
 
     manifest: Manifest
     offsets: OffsetSet
+    names: tuple[str, ...]  # of the manifest's files, in that directory
 
     @property
     def manifest_path(self) -> str:
@@ -90,8 +91,8 @@ class Shelf:
         note = json.dumps({"run": run, "files": files}).encode()
         self._place.write(f"{directory}/{_NOTE}", note)
         for one in ready:
-            for file in one.manifest.files:
-                self._place.move(f"{directory}/{file.path}", file.path)
+            for file, name in zip(one.manifest.files, one.names, strict=True):
+                self._place.move(f"{directory}/{name}", file.path)
             self._place.write(one.manifest_path, one.manifest.encode())
 
     def record(self, one: Ready) -> bool:

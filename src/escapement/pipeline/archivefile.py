@@ -1,0 +1,183 @@
+"""A file of an archive: messages of one topic and one day, as Parquet, in memory as a whole.
+
+Arrow makes it out of the columns that were read from the log, and Arrow reads it back; both take
+their digest (pipeline/archivedigest.py). Whoever has a file knows its topic, which its metadata
+says, and its day, that of publication.
+
+No Spark in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, timedelta
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from escapement.errors import StorageError
+from escapement.message import Int64s
+from escapement.pipeline.archivedigest import Content, Digest
+from escapement.pipeline.archivemanifest import ArchivedFile
+from escapement.pipeline.arrow import arrow_schema
+from escapement.pipeline.columns import READ_COLUMNS
+from escapement.storage.offsets import OffsetSet
+
+# The topic stands for all of a file.
+_NULLABLE: Final = frozenset({"key", "attempt"})
+FILE_SCHEMA: Final = arrow_schema(
+    [(name, name in _NULLABLE) for name in READ_COLUMNS if name != "topic"]
+)
+_TOPIC: Final = b"escapement.topic"
+_ASCENDING: Final = ("offset", "deliver_at", "published_at")
+# What every reader of Parquet understands. Payloads are compressed as they are: what repeats is
+# found by that, too, and a dictionary of them is only given up after a while.
+_FORMAT: Final[Mapping[str, Any]] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": ["priority", "attempt", "state"],
+    "column_encoding": dict.fromkeys(_ASCENDING, "DELTA_BINARY_PACKED"),
+    "write_statistics": list(_ASCENDING),
+    "store_schema": False,
+}
+# What is read at once: before it is compressed.
+_GROUP_BYTES: Final = 4 << 20
+# Files may be held by several processes at once: by Python and by Java, which doubles what it has.
+_MOST_BYTES: Final = 48 << 20
+_STEP_ROWS: Final = 1 << 16
+_DAY_US: Final = 86_400_000_000
+
+
+class Encoded(NamedTuple):
+    """A file that is to be written."""
+
+    content: Any  # pyarrow.Buffer
+    digest: Digest
+
+
+def encode(topic: str, batches: Iterable[Any]) -> Iterator[Encoded]:
+    """Files of messages: of each day at least one, none with much more than it may have.
+
+    Args:
+      batches: record batches with the columns of ``FILE_SCHEMA``.
+    """
+    files: dict[int, _Encoder] = {}  # by their days
+    for batch in batches:
+        for day, some in _by_day(batch):
+            if day not in files:
+                files[day] = _Encoder(topic)
+            files[day].add(some)
+        while sum(file.size_bytes for file in files.values()) >= _MOST_BYTES:
+            largest = max(files, key=lambda day: files[day].size_bytes)
+            yield files.pop(largest).end()
+    for file in files.values():
+        yield file.end()
+
+
+class _Encoder:
+    """One file while it grows."""
+
+    def __init__(self, topic: str) -> None:
+        self._sink = pa.BufferOutputStream()
+        self._writer = parquet.ParquetWriter(self._sink, FILE_SCHEMA, **_FORMAT)
+        self._writer.add_key_value_metadata({_TOPIC: topic})
+        self._content = Content(topic)
+        self._group: list[Any] = []
+        self._group_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._sink.tell()) + self._group_bytes
+
+    def add(self, batch: Any) -> None:
+        self._content.add(batch)
+        self._group.append(batch)
+        self._group_bytes += batch.nbytes
+        if self._group_bytes >= _GROUP_BYTES:
+            self._end_group()
+
+    def end(self) -> Encoded:
+        self._end_group()
+        self._writer.close()
+        return Encoded(self._sink.getvalue(), self._content.digest())
+
+    def _end_group(self) -> None:
+        if self._group:
+            group = pa.Table.from_batches(self._group, FILE_SCHEMA)
+            self._writer.write_table(group, row_group_size=len(group))
+            self._group, self._group_bytes = [], 0
+
+
+def _by_day(batch: Any) -> Iterator[tuple[int, Any]]:
+    days = _microseconds(batch, "published_at") // _DAY_US
+    for day in np.unique(days).tolist():
+        rows = np.flatnonzero(days == day)
+        low, high = int(rows[0]), int(rows[-1]) + 1
+        whole = len(rows) == high - low
+        yield day, batch.slice(low, high - low) if whole else batch.take(pa.array(rows))
+
+
+class FoundFile(NamedTuple):
+    """What is in a file that was read back."""
+
+    topic: str
+    day: date
+    digest: Digest
+    offsets: OffsetSet
+    described: ArchivedFile  # which has no path yet
+
+
+def decode(content: Any) -> FoundFile:
+    """All that is in a file, given as a buffer.
+
+    Raises:
+      StorageError: if it is damaged, has a message twice, or is of several days.
+    """
+    try:
+        return _decode(content)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise StorageError(f"it is no file of an archive: {error}") from error
+
+
+def _decode(content: Any) -> FoundFile:
+    file = parquet.ParquetFile(pa.BufferReader(content))
+    topic = (file.metadata.metadata or {})[_TOPIC].decode()
+    sums, offsets = Content(topic), OffsetSet()
+    bounds: dict[str, list[int]] = {name: [] for name in _ASCENDING}
+    for number in range(file.metadata.num_row_groups):
+        for batch in file.iter_batches(_STEP_ROWS, row_groups=[number], use_threads=False):
+            sums.add(batch)
+            found = np.asarray(batch.column("offset"))
+            if offsets.add(found) != len(found):
+                raise StorageError("it has a message twice")
+            for name, ends in bounds.items():
+                values = found if name == "offset" else _microseconds(batch, name)
+                ends += [int(values.min()), int(values.max())]
+    digest = sums.digest()
+    if not digest.messages:
+        raise StorageError("it has no messages")
+    first_us, last_us = min(bounds["published_at"]), max(bounds["published_at"])
+    if first_us // _DAY_US != last_us // _DAY_US:
+        raise StorageError("it has messages of several days")
+    described = ArchivedFile(
+        "",
+        len(content),
+        sha256(content).hexdigest(),
+        digest.messages,
+        min(bounds["offset"]),
+        max(bounds["offset"]),
+        min(bounds["deliver_at"]) // 1000,
+        max(bounds["deliver_at"]) // 1000,
+        first_us // 1000,
+        last_us // 1000,
+        digest.content,
+    )
+    day = date(1970, 1, 1) + timedelta(days=first_us // _DAY_US)
+    return FoundFile(topic, day, digest, offsets, described)
+
+
+def _microseconds(batch: Any, name: str) -> Int64s:
+    return np.asarray(batch.column(name).view(pa.int64()))

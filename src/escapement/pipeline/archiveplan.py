@@ -1,0 +1,43 @@
+"""What there is to archive of a topic: parts of it, each of which a task makes into files."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from escapement.names import TopicName
+from escapement.pipeline.part import MOST_RECORDS, Part, cut_unarchived
+from escapement.pipeline.selection import Selection, Span
+from escapement.storage import archive
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.topicstate import TopicState, read_topic
+
+# Files are about so large, by what the log's first rows say, and have no fewer messages.
+_FILE_BYTES: Final = 32 << 20
+_FEWEST: Final = 1_000
+_SAMPLE: Final = 256
+
+
+def unarchived(
+    engine: Engine, connection: Connection, topic: TopicName, before_ms: int
+) -> list[Part]:
+    """Of what was published before then, what nobody is to get any more, and is not archived.
+
+    Raises:
+      NotFound: if there is no such topic.
+      StorageUnavailable: when the database cannot be reached.
+    """
+    state = read_topic(engine, connection, topic)
+    end = state.log.first_accepted(connection, state.record.id, before_ms, state.end_offset)
+    done = Selection(Span(0, end), Span(0, before_ms))
+    archived = archive.archived(connection, state.record.id, 0, end)
+    return cut_unarchived(topic.full, state, done, archived, _file_messages(connection, state))
+
+
+def _file_messages(connection: Connection, state: TopicState) -> int:
+    """How many messages of the topic make a file of a good size."""
+    heads = state.log.heads(connection, state.record.id, state.begin_offset, state.end_offset)
+    keys = [head.key for head in islice(heads, _SAMPLE)]
+    size = max(sum(key.size_bytes for key in keys), 1)
+    messages = _FILE_BYTES * sum(key.message_count for key in keys) // size
+    return min(max(messages, _FEWEST), MOST_RECORDS)

@@ -1,0 +1,148 @@
+"""The files of an archive, without Spark: what goes in comes out, or is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from escapement.errors import StorageError
+from escapement.pipeline import archivefile
+from escapement.pipeline.archivedigest import Content, Digest
+from escapement.pipeline.archivefile import FILE_SCHEMA, Encoded, decode, encode
+
+TOPIC = "shop/eu/orders"
+MIDNIGHT = datetime(2027, 1, 31, tzinfo=UTC)
+Row = dict[str, Any]
+
+instants = st.integers(-3_600_000, 3_600_000).map(lambda ms: MIDNIGHT + timedelta(milliseconds=ms))
+rows = st.fixed_dictionaries(
+    {
+        "deliver_at": instants,
+        "published_at": instants,
+        "key": st.none() | st.binary(min_size=1, max_size=4),
+        "properties": st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3).map(
+            lambda found: list(found.items())
+        ),
+        "priority": st.integers(0, 255),
+        "attempt": st.none() | st.integers(0, 9),
+        "state": st.sampled_from(["acked", "cancelled"]),
+        "payload": st.binary(max_size=20),
+    }
+)
+tables = st.lists(rows, min_size=1, max_size=30).map(
+    lambda found: [{"offset": 7 * number, **row} for number, row in enumerate(found)]
+)
+
+
+def batches(found: Sequence[Row], cuts: set[int]) -> list[Any]:
+    """Slices of one table, as they come from the log."""
+    whole = pa.RecordBatch.from_pylist(found, schema=FILE_SCHEMA)
+    bounds = [0, *sorted(cut % len(found) for cut in cuts), len(found)]
+    cut = [whole.slice(low, high - low) for low, high in pairwise(bounds)]
+    return [one for one in cut if len(one)]
+
+
+def digest(found: Sequence[Row], cuts: set[int], topic: str = TOPIC) -> Digest:
+    content = Content(topic)
+    for batch in batches(found, cuts):
+        content.add(batch)
+    return content.digest()
+
+
+def read(files: Sequence[Encoded]) -> list[Row]:
+    found = [
+        row
+        for file in files
+        for row in parquet.read_table(pa.BufferReader(file.content)).to_pylist()
+    ]
+    return sorted(found, key=lambda row: row["offset"])
+
+
+@given(tables, st.sets(st.integers(0, 29), max_size=4))
+def test_what_is_read_out_of_a_file_is_what_went_in(found: list[Row], cuts: set[int]) -> None:
+    """N8: all columns, by days, with the digest that was taken on the way."""
+    files = list(encode(TOPIC, batches(found, cuts)))
+    assert read(files) == found
+    for file in files:
+        whole = decode(file.content)
+        inside = [row for row in found if row["offset"] in whole.offsets]
+        assert {row["published_at"].date() for row in inside} == {whole.day}
+        assert (whole.topic, whole.digest) == (TOPIC, file.digest)
+        assert whole.digest == digest(inside, set())
+        described = whole.described
+        for name, least, most in (
+            ("deliver_at", described.min_due_ms, described.max_due_ms),
+            ("published_at", described.min_published_ms, described.max_published_ms),
+        ):
+            times_ms = [round(row[name].timestamp() * 1000) for row in inside]
+            assert (least, most) == (min(times_ms), max(times_ms))
+        assert described.messages == len(inside) == len(whole.offsets)
+        assert (described.first_offset, described.last_offset) == (
+            inside[0]["offset"],
+            inside[-1]["offset"],
+        )
+
+
+@given(tables, st.sets(st.integers(0, 29), max_size=4), st.data())
+def test_another_content_has_another_digest_and_another_cut_has_not(
+    found: list[Row], cuts: set[int], data: st.DataObject
+) -> None:
+    """N8: of any column of any message, of their order, and of the topic."""
+    before = digest(found, set())
+    assert digest(found, cuts) == before
+    assert digest(found, set(), "shop/eu/other") != before
+    number = data.draw(st.integers(0, len(found) - 1))
+    name = data.draw(st.sampled_from(FILE_SCHEMA.names))
+    other = data.draw(tables)[0] | {"offset": found[number]["offset"] + 1}
+    changed = [*found[:number], found[number] | {name: other[name]}, *found[number + 1 :]]
+    assert (digest(changed, cuts) == before) == (changed == found)
+    moved = [*found[number:], *found[:number]]
+    assert (digest(moved, cuts) == before) == (moved == found)
+
+
+def plain(count: int) -> list[Row]:
+    filled = {"key": None, "properties": [], "priority": 1, "attempt": None, "state": "acked"}
+    times = {"deliver_at": MIDNIGHT, "published_at": MIDNIGHT}
+    return [{"offset": n, **times, **filled, "payload": b"%d" % n} for n in range(count)]
+
+
+def test_a_large_part_becomes_several_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """N8: a file is held in memory as a whole."""
+    monkeypatch.setattr(archivefile, "_MOST_BYTES", 1)
+    files = list(encode(TOPIC, batches(plain(30), {10, 20})))
+    assert [file.digest.messages for file in files] == [10, 10, 10]
+    assert read(files) == plain(30)
+
+
+def test_what_is_no_whole_file_of_one_day_is_noticed() -> None:
+    """N8: one that is cut off or changed, with a message twice, of two days, or of nothing."""
+    (file,) = encode(TOPIC, batches(plain(5), set()))
+    content = file.content.to_pybytes()
+    assert decode(file.content).day == date(2027, 1, 31)
+    with pytest.raises(StorageError, match="no file of an archive"):
+        decode(pa.py_buffer(content[:-1]))
+    changed = content.replace(b"acked", b"asked")
+    assert decode(pa.py_buffer(changed)).digest != file.digest
+    (twice,) = encode(TOPIC, batches(plain(5), set()) * 2)
+    with pytest.raises(StorageError, match="a message twice"):
+        decode(twice.content)
+    with pytest.raises(StorageError, match="no messages"):
+        decode(archivefile._Encoder(TOPIC).end().content)
+    several = archivefile._Encoder(TOPIC)
+    earlier = plain(6)[5] | {"published_at": MIDNIGHT - timedelta(seconds=1)}
+    for some in batches([*plain(5), earlier], set()):
+        several.add(some)
+    with pytest.raises(StorageError, match="several days"):
+        decode(several.end().content)
+    sink = pa.BufferOutputStream()
+    parquet.write_table(pa.Table.from_pylist(plain(5), schema=FILE_SCHEMA), sink)
+    with pytest.raises(StorageError, match=r"no file of an archive.*escapement\.topic"):
+        decode(sink.getvalue())
