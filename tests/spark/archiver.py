@@ -1,0 +1,26 @@
+"""A driver that archives a log, a topic at a time; a program that may be killed."""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import SparkSession
+
+from escapement.pipeline import archive
+from escapement.pipeline.archive import ArchiveConfig
+from escapement.pipeline.jvm import provide_java
+
+
+def main(url: str, root: str) -> None:
+    provide_java()
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    # As for the session of the tests: most of so short a life is compiling.
+    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    spark = builder.config("spark.driver.extraJavaOptions", quick).getOrCreate()
+    archive._TOPICS_AT_ONCE = 1  # type: ignore[misc]
+    archive.run(spark, ArchiveConfig({"url": url}, root, older_than_ms=0))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,135 @@
+"""A driver that archives is killed at any moment; another one finishes what it began."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import archiver
+import pytest
+from pyspark.sql import SparkSession
+from storied import CONFIG, DAY_MS
+
+from escapement import testing
+from escapement.errors import Conflict
+from escapement.pipeline import audit
+from escapement.pipeline.archive import ArchiveConfig, Archived, run
+from escapement.pipeline.archivemanifest import Manifest
+from escapement.storage import archive
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.open import open_engine
+
+NAMESPACE: Final = "shop/eu"
+TOPICS: Final = 4
+EACH: Final = 500
+# What is seen of the archive of a topic changes so often: its directory is there, files are in
+# it, they are in their places, and the directory is gone. On a busy machine not all is seen.
+CHANGES: Final = 4
+DEADLINE_S: Final = 120
+POLL_S: Final = 0.002
+
+
+@pytest.fixture
+def log(mysql_url: str, tmp_path: Path) -> Iterator[Engine]:
+    """Some topics with messages that nobody is to get."""
+    engine = open_engine(mysql_url, tmp_path)
+
+    async def publish() -> None:
+        start_ms = time.time_ns() // 1_000_000 - DAY_MS
+        async with (
+            testing.start(config=CONFIG, engine=engine, start_ms=start_ms) as world,
+            world.connect() as broker,
+        ):
+            await broker.admin("namespaces.create", namespace=NAMESPACE)
+            policy = {"archive": "yes", "retention_ms": "0s"}
+            await broker.admin("namespaces.update", namespace=NAMESPACE, policy=policy)
+            for number in range(TOPICS):
+                async with await broker.producer(f"{NAMESPACE}/{number}") as producer:
+                    await producer.send_many([b"%d %d" % (number, n) for n in range(EACH)])
+
+    testing.run(publish)
+    yield engine
+    engine.close()
+
+
+def kill_at_work(url: str, root: Path, changes: int) -> None:
+    """Kill a driver when the archive has changed so often, or all but one topic are in it."""
+    with subprocess.Popen(
+        [sys.executable, str(Path(archiver.__file__)), url, str(root)],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        stderr=subprocess.DEVNULL,
+    ) as driver:
+        try:
+            before: set[str] = set()
+            deadline = time.monotonic() + DEADLINE_S
+            while changes and len(list(root.glob("_manifests/*.json"))) < TOPICS - 1:
+                assert driver.poll() is None, "it has ended before"
+                assert time.monotonic() < deadline
+                # Which passes over what is deleted meanwhile.
+                there = {f"{at}/{name}" for at, _, names in os.walk(root) for name in ("", *names)}
+                changes -= there != before
+                before = there
+                time.sleep(POLL_S)
+        finally:
+            driver.kill()
+
+
+def finish(spark: SparkSession, url: str, root: Path) -> Archived:
+    """What another run does, as soon as the database has noticed that the first is gone."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return run(spark, ArchiveConfig({"url": url}, str(root), older_than_ms=0))
+        except Conflict:
+            assert time.monotonic() < deadline
+            time.sleep(POLL_S)
+
+
+def check(spark: SparkSession, log: Engine, url: str, root: Path) -> None:
+    """All messages are archived, each once, in the files that records name and no others."""
+    named: set[str] = set()
+    connection = log.connect()
+    for topic_id in range(1, TOPICS + 1):
+        assert archive.archived(connection, topic_id).to_array(0, 1 << 40).tolist() == [
+            *range(EACH)
+        ]
+        for record in archive.records(connection, topic_id):
+            manifest = Manifest.decode(record.manifest)
+            named |= {file.path for file in manifest.files}
+    connection.close()
+    assert {str(path.relative_to(root)) for path in root.glob("namespace*/**/*.parquet")} == named
+    found = spark.read.parquet(str(root)).selectExpr("topic", "CAST(payload AS STRING)").collect()
+    assert sorted(tuple(row) for row in found) == sorted(
+        (f"{NAMESPACE}/{number}", f"{number} {n}") for number in range(TOPICS) for n in range(EACH)
+    )
+
+
+def test_what_a_killed_driver_leaves_is_finished_by_the_next(
+    spark: SparkSession, log: Engine, mysql_url: str, tmp_path: Path
+) -> None:
+    """N8: whatever it was doing just then; nothing is lost, or there twice."""
+    changes = random.randrange(1, CHANGES * (TOPICS - 1))
+    print(f"killed after {changes} changes")
+    root = tmp_path / "archive"
+    kill_at_work(mysql_url, root, changes)
+    finish(spark, mysql_url, root)
+    check(spark, log, mysql_url, root)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changes", range(1, CHANGES * TOPICS, 3))
+def test_whatever_a_killed_driver_leaves_is_finished_by_the_next(
+    spark: SparkSession, log: Engine, mysql_url: str, tmp_path: Path, changes: int
+) -> None:
+    """N8: killed early and late, several times over."""
+    root = tmp_path / "archive"
+    kill_at_work(mysql_url, root, changes)
+    finish(spark, mysql_url, root)
+    check(spark, log, mysql_url, root)
+    assert audit.run(spark, audit.AuditConfig({"url": mysql_url})).findings == []
