@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -134,3 +135,21 @@ def test_a_direct_file_has_the_bytes_in_order(tmp_path: Path, sizes: list[int]) 
     assert (tmp_path / "new").read_bytes() == b"".join(pieces)
     with pytest.raises(FileExistsError):
         DirectFile(tmp_path / "new")
+
+
+@pytest.mark.parametrize("size_bytes", [5 << 20, 40 << 20])
+def test_what_the_disk_refuses_of_a_direct_file_is_raised_by_its_end(
+    tmp_path: Path, size_bytes: int
+) -> None:
+    """P5: also what was handed over while the next was already being gathered."""
+    file, piece = DirectFile(tmp_path / "new"), bytes(1 << 20)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            for _ in range(size_bytes // len(piece)):
+                file.write(piece)
+            file.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        file.close()

@@ -16,7 +16,7 @@ from escapement.storage.index.keys import (
     merge,
     position,
     sorted_order,
-    unique_order,
+    unique_sorted,
 )
 
 # Times and offsets that collide often, and some so far apart that they do not pack.
@@ -49,7 +49,8 @@ def test_rows_are_put_into_the_order_of_their_keys(
         pairs = [of_offset[offset] for offset in sorted(of_offset)]
     keys = keys_of(pairs)
     assert [pairs[row] for row in sorted_order(*keys).tolist()] == sorted(pairs)
-    assert [pairs[row] for row in unique_order(*keys).tolist()] == sorted(set(pairs))
+    rows, unique = unique_sorted(*keys)
+    assert [pairs[row] for row in rows.tolist()] == pairs_of(unique) == sorted(set(pairs))
 
 
 @given(PAIRS, st.tuples(NUMBERS, NUMBERS))

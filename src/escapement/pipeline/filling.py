@@ -31,8 +31,14 @@ from escapement.storage.logtable import LogRow, RowKey
 # Log rows read at once: some row groups, each up to 8 MiB.
 _STEP_BYTES: Final = 4 << 20
 # Connections that read, and steps that are read ahead of who takes them.
-_READERS: Final = 4
-_AHEAD: Final = 6
+_READERS: Final = 16
+_AHEAD: Final = 20
+
+# Until so many segments are written, no more is gathered than this part of the log: what is
+# sorted at once fits processors' caches better, memory that is used again costs less than new,
+# and less is left to write when all is read. The broker keeps to a dozen segments.
+_SHARES: Final = 8
+_LEAST_SHARE_BYTES: Final = 32 << 20
 
 T = TypeVar("T")
 Wait = Callable[[Future[T]], T]
@@ -104,6 +110,7 @@ class Filling:
         self._claims = claims
         self._now_ms = now_ms
         self._wait = wait
+        self._share_bytes = max(done.log_bytes // _SHARES, _LEAST_SHARE_BYTES)
         self._filling, self._written = BulkTable(memory_bytes // 2), BulkTable(memory_bytes // 2)
         # One sorts and writes, one waits for the disk.
         self._pool = ThreadPoolExecutor(2)
@@ -139,7 +146,7 @@ class Filling:
         low = 0
         for batch in batches:
             rows = slice(low, low + len(batch))
-            if not self._filling.has_room(len(batch), batch.size_bytes):
+            if self._is_full(batch):
                 self._write()
             self._filling.add(topic_id, offsets[rows], due_ms[rows], batch)
             low += len(batch)
@@ -151,6 +158,12 @@ class Filling:
         for synced in self._syncing:
             self._wait(synced)
         return [writer.path for writer in self._writers]
+
+    def _is_full(self, batch: MessageBatch) -> bool:
+        """Whether the table is to be written before it takes this."""
+        if len(self._writers) < _SHARES and self._filling.used_bytes >= self._share_bytes:
+            return True
+        return not self._filling.has_room(len(batch), batch.size_bytes)
 
     def _write(self) -> None:
         """Have what is gathered written; what was gathered before is written by then."""

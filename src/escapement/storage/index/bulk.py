@@ -21,10 +21,10 @@ from escapement.message import (
     Int64s,
     MessageBatch,
     UInt8s,
+    UInt32s,
     gather,
 )
-from escapement.storage.index.columns import Arena
-from escapement.storage.index.keys import unique_order
+from escapement.storage.index.keys import unique_sorted
 from escapement.storage.index.writer import SegmentWriter
 
 # A row's key, and where its payload begins and how long it is.
@@ -40,22 +40,22 @@ class BulkTable:
     def __init__(self, size_bytes: int) -> None:
         """``size_bytes``: what it holds, but for a first batch that is larger by itself."""
         self.count = 0
+        self.used_bytes = 0
         self._size_bytes = size_bytes
         self._capacity = max(size_bytes // _ROW_BYTES, 1)
         self._due_ms: Int64s = np.empty(self._capacity, np.int64)
         self._offsets: Int64s = np.empty(self._capacity, np.int64)
-        self._payloads = Arena(self._capacity, size_bytes)
-        self._keys: Arena | None = None
-        self._properties: Arena | None = None
-        self._groups: Arena | None = None
+        self._payloads = _Strings(self._capacity, size_bytes)
+        self._keys: _Strings | None = None
+        self._properties: _Strings | None = None
+        self._groups: _Strings | None = None
         self._priorities: UInt8s | None = None
         self._ranges: dict[int, list[slice]] = {}  # rows of ascending offsets, by topic id
 
     def has_room(self, rows: int, size_bytes: int) -> bool:
         """Whether so many more messages of this weight fit; into an empty table they do."""
-        used = sum(0 if arena is None else arena.used for arena in self._arenas())
-        rows += self.count
-        return not self.count or rows * _ROW_BYTES + used + size_bytes <= self._size_bytes
+        size_bytes += self.used_bytes + rows * _ROW_BYTES
+        return not self.count or size_bytes <= self._size_bytes
 
     def add(
         self, topic_id: int, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch
@@ -87,23 +87,27 @@ class BulkTable:
         else:
             ranges.append(slice(row, end))
         self.count = end
+        self.used_bytes += rows * _ROW_BYTES + batch.size_bytes
 
     def write(self, writer: SegmentWriter) -> None:
         """Write all of it, each topic by its keys, each key once; blocking."""
+        for strings in self._strings():
+            strings.find_starts(self.count)
         for topic_id in sorted(self._ranges):
             # Sorting is quicker where offsets ascend.
             parts = sorted(self._ranges[topic_id], key=lambda part: self._offsets[part.start])
-            due_ms = np.concatenate([self._due_ms[part] for part in parts])
-            offsets = np.concatenate([self._offsets[part] for part in parts])
-            rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
-            order = unique_order(due_ms, offsets)
-            due_ms, offsets, rows = due_ms[order], offsets[order], rows[order]
+            due_ms, offsets = _joined(self._due_ms, parts), _joined(self._offsets, parts)
+            rows, (due_ms, offsets) = unique_sorted(due_ms, offsets)
+            if len(parts) == 1:
+                rows += parts[0].start
+            else:
+                rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])[rows]
             for step in writer.steps(len(rows), self._mean_bytes(parts)):
                 writer.append(topic_id, (due_ms[step], offsets[step]), self._take(rows[step]))
 
     def clear(self) -> None:
         """Forget all rows."""
-        self.count = 0
+        self.count = self.used_bytes = 0
         self._payloads.used = 0
         # Of these, rows without a value are as they were made: empty.
         self._keys = self._properties = self._groups = None
@@ -113,7 +117,7 @@ class BulkTable:
     def _take(self, rows: Int64s) -> MessageBatch:
         priorities = self._priorities
         return MessageBatch(
-            gather(self._payloads.data, self._payloads.starts, self._payloads.lengths, rows),
+            self._payloads.take(rows),
             _gathered(self._keys, rows),
             _gathered(self._properties, rows),
             None if priorities is None else priorities[rows],
@@ -122,32 +126,79 @@ class BulkTable:
 
     def _mean_bytes(self, parts: Sequence[slice]) -> int:
         """What the strings of these rows weigh, on average."""
-        lengths = [arena.lengths[part] for arena in self._arenas() if arena for part in parts]
+        lengths = [strings.lengths[part] for strings in self._strings() for part in parts]
         rows: int = sum(part.stop - part.start for part in parts)
         return sum(int(some.sum(dtype=np.int64)) for some in lengths) // rows
 
-    def _arenas(self) -> tuple[Arena | None, ...]:
-        return self._payloads, self._keys, self._properties, self._groups
+    def _strings(self) -> list[_Strings]:
+        columns = self._payloads, self._keys, self._properties, self._groups
+        return [strings for strings in columns if strings is not None]
 
-    def _append(self, arena: Arena | None, row: int, blobs: Blobs | None) -> Arena | None:
+    def _append(self, strings: _Strings | None, row: int, blobs: Blobs | None) -> _Strings | None:
         if blobs is not None:
-            if arena is None:
-                arena = Arena(self._capacity, 0)
-            arena.append(row, blobs)
-        return arena
+            if strings is None:
+                strings = _Strings(self._capacity, 0)
+            strings.append(row, blobs)
+        return strings
 
     def _make_room(self, rows: int) -> None:
         self._capacity = rows
         self._due_ms = np.resize(self._due_ms, rows)
         self._offsets = np.resize(self._offsets, rows)
-        for arena in self._arenas():
-            if arena is not None:
-                arena.make_room(rows)
+        for strings in self._strings():
+            strings.make_room(rows)
         if self._priorities is not None:
             grown = np.full(rows, DEFAULT_PRIORITY, np.uint8)
             grown[: len(self._priorities)] = self._priorities
             self._priorities = grown
 
 
-def _gathered(arena: Arena | None, rows: Int64s) -> Blobs | None:
-    return None if arena is None else gather(arena.data, arena.starts, arena.lengths, rows)
+class _Strings:
+    """A column of byte strings, end to end in the order of their rows.
+
+    Where each begins follows from the lengths, and is found for all at once.
+    """
+
+    __slots__ = ("_bytes", "_starts", "lengths", "used")
+
+    def __init__(self, row_capacity: int, size_bytes: int) -> None:
+        self._bytes: UInt8s = np.empty(size_bytes, np.uint8)
+        self._starts: Int64s = np.empty(row_capacity, np.int64)
+        self.lengths: UInt32s = np.zeros(row_capacity, np.uint32)
+        self.used = 0
+
+    def append(self, row: int, blobs: Blobs) -> None:
+        """Put the strings at ``row`` and on; rows that are left out have empty ones."""
+        end = self.used + len(blobs.data)
+        if end > len(self._bytes):
+            larger = np.empty(max(2 * len(self._bytes), end), np.uint8)
+            larger[: self.used] = self._bytes[: self.used]
+            self._bytes = larger
+        # Not by a view's slice, which would keep the interpreter lock.
+        self._bytes[self.used : end] = np.frombuffer(blobs.data, np.uint8)
+        self.lengths[row : row + len(blobs)] = blobs.lengths
+        self.used = end
+
+    def find_starts(self, count: int) -> None:
+        """Before any are taken: where the strings of the first ``count`` rows begin."""
+        starts, lengths = self._starts[:count], self.lengths[:count]
+        np.cumsum(lengths, out=starts)
+        starts -= lengths
+
+    def take(self, rows: Int64s) -> Blobs:
+        """The strings of these rows, in their order."""
+        return gather(self._bytes.data, self._starts, self.lengths, rows)
+
+    def make_room(self, row_capacity: int) -> None:
+        """Make room for rows; new ones are empty strings."""
+        lengths = np.zeros(row_capacity, np.uint32)
+        lengths[: len(self.lengths)] = self.lengths
+        self._starts, self.lengths = np.empty(row_capacity, np.int64), lengths
+
+
+def _joined(column: Int64s, parts: Sequence[slice]) -> Int64s:
+    return column[parts[0]] if len(parts) == 1 else np.concatenate([column[part] for part in parts])
+
+
+def _gathered(strings: _Strings | None, rows: Int64s) -> Blobs | None:
+    return None if strings is None else strings.take(rows)

@@ -22,7 +22,7 @@ import numpy as np
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.index.block import BlockCache
 from escapement.storage.index.columns import Pick, assemble
-from escapement.storage.index.keys import Bools, unique_order
+from escapement.storage.index.keys import Bools, unique_sorted
 from escapement.storage.index.manifest import (
     Failpoint,
     Lineage,
@@ -83,8 +83,7 @@ class _Live:
         parts = list(zip(self._tables, self._rows, strict=True))
         due_ms = np.concatenate([table.due_ms[rows] for table, rows in parts])
         offsets = np.concatenate([table.offsets[rows] for table, rows in parts])
-        order = unique_order(due_ms, offsets)
-        due_ms, offsets = due_ms[order], offsets[order]
+        order, (due_ms, offsets) = unique_sorted(due_ms, offsets)
         message_bytes = sum(table.message_bytes for table in self._tables)
         row_bytes = message_bytes // sum(table.count for table in self._tables)
         for part in writer.steps(len(order), row_bytes):

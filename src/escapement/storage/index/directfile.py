@@ -2,8 +2,9 @@
 
 Copying into the cache costs the system several times what it costs to let the disk fetch the
 bytes itself, and drives out what others read. So this is for what is written in bulk and read
-later. The disk wants whole blocks from aligned memory: they are gathered in a buffer. Where a
-file system cannot do this, the file is written like any other.
+later. The disk wants whole blocks from aligned memory: they are gathered in a buffer, and while
+the disk fetches one, another is filled. Where a file system cannot do this, the file is written
+like any other.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from escapement.message import Buffer
+import numpy as np
+
+from escapement.message import Buffer, UInt8s
 
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)  # not everywhere
 # No disk has larger blocks, and all but the last write are a multiple of it.
@@ -35,19 +39,25 @@ class DirectFile:
         self._direct = bool(_DIRECT)
         if self._direct:
             self._set_direct(True)
-        self._buffer = mmap.mmap(-1, _BUFFER_BYTES)  # begins at a page
+        # One is filled while the other is written.
+        self._buffer, self._other = _aligned(), _aligned()
         self._used = 0
+        self._pool = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
 
     def write(self, piece: Buffer) -> None:
-        """Append it."""
-        view, at = memoryview(piece).cast("B"), 0
-        while at < len(view):
-            part = view[at : at + _BUFFER_BYTES - self._used]
+        """Append it. What the disk refuses of it may be raised by a later call."""
+        # Copied by numpy, which lets go of the interpreter lock meanwhile.
+        rest = np.frombuffer(piece, np.uint8)
+        while len(rest):
+            part = rest[: _BUFFER_BYTES - self._used]
             self._buffer[self._used : self._used + len(part)] = part
             self._used += len(part)
-            at += len(part)
+            rest = rest[len(part) :]
             if self._used == _BUFFER_BYTES:
-                self._put(0, _BUFFER_BYTES)
+                self._end_writing()
+                self._writing = self._pool.submit(self._put, self._buffer)
+                self._buffer, self._other = self._other, self._buffer
                 self._used = 0
 
     def writelines(self, pieces: Iterable[Buffer]) -> None:
@@ -57,10 +67,11 @@ class DirectFile:
 
     def flush(self) -> None:
         """Hand over the rest. Nothing may be written after it."""
+        self._end_writing()
         whole = self._used - self._used % _BLOCK_BYTES
-        self._put(0, whole)
+        self._put(self._buffer[:whole])
         self._set_direct(False)  # the rest is no block
-        self._put(whole, self._used)
+        self._put(self._buffer[whole : self._used])
         self._used = 0
 
     def fileno(self) -> int:
@@ -70,19 +81,23 @@ class DirectFile:
         """More than once does no harm."""
         if self._open:
             self._open = False
+            self._pool.shutdown()
             os.close(self._descriptor)
-            self._buffer.close()
 
-    def _put(self, low: int, high: int) -> None:
-        with memoryview(self._buffer) as view:
-            while low < high:
-                try:
-                    low += os.write(self._descriptor, view[low:high])
-                except OSError as error:
-                    # Here a file system, or what a short write left over, wants the cache.
-                    if error.errno != errno.EINVAL or not self._direct:
-                        raise
-                    self._set_direct(False)
+    def _end_writing(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _put(self, blocks: UInt8s) -> None:
+        while len(blocks):
+            try:
+                blocks = blocks[os.write(self._descriptor, blocks.data) :]
+            except OSError as error:
+                # Here a file system, or what a short write left over, wants the cache.
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._set_direct(False)
 
     def _set_direct(self, wanted: bool) -> None:
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
@@ -94,3 +109,8 @@ class DirectFile:
                 raise
             wanted = False
         self._direct = wanted
+
+
+def _aligned() -> UInt8s:
+    """A buffer that begins at a page."""
+    return np.frombuffer(mmap.mmap(-1, _BUFFER_BYTES), np.uint8)

@@ -63,31 +63,50 @@ def is_sorted(due_ms: Int64s, offsets: Int64s) -> bool:
 
 
 def sorted_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
-    """The rows in the order of their keys; int64[n].
+    """The rows in the order of their keys; int64[n]."""
+    packed = _packed_rows(due_ms, offsets)
+    if packed is None:
+        return np.lexsort((offsets, due_ms)).astype(np.int64, copy=False)
+    rows, bits, _ = packed
+    rows &= (1 << bits) - 1
+    return rows
+
+
+def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
+    """One row for each key, in the order of the keys, and these; int64[at most n] each."""
+    assert len(due_ms), "no keys"
+    packed = _packed_rows(due_ms, offsets)
+    if packed is None:
+        order = np.lexsort((offsets, due_ms)).astype(np.int64, copy=False)
+        due_ms, offsets = due_ms[order], offsets[order]
+        first = _first_of_equals((due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1]))
+        return order[first], (due_ms[first], offsets[first])
+    # No offset comes twice, and the times need not be looked up.
+    times, bits, low_ms = packed
+    rows = times & ((1 << bits) - 1)
+    times >>= bits
+    times += low_ms
+    low = int(offsets[0])
+    without_gaps = int(offsets[-1]) - low == len(offsets) - 1
+    return rows, (times, rows + low if without_gaps else offsets[rows])
+
+
+def _packed_rows(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int] | None:
+    """The sorted ``(due_ms - low_ms) << bits | row``, ``bits`` and ``low_ms``, if they can be.
 
     Where offsets ascend with the rows, as in order of arrival, a row's number stands for its
     offset, and packs with the time: sorting that is many times faster than sorting pairs.
     """
     count = len(due_ms)
-    if count and bool((offsets[1:] > offsets[:-1]).all()):
-        low_ms, bits = int(due_ms.min()), count.bit_length()
-        if (int(due_ms.max()) - low_ms).bit_length() + bits <= _INT64_BITS:
-            packed = (due_ms - low_ms) << bits
-            packed |= np.arange(count)
-            packed.sort()
-            packed &= (1 << bits) - 1
-            return packed
-    return np.lexsort((offsets, due_ms)).astype(np.int64, copy=False)
-
-
-def unique_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
-    """The rows in the order of their keys, one row for each key; int64[at most n]."""
-    assert len(due_ms), "no keys"
-    order = sorted_order(due_ms, offsets)
-    if bool((offsets[1:] > offsets[:-1]).all()):
-        return order  # no offset comes twice
-    due_ms, offsets = due_ms[order], offsets[order]
-    return order[_first_of_equals((due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1]))]
+    if not count or not bool((offsets[1:] > offsets[:-1]).all()):
+        return None
+    low_ms, bits = int(due_ms.min()), count.bit_length()
+    if (int(due_ms.max()) - low_ms).bit_length() + bits > _INT64_BITS:
+        return None
+    packed = (due_ms - low_ms) << bits
+    packed |= np.arange(count)
+    packed.sort()
+    return packed, bits, low_ms
 
 
 def merge(parts: Sequence[Keys]) -> Keys:
@@ -113,8 +132,7 @@ def merge(parts: Sequence[Keys]) -> Keys:
         packed.sort(kind="stable")
         packed = packed[_first_of_equals(packed[1:] != packed[:-1])]
         return (packed >> bits) + low_ms, (packed & ((1 << bits) - 1)) + low_offset
-    order = unique_order(due_ms, offsets)
-    return due_ms[order], offsets[order]
+    return unique_sorted(due_ms, offsets)[1]
 
 
 def match(table: Keys, wanted: Keys) -> Int64s:
