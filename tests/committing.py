@@ -24,6 +24,7 @@ from escapement.storage.engine.base import (
     Step,
     TransactionAborted,
 )
+from escapement.storage.engine.landing import Landing
 from escapement.storage.generation import Generation
 from escapement.storage.group import Group
 from escapement.storage.items import Append
@@ -101,9 +102,9 @@ class FaultyConnection:
         self.id = connection.id
         self._lost = False
 
-    def execute(self, sql: str, params: Params = ()) -> Result:
+    def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
         self._ask(sql)
-        return self._connection.execute(sql, params)
+        return self._connection.execute(sql, params, into)
 
     def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
         self._ask(sql)

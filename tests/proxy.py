@@ -23,6 +23,7 @@ class LossyProxy:
         self.port: int = self._listener.getsockname()[1]
         self._lose_request: bytes | None = None
         self._lose_reply: bytes | None = None
+        self._arriving_bytes = 0
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -31,9 +32,12 @@ class LossyProxy:
         """The next request that contains ``mark`` never arrives."""
         self._lose_request = mark
 
-    def lose_reply(self, mark: bytes) -> None:
-        """The next request that contains ``mark`` arrives and is answered; the answer is lost."""
-        self._lose_reply = mark
+    def lose_reply(self, mark: bytes, arriving_bytes: int = 0) -> None:
+        """The next request that contains ``mark`` arrives and is answered; the answer is lost.
+
+        But for its beginning of ``arriving_bytes``.
+        """
+        self._lose_reply, self._arriving_bytes = mark, arriving_bytes
 
     def close(self) -> None:
         """No connection is left, and no thread."""
@@ -76,7 +80,12 @@ class LossyProxy:
 
     def _replies(self, client: socket.socket, server: socket.socket, deaf: threading.Event) -> None:
         with contextlib.suppress(OSError):
-            while (data := server.recv(CHUNK_BYTES)) and not deaf.is_set():
+            while data := server.recv(CHUNK_BYTES):
+                if deaf.is_set():
+                    data = data[: self._arriving_bytes]
+                    self._arriving_bytes -= len(data)
+                    if not data:
+                        break
                 client.sendall(data)
         _shut(client)
         _shut(server)

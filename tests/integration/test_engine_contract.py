@@ -17,6 +17,7 @@ from escapement.storage.engine.base import (
     Step,
     TransactionAborted,
 )
+from escapement.storage.engine.landing import Landing
 from escapement.storage.engine.open import open_engine
 from escapement.storage.engine.sqlite import SqliteEngine
 
@@ -118,6 +119,20 @@ def test_blobs_of_any_size_come_back_as_bytes(one: Connection, size: int) -> Non
     assert type(back) is bytes
     assert back == blob
     assert one.execute("SELECT COUNT(*) FROM kinds WHERE b = ?", (blob,)).rows == [(1,)]
+
+
+def test_long_rows_may_lie_in_memory_that_the_caller_uses_again(one: Connection) -> None:
+    landing = Landing(MIB)
+    for sizes in ([0, 70_000, 1, 700_000], [65_520, 65_536, 800_000, 2 * MIB], [17 * MIB, 9]):
+        one.execute("DELETE FROM kinds WHERE id > ?", (0,))
+        rows = [(n, f"\u00fc{n}", bytes([n]) * size, None) for n, size in enumerate(sizes)]
+        one.begin()
+        one.execute_many("INSERT INTO kinds (i, n, b, f) VALUES (?, ?, ?, ?)", rows)
+        one.commit()
+        sql = "SELECT i, n, b, f FROM kinds WHERE id > ? ORDER BY id"
+        back = one.execute(sql, (0,), landing).rows
+        assert [(i, n, bytes(b), f) for i, n, b, f in back] == rows
+        landing.clear()
 
 
 def test_every_bytes_like_value_is_stored_as_bytes(one: Connection) -> None:

@@ -14,6 +14,7 @@ from escapement.errors import LeaseLost, LogDamaged
 from escapement.message import Blobs, MessageBatch
 from escapement.storage import lease, schema
 from escapement.storage.engine.base import Connection, Engine, Params, Result
+from escapement.storage.engine.landing import Landing
 from escapement.storage.generation import DAY_MS, GENERATION_SIZE_BYTES, Generation, should_roll
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.log import Log
@@ -192,10 +193,10 @@ class Vanishing:
         self.id = 0
         self._shelf = shelf
 
-    def execute(self, sql: str, params: Params = ()) -> Result:
+    def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
         if " data " in sql:
             self._shelf.connection.execute("DELETE FROM log_1_1 WHERE topic_id = 1")
-        return self._shelf.connection.execute(sql, params)
+        return self._shelf.connection.execute(sql, params, into)
 
 
 def test_rows_that_are_freed_under_a_read_are_left_out(shelf: Shelf) -> None:

@@ -20,10 +20,12 @@ from escapement.errors import (
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, TransactionAborted
 from escapement.storage.engine.binary import MAX_PREPARED
+from escapement.storage.engine.landing import Landing
 from escapement.storage.engine.mysql import MysqlEngine
 from proxy import LossyProxy, lossy_proxy
 from servers import MysqlServer
 
+MIB = 1 << 20
 INSERT = "INSERT INTO things (k, v) VALUES (?, ?)"
 
 
@@ -268,6 +270,22 @@ def test_a_commit_without_an_answer_is_unknown_whether_it_arrived_or_not(
     found = two.execute("SELECT k FROM things FOR UPDATE").rows
     assert found == ([(1,)] if arrived else [])
     two.close()
+
+
+@pytest.mark.parametrize("arriving_bytes", [0, 300, 500_000])
+def test_a_connection_that_is_lost_inside_a_long_row_is_of_no_more_use(
+    proxied: tuple[LossyProxy, MysqlEngine, MysqlEngine], arriving_bytes: int
+) -> None:
+    proxy, through, _ = proxied
+    one, landing = through.connect(), Landing(MIB)
+    sql, size = "SELECT CAST(REPEAT('x', ?) AS BINARY), ?", 900_000
+    assert bytes(one.execute(sql, (size, "whole"), landing).rows[0][0]) == b"x" * size
+    landing.clear()
+    proxy.lose_reply(b"marked", arriving_bytes)
+    with pytest.raises(StorageUnavailable):
+        one.execute(sql, (size, "marked"), landing)
+    with pytest.raises(StorageUnavailable):
+        one.execute("SELECT 1")
 
 
 @pytest.mark.parametrize("end", [MysqlServer.stop, MysqlServer.kill])

@@ -27,6 +27,7 @@ from escapement.errors import (
     SchemaError,
     StorageUnavailable,
 )
+from escapement.pipeline import filling
 from escapement.pipeline.filling import Progress
 from escapement.pipeline.rebuild import RebuildConfig, rebuild, run
 from escapement.storage.datadir import DataDirectory
@@ -219,6 +220,27 @@ async def test_memory_is_bounded_by_writing_many_segments_which_are_merged(
         assert [offset for _, offset in keys_on_disk(tmp_path / "index")] == list(range(2000))
         assert seen[-1] == 2000
         assert len(list((tmp_path / "index").glob("*.segment"))) <= 12
+
+
+async def test_what_is_read_ahead_is_taken_before_its_memory_is_used_again(
+    mock_clock: MockClock, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P5: however much more there is than is read ahead."""
+    monkeypatch.setattr(filling, "_STEP_BYTES", 250_000)
+    monkeypatch.setattr(filling, "_LANDING_BYTES", 280_000)
+    monkeypatch.setattr(filling, "_AHEAD", 3)
+    payloads = [b"%06d" % n * 150 for n in range(3000)]
+    async with testing.start(config=CONFIG, engine=engine) as world:
+        async with world.connect() as broker, await broker.producer("t") as producer:
+            for low in range(0, 3000, 100):
+                await producer.send_many(payloads[low : low + 100], delay=HOUR)
+        await world.stop()
+        rebuild(engine, OWNER, tmp_path / "index", world.clock)
+    index = DelayedIndex.open(tmp_path / "index")
+    (topic_id,) = index.topics()
+    keys = index.plan(topic_id, KEY_MIN, KEY_MAX, 10**6).read()
+    assert keys[1].tolist() == list(range(3000))
+    assert index.fetch(topic_id, *keys).read().payloads.to_list() == payloads
 
 
 async def test_nobody_else_writes_while_it_runs(

@@ -144,12 +144,16 @@ def test_what_the_disk_refuses_of_a_direct_file_is_raised_by_its_end(
     """P5: also what was handed over while the next was already being gathered."""
     file, piece = DirectFile(tmp_path / "new"), bytes(1 << 20)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write_all() -> None:
+        for _ in range(size_bytes // len(piece)):
+            file.write(piece)
+        file.flush()
+
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            for _ in range(size_bytes // len(piece)):
-                file.write(piece)
-            file.flush()
+            write_all()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         file.close()

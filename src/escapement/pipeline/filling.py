@@ -22,6 +22,7 @@ import numpy as np
 from escapement.message import MessageBatch
 from escapement.pipeline.claims import TopicClaims
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.landing import Landing
 from escapement.storage.index.building import Building
 from escapement.storage.index.bulk import BulkTable
 from escapement.storage.index.writer import SegmentWriter, writing
@@ -30,6 +31,8 @@ from escapement.storage.logtable import LogRow, RowKey
 
 # Log rows read at once: some row groups, each up to 8 MiB.
 _STEP_BYTES: Final = 4 << 20
+# Where they are received: with room for what the protocol adds to each.
+_LANDING_BYTES: Final = _STEP_BYTES + (64 << 10)
 # Connections that read, and steps that are read ahead of who takes them.
 _READERS: Final = 16
 _AHEAD: Final = 20
@@ -63,6 +66,7 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(_READERS)
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
+        self._landings: list[Landing] = []
 
     def __enter__(self) -> ReadAhead:
         return self
@@ -73,21 +77,33 @@ class ReadAhead:
             connection.close()
 
     def steps(self, connection: Connection, wait: Wait[list[LogRow]]) -> Iterator[list[LogRow]]:
-        """Some rows at a time; ``connection`` is asked which there are."""
-        keys = self._log.scan_keys(connection, _STEP_BYTES)
-        ahead = deque(self._pool.submit(self._read, step) for step in islice(keys, _AHEAD))
-        while ahead:
-            rows = wait(ahead.popleft())
-            ahead.extend(self._pool.submit(self._read, step) for step in islice(keys, 1))
-            yield rows
+        """Some rows at a time, of no more use when the next are asked for.
 
-    def _read(self, step: list[RowKey]) -> list[LogRow]:
+        Args:
+          connection: is asked which there are.
+        """
+        keys = self._log.scan_keys(connection, _STEP_BYTES)
+        ahead = deque(self._begin(step) for step in islice(keys, _AHEAD))
+        while ahead:
+            landing, rows = ahead.popleft()
+            some = wait(rows)
+            ahead.extend(self._begin(step) for step in islice(keys, 1))
+            yield some
+            landing.clear()
+            self._landings.append(landing)
+
+    def _begin(self, step: list[RowKey]) -> tuple[Landing, Future[list[LogRow]]]:
+        landing = self._landings.pop() if self._landings else Landing(_LANDING_BYTES)
+        return landing, self._pool.submit(self._read, step, landing)
+
+    def _read(self, step: list[RowKey], landing: Landing) -> list[LogRow]:
         try:
             connection = self._idle.pop()
         except IndexError:
             connection = self._engine.connect()
             self._connections.append(connection)
-        rows = [row for some in self._log.fetch(connection, step, _STEP_BYTES) for row in some]
+        steps = self._log.fetch(connection, step, _STEP_BYTES, landing)
+        rows = [row for some in steps for row in some]
         self._idle.append(connection)
         return rows
 

@@ -23,6 +23,7 @@ import numpy as np
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 from escapement.storage.engine.base import Connection
+from escapement.storage.engine.landing import Landing
 from escapement.storage.generation import Generation
 from escapement.storage.generations import Generations
 from escapement.storage.logtable import (
@@ -162,11 +163,19 @@ class Log(Generations):
         return list(islice(dated, KEYS_AT_ONCE))
 
     def fetch(
-        self, connection: Connection, keys: Sequence[RowKey], max_bytes: int
+        self,
+        connection: Connection,
+        keys: Sequence[RowKey],
+        max_bytes: int,
+        into: Landing | None = None,
     ) -> Iterator[list[LogRow]]:
-        """The rows named that are there, in the order named, in steps of about ``max_bytes``."""
+        """The rows named that are there, in the order named, in steps of about ``max_bytes``.
+
+        Args:
+          into: where their bytes may be put; rows are of no more use once it is cleared.
+        """
         for step in bounded(keys, max_bytes):
-            yield self._fetch_found(connection, step)
+            yield self._fetch_found(connection, step, into)
 
     def scan(self, connection: Connection, max_bytes: int) -> Iterator[list[LogRow]]:
         """Every row of every topic, each topic's in order, in steps of about ``max_bytes``."""
@@ -357,7 +366,9 @@ class Log(Generations):
         for later in generations[at + 1 :]:
             yield later, 0
 
-    def _fetch_found(self, connection: Connection, keys: Sequence[RowKey]) -> list[LogRow]:
+    def _fetch_found(
+        self, connection: Connection, keys: Sequence[RowKey], into: Landing | None = None
+    ) -> list[LogRow]:
         """The rows of ``keys``, in that order, without those that are not there."""
         # A read that began before a generation was retired goes on to its end.
         known = (*self._generations, *self._going)
@@ -369,7 +380,7 @@ class Log(Generations):
             by_table.setdefault(by_id[key.generation].table(key.topic_id), []).append(key)
         found: dict[tuple[int, int], Buffer] = {}
         for table, wanted in by_table.items():
-            found.update(fetch(connection, table, wanted))
+            found.update(fetch(connection, table, wanted, into))
         return [
             LogRow(key, decoded(key, found[key.topic_id, key.base_offset]))
             for key in keys

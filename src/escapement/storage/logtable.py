@@ -16,6 +16,7 @@ import numpy as np
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 from escapement.storage.engine.base import Connection, Step
+from escapement.storage.engine.landing import Landing
 from escapement.storage.generation import Generation
 from escapement.storage.logrow import RowContent, decode_row
 
@@ -256,7 +257,7 @@ def _ranges(keys: Sequence[RowKey]) -> list[tuple[int, int, int]]:
 
 
 def fetch(
-    connection: Connection, table: str, keys: Sequence[RowKey]
+    connection: Connection, table: str, keys: Sequence[RowKey], into: Landing | None = None
 ) -> Iterator[tuple[tuple[int, int], Buffer]]:
     """The data of those rows of a table that are there, by (topic, base offset)."""
     ranges = _ranges(keys)
@@ -269,6 +270,7 @@ def fetch(
         rows = connection.execute(
             f"SELECT topic_id, base_offset, data FROM {table} WHERE {where}",
             [value for each in some for value in each],
+            into,
         ).rows
         for topic_id, base_offset, data in rows:
             yield (topic_id, base_offset), data

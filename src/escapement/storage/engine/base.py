@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from escapement.errors import StorageError
+from escapement.storage.engine.landing import Landing
 
 Row = tuple[Any, ...]
 # Plain Python values only, never numpy's: None, int (signed, 64 bit), float, str, and
@@ -95,8 +96,12 @@ class Connection(Protocol):
         """The server's id of this connection (what KILL takes); 0 where there is none."""
         ...
 
-    def execute(self, sql: str, params: Params = ()) -> Result:
-        """Run one statement, inside the open transaction or by itself."""
+    def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
+        """Run one statement, inside the open transaction or by itself.
+
+        Args:
+          into: long byte strings may come back as views of it, good until it is cleared.
+        """
         ...
 
     def execute_many(self, sql: str, rows: Sequence[Params]) -> int:

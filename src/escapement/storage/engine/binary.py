@@ -10,7 +10,8 @@ Python's types on the wire: ``None``, ``int`` (64 bit, signed), ``float``, ``str
 (UTF-8), and ``bytes``, ``bytearray`` or ``memoryview``. What comes back is the same:
 text columns as ``str``, binary ones as ``bytes``, decimals (a SUM of integers is
 one) as ``int`` where they are whole by type, else as ``float``. Temporal columns are
-refused: times are integers here.
+refused: times are integers here. Whoever brings a ``Landing`` has the binary ones of long
+rows as views of it, received there and copied no more.
 
 The packets are described in the "Binary Protocol" chapters of the MySQL and the
 MariaDB client/server protocol.
@@ -28,10 +29,12 @@ from typing import Any, Final, NamedTuple
 import pymysql
 from pymysql.connections import Connection as Wire
 from pymysql.constants import FIELD_TYPE
+from pymysql.constants.CR import CR_SERVER_LOST
 from pymysql.protocol import FieldDescriptorPacket, MysqlPacket, OKPacketWrapper
 
 from escapement.errors import StorageError
 from escapement.storage.engine.base import Params, Result, Row, Step
+from escapement.storage.engine.landing import Landing
 from escapement.storage.engine.mysql_errors import LOCK_WAIT_TIMEOUT, number_of
 
 # Statements kept prepared on a connection. The hot ones are a handful for each log
@@ -50,6 +53,8 @@ BLOCK_ROWS: Final = 64
 _COM_STMT_PREPARE, _COM_STMT_EXECUTE, _COM_STMT_CLOSE = 0x16, 0x17, 0x19
 # A packet of this size says that another follows.
 _MAX_PACKET: Final = (1 << 24) - 1
+# What is shorter is not worth a place of its own.
+_LONG_BYTES: Final = 1 << 16
 _HEADER = struct.Struct("<I")  # three bytes of length, one of sequence number
 _PREPARE_OK = struct.Struct("<xIHH")  # status, statement id, columns, parameters
 _EXECUTE = struct.Struct("<BIBI")  # command, statement id, flags, iterations
@@ -83,12 +88,12 @@ class PreparedStatements:
         self._limit_bytes = limit_bytes
         self._by_sql: OrderedDict[str, _Statement] = OrderedDict()
 
-    def execute(self, sql: str, params: Params) -> Result:
+    def execute(self, sql: str, params: Params, into: Landing | None = None) -> Result:
         """Run ``sql`` once. One round trip, two when the statement is new."""
         packet = _execute_packet(self._prepared(sql), params)
         self._send(packet)
         self._wire._next_seq_id = packet.reply_number
-        return self._read_result()
+        return self._read_result(into)
 
     def execute_all(self, steps: Sequence[Step]) -> Result:
         """Run these in their order; the rows of all SELECTs, and rows touched by the others.
@@ -184,7 +189,7 @@ class PreparedStatements:
                 )
         self._wire._write_bytes(b"".join([part for packet in packets for part in packet.parts]))
 
-    def _read_result(self) -> Result:
+    def _read_result(self, into: Landing | None = None) -> Result:
         wire = self._wire
         first = wire._read_packet()
         if first.is_ok_packet():
@@ -194,7 +199,7 @@ class PreparedStatements:
         decoders = [_decoder(wire._read_packet(FieldDescriptorPacket)) for _ in range(count)]
         _expect_eof(wire._read_packet())
         rows: list[Row] = []
-        while not (packet := wire._read_packet()).is_eof_packet():
+        while not (packet := _read_packet(wire, into)).is_eof_packet():
             rows.append(_decode_row(packet, decoders))
         return Result(rows, 0, 0)
 
@@ -282,6 +287,26 @@ def _block_of(sql: str) -> str | None:
 
 # -- rows ----------------------------------------------------------------------
 
+
+def _read_packet(wire: Wire, into: Landing | None) -> MysqlPacket:
+    """The next packet; one that is long lies in ``into``."""
+    if into is None:
+        return wire._read_packet()
+    head = wire._rfile.peek(_HEADER.size)[: _HEADER.size]
+    size = int.from_bytes(head[:3], "little")
+    # Whatever is not plainly a long packet by itself is PyMySQL's to read, or to refuse.
+    plain = len(head) == _HEADER.size and head[3] == wire._next_seq_id
+    if not plain or not _LONG_BYTES <= size < _MAX_PACKET:
+        return wire._read_packet()
+    wire._read_bytes(_HEADER.size)
+    wire._next_seq_id = (wire._next_seq_id + 1) % 256
+    room = into.take(size)
+    if wire._rfile.readinto(room) < size:
+        wire._force_close()
+        raise pymysql.err.OperationalError(CR_SERVER_LOST, "the connection ended inside a row")
+    return MysqlPacket(room, wire.encoding)
+
+
 _Decoder = Callable[[MysqlPacket], Any]
 _BINARY_CHARSET: Final = 63
 
@@ -333,11 +358,11 @@ def _read_bytes(packet: MysqlPacket) -> Any:
 
 
 def _read_text(packet: MysqlPacket) -> Any:
-    return packet.read_length_coded_string().decode()
+    return str(packet.read_length_coded_string(), "utf-8")  # of bytes or of a view
 
 
 def _read_decimal(packet: MysqlPacket) -> Any:
-    return _number(packet.read_length_coded_string().decode())
+    return _number(_read_text(packet))
 
 
 def _number(text: str) -> int | float:

@@ -48,6 +48,7 @@ from escapement.storage.engine.base import (
     TransactionAborted,
 )
 from escapement.storage.engine.binary import FROM_TEXT, PreparedStatements
+from escapement.storage.engine.landing import Landing
 from escapement.storage.engine.mysql_fitness import check_fitness
 
 logger = logging.getLogger(__name__)
@@ -241,12 +242,12 @@ class MysqlConnection:
         self.id: int = row[0]
         self._statements = PreparedStatements(wire, limit_bytes=row[1])
 
-    def execute(self, sql: str, params: Params = ()) -> Result:
+    def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
         self._set_autocommit(not self._in_transaction)
         if not params:
             return self._text(sql)
         with self._guarded():
-            return self._statements.execute(sql, params)
+            return self._statements.execute(sql, params, into)
 
     def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
         assert self._in_transaction or self._lost, "execute_many outside a transaction"

@@ -43,6 +43,7 @@ from escapement.storage.engine.base import (
     Step,
     TransactionAborted,
 )
+from escapement.storage.engine.landing import Landing
 
 FILE_NAME: Final = "log.sqlite3"
 # Writers queue for the one lock; longer than this is a stuck process, not a queue.
@@ -149,7 +150,7 @@ class SqliteConnection:
         self._location = location
         self._lost = False
 
-    def execute(self, sql: str, params: Params = ()) -> Result:
+    def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
         _check_plain(params)
         with self._guarded():
             cursor = self._raw.execute(sql, params)
