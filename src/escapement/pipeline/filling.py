@@ -33,7 +33,8 @@ from escapement.storage.logtable import LogRow, RowKey
 _STEP_BYTES: Final = 4 << 20
 # Where they are received: with room for what the protocol adds to each.
 _LANDING_BYTES: Final = _STEP_BYTES + (64 << 10)
-# Connections that read, and steps that are read ahead of who takes them.
+# Connections that read, and steps that are read ahead of who takes them. A database waits for each
+# page of a large row by itself; disks serve many at a time.
 _READERS: Final = 16
 _AHEAD: Final = 20
 
