@@ -6,12 +6,14 @@ PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# Another, of `make test-lowest`: it is made anew each time.
+LOWEST := .venv-lowest
 # Touched when the virtual environment matches pyproject.toml.
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format acceptance-long bench install database clean
+.PHONY: help demo test test-lowest check format acceptance-long bench install database clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +23,13 @@ demo: $(INSTALLED) ## schedule, kill the broker, recover, deliver on time: the m
 
 test: $(INSTALLED) database ## all tests but the long ones, on SQLite and a private MariaDB or MySQL
 	$(BIN)/pytest -m "not long" -n $(JOBS) $(ARGS)
+
+test-lowest: database ## the same tests on the oldest versions that pyproject.toml allows
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=$(CURDIR)/$(LOWEST) $(LOWEST)/bin/uv pip install --quiet \
+	  --resolution lowest-direct --editable '.[test]'
+	$(LOWEST)/bin/pytest -m "not long" -n $(JOBS) $(ARGS)
 
 check: $(INSTALLED) ## format, lint, types and layers
 	$(BIN)/ruff format --check .
@@ -52,5 +61,5 @@ database:
 	@.ci/database
 
 clean: ## remove the virtual environment and everything built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

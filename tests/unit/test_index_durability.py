@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_samples import Row, batch_of, rows_of
 
+from damage import damaged
 from escapement.errors import IndexDamaged, StorageError
 from escapement.message import Blobs, MessageBatch
 from escapement.storage.index import (
@@ -216,10 +217,7 @@ def test_an_altered_byte_is_noticed_wherever_it_is(
     directory = tmp_path_factory.mktemp("altered")
     shutil.copytree(original, directory, dirs_exist_ok=True)
     victim = data.draw(st.sampled_from(sorted(directory.iterdir())))
-    altered = bytearray(victim.read_bytes())
-    at = data.draw(st.integers(0, len(altered) - 1))
-    altered[at] ^= data.draw(st.integers(1, 255))
-    victim.write_bytes(altered)
+    victim.write_bytes(data.draw(damaged(victim.read_bytes())))
     with pytest.raises(IndexDamaged):
         content(DelayedIndex.open(directory, LIMITS))
     assert expected

@@ -1,0 +1,22 @@
+"""Stored bytes as a disk may give them back."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+
+@st.composite
+def damaged(draw: st.DrawFn, written: bytes, least: int = 0) -> bytes:
+    """One byte is another, all from some byte on are missing, or there is one more.
+
+    Args:
+      least: how many bytes there are at least.
+    """
+    what = draw(st.sampled_from(["changed", "missing", "more"]))
+    if what == "changed":
+        found = bytearray(written)
+        found[draw(st.integers(0, len(written) - 1))] ^= draw(st.integers(1, 255))
+        return bytes(found)
+    if what == "missing":
+        return written[: draw(st.integers(least, len(written) - 1))]
+    return written + draw(st.binary(min_size=1, max_size=1))
