@@ -22,7 +22,6 @@ import statistics
 import sys
 import tempfile
 import time
-from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ from database import add_options, database
 import escapement
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs, MessageBatch, Times
-from escapement.pipeline.filling import ReadAhead
+from escapement.pipeline.filling import all_rows
 from escapement.pipeline.rebuild import RebuildConfig, run
 from escapement.pipeline.session import session
 from escapement.storage.engine.open import open_engine
@@ -102,9 +101,8 @@ def read_alone(url: str) -> None:
     """Fetch what the job fetches, over as many connections."""
     engine = open_engine(url, Path())
     connection = engine.connect()
-    with ReadAhead(engine, Log.look(connection)) as ahead:
-        for _ in ahead.steps(connection, Future.result):
-            pass
+    for _ in all_rows(engine, Log.look(connection), connection):
+        pass
     connection.close()
     engine.close()
 

@@ -1,40 +1,36 @@
 """An index filled from the log on one machine: read by several, sorted and written by one.
 
-The log is read once, over some connections at a time, because a database reads large rows one
-page after the other and waits for each. What is pending is gathered in memory; a full table is
-sorted and written as a segment while the other one fills, and brought to disk while the next
-is written. What takes time, reading, sorting, gathering and writing, does so without the
+The log is read once, over some connections at a time. What is pending is gathered in memory; a
+full table is sorted and written as a segment while the other one fills, and brought to disk while
+the next is written. What takes time, reading, sorting, gathering and writing, does so without the
 interpreter lock.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
 from escapement.message import MessageBatch
 from escapement.pipeline.claims import TopicClaims
+from escapement.pipeline.readahead import ReadAhead, Wait
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.landing import Landing
 from escapement.storage.index.building import Building
 from escapement.storage.index.bulk import BulkTable
 from escapement.storage.index.writer import SegmentWriter, writing
 from escapement.storage.log import Log
-from escapement.storage.logtable import LogRow, RowKey
+from escapement.storage.logtable import LogRow
 
 # Log rows read at once: some row groups, each up to 8 MiB.
 _STEP_BYTES: Final = 4 << 20
 # Where they are received: with room for what the protocol adds to each.
 _LANDING_BYTES: Final = _STEP_BYTES + (64 << 10)
-# Connections that read, and steps that are read ahead of who takes them. A database waits for each
-# page of a large row by itself; disks serve many at a time.
+# Connections that read, and steps that are read ahead of who takes them.
 _READERS: Final = 16
 _AHEAD: Final = 20
 
@@ -43,9 +39,6 @@ _AHEAD: Final = 20
 # and less is left to write when all is read. The broker keeps to a dozen segments.
 _SHARES: Final = 8
 _LEAST_SHARE_BYTES: Final = 32 << 20
-
-T = TypeVar("T")
-Wait = Callable[[Future[T]], T]
 
 
 @dataclass(slots=True)
@@ -58,55 +51,18 @@ class Progress:
     log_bytes: int = 0  # in all, as of the last checkpoint
 
 
-class ReadAhead:
-    """The log's rows in order, read ahead over some connections; a context manager."""
+def all_rows(
+    engine: Engine, log: Log, connection: Connection, wait: Wait[list[LogRow]] = Future.result
+) -> Generator[list[LogRow]]:
+    """Every row of the log, some at a time, of no more use when the next are asked for.
 
-    def __init__(self, engine: Engine, log: Log) -> None:
-        self._engine = engine
-        self._log = log
-        self._pool = ThreadPoolExecutor(_READERS)
-        self._connections: list[Connection] = []
-        self._idle: list[Connection] = []
-        self._landings: list[Landing] = []
-
-    def __enter__(self) -> ReadAhead:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        for connection in self._connections:
-            connection.close()
-
-    def steps(self, connection: Connection, wait: Wait[list[LogRow]]) -> Iterator[list[LogRow]]:
-        """Some rows at a time, of no more use when the next are asked for.
-
-        Args:
-          connection: is asked which there are.
-        """
-        keys = self._log.scan_keys(connection, _STEP_BYTES)
-        ahead = deque(self._begin(step) for step in islice(keys, _AHEAD))
-        while ahead:
-            landing, rows = ahead.popleft()
-            some = wait(rows)
-            ahead.extend(self._begin(step) for step in islice(keys, 1))
-            yield some
-            landing.clear()
-            self._landings.append(landing)
-
-    def _begin(self, step: list[RowKey]) -> tuple[Landing, Future[list[LogRow]]]:
-        landing = self._landings.pop() if self._landings else Landing(_LANDING_BYTES)
-        return landing, self._pool.submit(self._read, step, landing)
-
-    def _read(self, step: list[RowKey], landing: Landing) -> list[LogRow]:
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._engine.connect()
-            self._connections.append(connection)
-        steps = self._log.fetch(connection, step, _STEP_BYTES, landing)
-        rows = [row for some in steps for row in some]
-        self._idle.append(connection)
-        return rows
+    Args:
+      connection: is asked which there are.
+      wait: how to wait for what others read.
+    """
+    with ReadAhead(engine, _READERS, _AHEAD, _LANDING_BYTES) as ahead:
+        for _, rows in ahead.steps(log, log.scan_keys(connection, _STEP_BYTES), wait):
+            yield rows
 
 
 class Filling:

@@ -22,6 +22,7 @@ from escapement.pipeline import arrow
 from escapement.pipeline.archived import archived_parts, read_archived
 from escapement.pipeline.maps import decode_maps
 from escapement.pipeline.part import Part
+from escapement.pipeline.readahead import ReadAhead
 from escapement.pipeline.selection import Span
 from escapement.pipeline.standing import NO_COUNT, STATES
 from escapement.storage import archive
@@ -33,6 +34,9 @@ from escapement.storage.published import Published
 
 # Log rows of one record batch: large enough that what a batch costs by itself does not count.
 _STEP_BYTES: Final = 8 << 20
+# Connections that read them, and steps that are read ahead of Spark.
+_READERS: Final = 2
+_AHEAD: Final = 3
 
 Bools = npt.NDArray[np.bool_]
 
@@ -50,9 +54,10 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
         for published in _earlier(Log.look(connection), connection, part):
             yield from _batches(part, published, schema)
         forgotten: list[Span] = []
-        for rows in _rows(connection, part, forgotten):
-            published = Published.concat([Published.of(row) for row in rows])
-            yield from _batches(part, published, schema)
+        with ReadAhead(engine, _READERS, _AHEAD) as ahead:
+            for rows in _rows(connection, ahead, part, forgotten):
+                published = Published.concat([Published.of(row) for row in rows])
+                yield from _batches(part, published, schema)
         for span in forgotten:
             yield from _archived(connection, part, span & part.offsets, schema)
     finally:
@@ -77,7 +82,9 @@ def _earlier(log: Log, connection: Connection, part: Part) -> Iterator[Published
         wanted = wanted[looked:]
 
 
-def _rows(connection: Connection, part: Part, forgotten: list[Span]) -> Iterator[list[LogRow]]:
+def _rows(
+    connection: Connection, ahead: ReadAhead, part: Part, forgotten: list[Span]
+) -> Iterator[list[LogRow]]:
     """The rows that first stated the part's messages, in steps.
 
     A generation may be dropped under it: then it looks anew what there is. What is not there any
@@ -93,8 +100,8 @@ def _rows(connection: Connection, part: Part, forgotten: list[Span]) -> Iterator
             at = end
             continue
         try:
-            for step in _steps(_keys(log, connection, part, at)):
-                found = [row for rows in log.fetch(connection, step, _STEP_BYTES) for row in rows]
+            keys = _steps(_keys(log, connection, part, at))
+            for step, found in ahead.steps(log, keys):
                 if len(found) < len(step):
                     there = {row.key for row in found}
                     gone = [key for key in step if key not in there]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from escapement.clock import Clock, SystemClock
 from escapement.errors import EscapementError, InvalidRequest, NotFound
 from escapement.pipeline.claims import TopicClaims, claims_of
-from escapement.pipeline.filling import Filling, Progress, ReadAhead
+from escapement.pipeline.filling import Filling, Progress, all_rows
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.shuffle import Shown, Work, Written
 from escapement.pipeline.shuffle import fill as fill_by_tasks
@@ -212,12 +212,12 @@ def _by_itself(memory_bytes: int, site: Site) -> list[Path]:
     """Fill it in this process."""
     renewal = site.renewal
     with (
-        ReadAhead(site.engine, site.log) as ahead,
+        closing(all_rows(site.engine, site.log, site.connection, renewal.wait)) as steps,
         Filling(
             site.building, site.claims, site.now_ms, memory_bytes, renewal.wait, site.done
         ) as filling,
     ):
-        for rows in ahead.steps(site.connection, renewal.wait):
+        for rows in steps:
             for row in rows:
                 filling.take(row)
             renewal()

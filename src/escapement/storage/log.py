@@ -94,13 +94,13 @@ class Log(Generations):
                     continue
                 wanted = max_due_ms >= min_due_ms
                 if looked == _KEYS_AT_MOST or (wanted and keys and key.size_bytes > budget):
-                    return self._fetch_found(connection, keys), reached
+                    return self.fetch_found(connection, keys), reached
                 if wanted:
                     keys.append(key)
                     budget -= key.size_bytes
                 reached = end
                 looked += 1
-        return self._fetch_found(connection, keys), max(reached, until_offset)
+        return self.fetch_found(connection, keys), max(reached, until_offset)
 
     def heads(
         self, connection: Connection, topic_id: int, from_offset: int, until_offset: int
@@ -140,7 +140,7 @@ class Log(Generations):
           LogDamaged: if a row is not there or not as it was written.
         """
         for step in bounded(keys, max_bytes):
-            rows = self._fetch_found(connection, step)
+            rows = self.fetch_found(connection, step)
             if len(rows) < len(step):
                 there = {row.key for row in rows}
                 missing = next(key for key in step if key not in there)
@@ -163,24 +163,16 @@ class Log(Generations):
         return list(islice(dated, KEYS_AT_ONCE))
 
     def fetch(
-        self,
-        connection: Connection,
-        keys: Sequence[RowKey],
-        max_bytes: int,
-        into: Landing | None = None,
+        self, connection: Connection, keys: Sequence[RowKey], max_bytes: int
     ) -> Iterator[list[LogRow]]:
-        """The rows named that are there, in the order named, in steps of about ``max_bytes``.
-
-        Args:
-          into: where their bytes may be put; rows are of no more use once it is cleared.
-        """
+        """The rows named that are there, in the order named, in steps of about ``max_bytes``."""
         for step in bounded(keys, max_bytes):
-            yield self._fetch_found(connection, step, into)
+            yield self.fetch_found(connection, step)
 
     def scan(self, connection: Connection, max_bytes: int) -> Iterator[list[LogRow]]:
         """Every row of every topic, each topic's in order, in steps of about ``max_bytes``."""
         for step in self.scan_keys(connection, max_bytes):
-            yield self._fetch_found(connection, step)
+            yield self.fetch_found(connection, step)
 
     def scan_keys(self, connection: Connection, max_bytes: int) -> Iterator[list[RowKey]]:
         """The keys of the same, for whoever reads the rows elsewhere (:meth:`fetch`)."""
@@ -259,12 +251,12 @@ class Log(Generations):
                 first, last = np.searchsorted(offsets, [key.base_offset, end]).tolist()
                 if last > max(first, at):
                     if keys and key.size_bytes > budget:
-                        return self._fetch_found(connection, keys), at
+                        return self.fetch_found(connection, keys), at
                     keys.append(key)
                     budget -= key.size_bytes
                 at = max(at, last)
             at = max(at, begun + 1)
-        return self._fetch_found(connection, keys), at
+        return self.fetch_found(connection, keys), at
 
     def _row_holding(self, connection: Connection, topic_id: int, offset: int) -> LogRow | None:
         for generation in reversed(self._generations):
@@ -307,10 +299,10 @@ class Log(Generations):
                 if key is None:
                     continue
                 if keys and key.size_bytes > budget:
-                    return self._fetch_found(connection, keys), at
+                    return self.fetch_found(connection, keys), at
                 keys.append(key)
                 budget -= key.size_bytes
-        return self._fetch_found(connection, keys), len(bases)
+        return self.fetch_found(connection, keys), len(bases)
 
     def first_offset(self, connection: Connection, topic_id: int) -> int | None:
         """The first offset that a row states for the first time; None without any."""
@@ -366,10 +358,14 @@ class Log(Generations):
         for later in generations[at + 1 :]:
             yield later, 0
 
-    def _fetch_found(
+    def fetch_found(
         self, connection: Connection, keys: Sequence[RowKey], into: Landing | None = None
     ) -> list[LogRow]:
-        """The rows of ``keys``, in that order, without those that are not there."""
+        """The rows of ``keys``, in that order, without those that are not there.
+
+        Args:
+          into: where their bytes may be put; rows are of no more use once it is cleared.
+        """
         # A read that began before a generation was retired goes on to its end.
         known = (*self._generations, *self._going)
         by_id = {generation.id: generation for generation in known}

@@ -1,0 +1,96 @@
+"""The log's rows in order, fetched ahead over several connections.
+
+A database reads a large row one page after the other and waits for each, while disks serve many
+at a time; and who fetches for himself does not compute meanwhile. So this has connections of its
+own, made when they are first needed, each used by one thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.landing import Landing
+from escapement.storage.log import Log
+from escapement.storage.logtable import LogRow, RowKey
+
+T = TypeVar("T")
+Wait = Callable[[Future[T]], T]
+
+
+class ReadAhead:
+    """Fetches some steps ahead of who takes them; a context manager, for one thread."""
+
+    def __init__(
+        self, engine: Engine, readers: int, ahead: int, landing_bytes: int | None = None
+    ) -> None:
+        """
+        Args:
+          readers: connections at most.
+          ahead: steps that are fetched, or waiting to be taken, at most.
+          landing_bytes: memory that a step is received into, which another uses afterwards.
+        """
+        self._engine = engine
+        self._ahead = ahead
+        self._landing_bytes = landing_bytes
+        self._pool = ThreadPoolExecutor(readers)
+        self._connections: list[Connection] = []
+        self._idle: list[Connection] = []
+        self._landings: list[Landing] = []
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for connection in self._connections:
+            connection.close()
+
+    def steps(
+        self,
+        log: Log,
+        keys: Iterator[list[RowKey]],
+        wait: Wait[list[LogRow]] = Future.result,
+    ) -> Iterator[tuple[list[RowKey], list[LogRow]]]:
+        """Each step's keys, and those of its rows that are there.
+
+        With landings they are of no more use when the next are asked for.
+
+        Raises:
+          LogDamaged, StorageError, StorageUnavailable: as fetching the step does.
+        """
+        begun = deque(self._begin(log, step) for step in islice(keys, self._ahead))
+        try:
+            while begun:
+                step, landing, reading = begun.popleft()
+                rows = wait(reading)
+                begun.extend(self._begin(log, step) for step in islice(keys, 1))
+                yield step, rows
+                if landing is not None:
+                    landing.clear()
+                    self._landings.append(landing)
+        finally:
+            for *_, reading in begun:
+                reading.cancel()
+
+    def _begin(
+        self, log: Log, step: list[RowKey]
+    ) -> tuple[list[RowKey], Landing | None, Future[list[LogRow]]]:
+        landing = None
+        if self._landing_bytes is not None:
+            landing = self._landings.pop() if self._landings else Landing(self._landing_bytes)
+        return step, landing, self._pool.submit(self._read, log, step, landing)
+
+    def _read(self, log: Log, step: list[RowKey], landing: Landing | None) -> list[LogRow]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._engine.connect()
+            self._connections.append(connection)
+        rows = log.fetch_found(connection, step, landing)
+        self._idle.append(connection)
+        return rows
