@@ -2,7 +2,8 @@
 
 Where a serializer is asked for, these do: ``bytes`` (the default: values are bytes
 already), ``str`` (UTF-8), ``JSON``, ``MSGPACK``, or a pair of functions
-``(dumps, loads)`` of your own.
+``(dumps, loads)`` of your own: for Protocol Buffers
+``(Order.SerializeToString, Order.FromString)``.
 """
 
 from __future__ import annotations
