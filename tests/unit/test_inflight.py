@@ -134,3 +134,18 @@ def test_what_comes_in_the_order_of_delivery_is_not_searched(
     flight.settle(order[rest])
     flight._check()
     assert not len(flight)
+
+
+@pytest.mark.parametrize("apart", [1, 1 << 40, 1 << 55])
+def test_what_is_sought_is_found_however_far_apart_offsets_are(apart: int) -> None:
+    """B7: also what was taken back and handed out again."""
+    flight = InFlight()
+    order = np.random.default_rng(1).permutation(100) * apart
+    handed_over(flight, order[:60], order[60:])
+    flight.take_back(order[:30])
+    handed_over(flight, order[:30])
+    found = flight.handed(order[::-3])
+    assert sum(len(one.attempts) for one in found) == 34
+    assert sorted({one.at_ms for one in found}) == [0, 1]
+    assert sum(len(one.attempts) for one in found if one.at_ms) == len(order[60:][::-3])
+    flight._check()
