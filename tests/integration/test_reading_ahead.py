@@ -77,6 +77,28 @@ async def test_nothing_passes_a_more_urgent_band_that_is_being_read(
         assert seen == list(range(30))
 
 
+async def test_what_falls_due_together_in_numbers_is_read_before_it_goes(
+    mock_clock: MockClock,
+) -> None:
+    """V5, V3: of many, the best are chosen among what has been read; a few are not waited for."""
+    held = Held()
+    limits = BrokerLimits(large_offer=20)
+    config = BrokerConfig(ack_wait_ms=LONG_MS, limits=limits, seed=0)
+    async with testing.start(run=held, config=config) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="t", subscription="s")
+        async with await broker.producer("t") as producer, broker.consumer("t", "s") as inbox:
+            await producer.send_many([b""] * 19, priorities=list(range(60, 79)), delay=(1, "s"))
+            await producer.send_many([b""] * 30, priorities=list(range(90, 60, -1)), delay=(9, "s"))
+            await world.checkpoint()
+            with held.hold(KEYS):
+                await world.clock.advance(seconds=2)
+                assert await offsets(inbox) == list(range(19)), "no read was waited for"
+                await world.clock.advance(seconds=8)
+                await held.reached()
+                assert await offsets(inbox) == []
+            assert await offsets(inbox) == list(range(48, 18, -1))
+
+
 @pytest.mark.parametrize("staged_bytes", [0, 200_000, 96 << 20])
 async def test_what_is_read_ahead_is_what_is_delivered(
     autojump_clock: MockClock, staged_bytes: int

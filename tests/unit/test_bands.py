@@ -46,15 +46,15 @@ class Life:
             self.messages[first + number] = due_ms, priority
             rows.append((due_ms, first + number, priority))
         rows.sort()
-        due, offsets, given = zip(*rows, strict=True)
+        due_ms, offsets, given = zip(*rows, strict=True)
         traits = graded(*given)
-        self.made.offer(column(*due), column(*offsets), traits if traits.any() else None)
+        self.made.offer(column(*due_ms), column(*offsets), traits if traits.any() else None)
 
     def scan(self, band: Band, most: int) -> None:
         """A piece of the backlog, or all of it."""
         assert band.mark is not None
         frontier = Key(self.now_ms + 1, 0)
-        found = sorted((due, offset) for offset, (due, _) in self.messages.items())
+        found = sorted((due_ms, offset) for offset, (due_ms, _) in self.messages.items())
         found = [key for key in found if band.mark <= Key(*key) < frontier]
         stop = Key(*found[most - 1]).successor() if len(found) > most else frontier
         found = [key for key in found if Key(*key) < stop]
@@ -62,7 +62,7 @@ class Life:
         traits = graded(*[self.messages[offset][1] for _, offset in found])
         self.made.end_scan(
             band,
-            column(*[due for due, _ in found]),
+            column(*[due_ms for due_ms, _ in found]),
             column(*[offset for _, offset in found]),
             traits if traits.any() else None,
         )
@@ -108,12 +108,15 @@ steps = st.lists(
 
 
 @settings(max_examples=200)
-@given(steps, st.sampled_from([2, 4, 50]), st.integers(1, 8))
+@given(steps, st.sampled_from([2, 4, 50]), st.integers(1, 8), st.sampled_from([1, 3, 1000]))
 def test_each_comes_once_and_in_the_order_of_ranks(
-    actions: list[tuple[object, ...]], ready_messages: int, most: int
+    actions: list[tuple[object, ...]], ready_messages: int, most: int, large: int
 ) -> None:
-    """V5: the default priority is never passed by a higher rank, however long the backlog."""
-    made = subscription(ready_messages)
+    """V5: the default priority is never passed by a higher rank, however long the backlog.
+
+    From ``large`` on, what falls due together is read before it is ready.
+    """
+    made = subscription(ready_messages, large_offer=large)
     made.set_policy(SubscriptionPolicy(priority_ageing_ms=AGEING_MS))
     life = Life(made)
     for action in actions:
@@ -140,8 +143,8 @@ def test_who_waits_is_passed_only_by_what_is_due_a_bounded_time_later() -> None:
     life.publish([200], 5)
     life.messages |= {1: (life.now_ms + 1999, 0), 2: (life.now_ms + 2001, 0)}
     life.now_ms += 2001
-    due = column(life.messages[1][0], life.messages[2][0])
-    made.offer(due, column(1, 2), graded(0, 0))
+    times = column(life.messages[1][0], life.messages[2][0])
+    made.offer(times, column(1, 2), graded(0, 0))
     while life.hand():
         pass
     assert life.handed == [1, 0, 2]

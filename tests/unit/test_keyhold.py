@@ -610,7 +610,8 @@ def test_with_many_in_hands_freed_keys_are_gathered_for_a_moment() -> None:
     scan(made, {}, 1_000)
     slots = np.tile(np.arange(4000), 2)
     traits = keyed(*slots.tolist())
-    made.offer(np.full(8000, 1_000), np.arange(8000), traits)
+    for part in np.split(np.arange(8000), 4):
+        made.offer(np.full(2000, 1_000), part, traits[part])
     (hand,) = made.assign(1_000, 4096)
     assert hand.rows.offsets.tolist() == list(range(4000))
     made.acknowledge(np.arange(10), None)
@@ -632,7 +633,9 @@ def test_a_consumer_that_leaves_takes_the_wake_ups_of_an_order_with_it() -> None
     made.set_policy(SubscriptionPolicy(order="key"))
     made.consumers[0].permits = 1_000_000
     scan(made, {}, 1_000)
-    made.offer(np.full(6000, 1_000), np.arange(6000), keyed(*np.tile(np.arange(3000), 2).tolist()))
+    traits = keyed(*np.tile(np.arange(3000), 2).tolist())
+    for part in np.split(np.arange(6000), 3):
+        made.offer(np.full(2000, 1_000), part, traits[part])
     (hand,) = made.assign(1_000, 4096)
     assert hand.rows.height == 3000
     (band,) = made.to_scan(1_000)

@@ -34,10 +34,10 @@ def column(*values: int) -> Int64s:
     return np.array(values, np.int64)
 
 
-def subscription(ready_messages: int = 4) -> SharedSubscription:
+def subscription(ready_messages: int = 4, large_offer: int = 2048) -> SharedSubscription:
     """One consumer with credit for everything; nothing read yet, at time 0."""
     record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 0, 1)
-    limits = BrokerLimits(ready_messages=ready_messages)
+    limits = BrokerLimits(ready_messages=ready_messages, large_offer=large_offer)
     made = SharedSubscription(
         record,
         limits,

@@ -48,6 +48,7 @@ class BrokerLimits:
     # -- a subscription
     ready_messages: int = 100_000  # what finds no room lowers the read mark
     staged_bytes: int = 96 * MIB  # of all: read ahead where priorities or keys choose what goes
+    large_offer: int = 2048  # so many that fall due at once are read ahead before they are ready
     unacked_messages: int = 4_000_000  # in flight and in retry; dispatch pauses
     deliver_messages: int = 4096  # in one frame
     deliver_bytes: int = 1 * MIB  # in one frame, unless a single message is larger

@@ -90,6 +90,7 @@ class Pump:
         self._aside_work = trio.Event()
         self._reads: OrderedDict[tuple[Topic, SharedSubscription], None] = OrderedDict()
         self._reads_work = trio.Event()
+        self._reading: set[SharedSubscription] = set()
         self._dropping: set[Subscription] = set()
         self._staged: WeakSet[Staged] = WeakSet()  # those that have anything
 
@@ -213,19 +214,31 @@ class Pump:
     async def _reader(self) -> None:
         """Read backlogs, while what is ready goes out."""
         while True:
-            if not self._reads:
+            # One reads for a subscription at a time: two would read what they do not know of
+            # each other to be reading, and both compete with its deliveries for the processor.
+            work = next((work for work in self._reads if work[1] not in self._reading), None)
+            if work is None:
                 if self._reads_work.is_set():
                     self._reads_work = trio.Event()
                 await self._reads_work.wait()
                 continue
-            (topic, subscription), _ = self._reads.popitem(last=False)
-            if subscription.staged.wants_read:
-                await self._stage(topic, subscription, None)
-            # Dropping reads by itself; whoever does it looks for what is to be read afterwards.
-            if subscription not in self._dropping:
-                await self._scan(topic, subscription)
+            del self._reads[work]
+            topic, subscription = work
+            self._reading.add(subscription)
+            try:
+                await self._read(topic, subscription)
+            finally:
+                self._reading.remove(subscription)
+                self._reads_work.set()
             self._add((topic, subscription))
             await trio.lowlevel.checkpoint()
+
+    async def _read(self, topic: Topic, subscription: SharedSubscription) -> None:
+        if subscription.staged.wants_read:
+            await self._stage(topic, subscription, None)
+        # Dropping reads by itself; whoever does it looks for what is to be read afterwards.
+        if subscription not in self._dropping:
+            await self._scan(topic, subscription)
 
     async def _scan(self, topic: Topic, subscription: SharedSubscription) -> None:
         """Read a piece of the backlog, as far as there is room."""

@@ -10,7 +10,8 @@ Fresh messages arrive in two ways, and the *read mark* decides which.
 - While the mark is at the frontier (``mark is None``) every message of the band with a
   smaller key is acknowledged, held or passed over. What the wheel returns is *offered*
   and goes into ready.
-- When an offer finds no room, the mark stays at its first key and the band is *behind*.
+- When an offer finds no room, or is left for *later* because it is large and is better read
+  together with its messages, the mark stays at its first key and the band is *behind*.
   It then reads the index from the mark on by itself: ``begin_scan`` says how far,
   ``end_scan`` takes what was found. Offers at or past the mark may be ignored, because
   the scan will come to them; offers before it lower it.
@@ -112,8 +113,12 @@ class Band:
 
     # -- offers --------------------------------------------------------------------
 
-    def offer(self, rows: Rows) -> None:
-        """These of the band are due; sorted by key. Takes what it may, or notes its mark."""
+    def offer(self, rows: Rows, *, later: bool = False) -> None:
+        """These of the band are due; sorted by key. Takes what it may, or notes its mark.
+
+        Args:
+          later: take none now, though there may be room; a scan comes to them.
+        """
         if not rows.height:
             return
         first = _key(rows, 0)
@@ -122,17 +127,17 @@ class Band:
             if inside:
                 self._scan_low = first if self._scan_low is None else min(self._scan_low, first)
             if inside < rows.height and self._scan_catches_up:
-                self._offer_beyond(rows.pick(slice(inside, None)))
+                self._offer_beyond(rows.pick(slice(inside, None)), later)
             return
         if self.mark is not None:
             self.mark = min(self.mark, first)
             return
-        self.mark = self._take(rows, self._took)
+        self.mark = first if later else self._take(rows, self._took)
 
-    def _offer_beyond(self, rows: Rows) -> None:
+    def _offer_beyond(self, rows: Rows, later: bool) -> None:
         """These are past the scan under way, which is the one that catches up."""
         if self._scan_over is None:
-            self._scan_over = self._take(rows, self._took)
+            self._scan_over = _key(rows, 0) if later else self._take(rows, self._took)
         else:
             # Something found no room already. This may come before it in order: what the
             # wheel passes with its next tick is often due earlier than what came due at once.
