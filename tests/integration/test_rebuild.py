@@ -222,6 +222,23 @@ async def test_memory_is_bounded_by_writing_many_segments_which_are_merged(
         assert len(list((tmp_path / "index").glob("*.segment"))) <= 12
 
 
+async def test_less_memory_is_used_than_is_given_as_long_as_a_dozen_segments_do(
+    mock_clock: MockClock, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P5, invariant 9: whatever part of the log is pending, be it seen late."""
+    monkeypatch.setattr(filling, "_LEAST_SHARE_BYTES", 20_000)
+    async with testing.start(config=CONFIG, engine=engine) as world:
+        async with world.connect() as broker, await broker.producer("t") as producer:
+            for number in range(80):
+                delay = HOUR if number >= 40 or number % 4 == 0 else None
+                await producer.send_many([b"x" * 2000] * 25, delay=delay)
+        await world.stop()
+        done = rebuild(engine, OWNER, tmp_path / "index", world.clock)
+    assert (done.messages, done.pending) == (2000, 1250)
+    assert len(keys_on_disk(tmp_path / "index")) == 1250
+    assert 6 <= len(list((tmp_path / "index").glob("*.segment"))) <= 12
+
+
 async def test_what_is_read_ahead_is_taken_before_its_memory_is_used_again(
     mock_clock: MockClock, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

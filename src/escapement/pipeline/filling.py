@@ -26,18 +26,17 @@ from escapement.storage.index.writer import SegmentWriter, writing
 from escapement.storage.log import Log
 from escapement.storage.logtable import LogRow
 
-# Log rows read at once: some row groups, each up to 8 MiB.
-_STEP_BYTES: Final = 4 << 20
+# Log rows read at once: one or some row groups, each up to 8 MiB.
+_STEP_BYTES: Final = 2 << 20
 # Where they are received: with room for what the protocol adds to each.
 _LANDING_BYTES: Final = _STEP_BYTES + (64 << 10)
 # Connections that read, and steps that are read ahead of who takes them.
 _READERS: Final = 16
-_AHEAD: Final = 20
-
-# Until so many segments are written, no more is gathered than this part of the log: what is
-# sorted at once fits processors' caches better, memory that is used again costs less than new,
-# and less is left to write when all is read. The broker keeps to a dozen segments.
-_SHARES: Final = 8
+_AHEAD: Final = 18
+# So many segments are aimed at, where memory would allow fewer: memory that is used again costs
+# less than new, and less is left to write when all is read. The broker keeps to a dozen.
+_SHARES: Final = 11
+# Smaller ones are not worth a segment.
 _LEAST_SHARE_BYTES: Final = 32 << 20
 
 
@@ -83,7 +82,7 @@ class Filling:
         self._claims = claims
         self._now_ms = now_ms
         self._wait = wait
-        self._share_bytes = max(done.log_bytes // _SHARES, _LEAST_SHARE_BYTES)
+        self._written_bytes = 0
         self._filling, self._written = BulkTable(memory_bytes // 2), BulkTable(memory_bytes // 2)
         # One sorts and writes, one waits for the disk.
         self._pool = ThreadPoolExecutor(2)
@@ -134,8 +133,12 @@ class Filling:
 
     def _is_full(self, batch: MessageBatch) -> bool:
         """Whether the table is to be written before it takes this."""
-        if len(self._writers) < _SHARES and self._filling.used_bytes >= self._share_bytes:
-            return True
+        used_bytes = self._filling.used_bytes
+        if used_bytes >= _LEAST_SHARE_BYTES and len(self._writers) < _SHARES:
+            # What all of the log will come to, if it goes on as it began.
+            weight = (self._written_bytes + used_bytes) / self.done.read_bytes
+            if used_bytes >= weight * self.done.log_bytes / _SHARES:
+                return True
         return not self._filling.has_room(len(batch), batch.size_bytes)
 
     def _write(self) -> None:
@@ -144,6 +147,7 @@ class Filling:
         if not self._filling.count:
             return
         table = self._filling
+        self._written_bytes += table.used_bytes
         self._filling, self._written = self._written, table
         writer = self._building.new_segment()
         self._writers.append(writer)
