@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import trio
+
+from escapement.broker.broker import BrokerConfig
 
 T = TypeVar("T")
 
 COMMIT: Final = "Writer.write"  # one group of the commit pipeline
 KEYS: Final = "Plan.read_traits"  # a window, or a piece of a backlog, out of segments on disk
 FETCH: Final = "Fetch.read_there"  # payloads of a frame, out of segments on disk
+
+
+def uncached(config: BrokerConfig) -> BrokerConfig:
+    """The same without a cache of the index's blocks: what is in segments is read from there."""
+    return replace(config, limits=replace(config.limits, index_cache_bytes=0))
 
 
 class Held:

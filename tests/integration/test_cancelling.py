@@ -24,7 +24,7 @@ from escapement.errors import (
     StorageReadOnly,
 )
 from escapement.storage.engine.sqlite import SqliteEngine
-from held import COMMIT, FETCH, KEYS, Held
+from held import COMMIT, FETCH, KEYS, Held, uncached
 from numbered import everything, fates, offsets, publish
 from outages import Outage
 
@@ -192,7 +192,8 @@ async def test_cancelled_between_the_decision_to_send_and_the_payload(
 ) -> None:
     """B1: what is decided is handed out, and the answer says so."""
     held = Held()
-    async with testing.start(run=held, config=PATIENT) as world, world.connect() as broker:
+    config = uncached(PATIENT)
+    async with testing.start(run=held, config=config) as world, world.connect() as broker:
         await publish(broker, 3, "s")
         await world.checkpoint()
         async with broker.consumer("t", "s") as inbox:

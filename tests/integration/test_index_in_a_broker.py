@@ -11,6 +11,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import arrived
+from held import FETCH, Held
 
 PATIENT = BrokerConfig(ack_wait_ms=10**10, seed=0)
 TOPIC = "t/n/x"
@@ -117,6 +118,23 @@ async def test_loading_a_partition_reads_a_bounded_number_of_files(
             assert world.server.index.segment_count <= world.server.index.limits.max_segments
             await world.clock.advance(minutes=6)
             assert len(await arrived(inbox)) == 2 * most
+
+
+async def test_what_is_due_soon_is_delivered_without_a_look_at_the_disk(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P3: a checkpoint does not make it wait for a thread, whatever the disk does meanwhile."""
+    held = Held()
+    async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+        producer = await broker.producer(TOPIC)
+        await producer.send(b"soon", delay=timedelta(seconds=5))
+        await producer.send(b"later", delay=timedelta(seconds=20))
+        await world.checkpoint()
+        with held.hold(FETCH):
+            async with broker.consumer(TOPIC, "s") as inbox:
+                await world.clock.advance(seconds=5)
+                assert [m.value for m in await arrived(inbox)] == [b"soon"]
 
 
 @pytest.mark.parametrize("pending", [100, 3000])

@@ -13,7 +13,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.testing import World, arrived
-from held import FETCH, Held
+from held import FETCH, Held, uncached
 
 CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
 KINDS = ["shared", "exclusive"]
@@ -206,7 +206,8 @@ async def test_fresh_messages_do_not_wait_until_old_ones_are_read_from_disk(
 ) -> None:
     """Q6: nor is more taken of the old ones meanwhile, which would time out unsent."""
     held = Held()
-    async with testing.start(config=CALM, run=held) as world, world.connect() as broker:
+    config = uncached(CALM)
+    async with testing.start(config=config, run=held) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="x", subscription="s")
         producer = await broker.producer("x")
         await producer.send_many([b"old"] * 6)

@@ -14,7 +14,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
-from held import COMMIT, FETCH, KEYS, Held
+from held import COMMIT, FETCH, KEYS, Held, uncached
 
 HOUR_MS = 3_600_000
 PATIENT = BrokerConfig(
@@ -287,7 +287,8 @@ async def test_what_is_being_read_from_the_disk_belongs_to_before_the_seek(
 ) -> None:
     """Invariant 5: it was decided on for the old place, and is sent from the new one only."""
     held = Held()
-    async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
+    config = uncached(PATIENT)
+    async with testing.start(config=config, run=held) as world, world.connect() as broker:
         await publish(broker, "x", *[0] * 6)
         await broker.admin("subscriptions.create", topic="x", subscription="s", position="earliest")
         await world.checkpoint()

@@ -167,8 +167,70 @@ def test_only_what_the_disk_may_hold_is_called_a_read_of_the_disk(tmp_path: Path
     young = index.fetch(1, np.full(2, 200, np.int64), np.array([12, 11]))
     assert young.in_memory
     assert rows_of(young.read()) == [row_of(1, 12), row_of(1, 11)]
-    assert not index.fetch(1, np.full(1, 100, np.int64), np.array([3])).in_memory
+    old = index.fetch(1, np.full(1, 100, np.int64), np.array([3]))
+    assert not old.in_memory
+    assert rows_of(old.read()) == [row_of(1, 3)]
+    assert old.in_memory, "what was read is in the cache"
     assert len(index.fetch(1, np.zeros(0, np.int64), np.zeros(0, np.int64)).read()) == 0
+
+
+def checkpoint(index: DelayedIndex, near_ms: int, far_ms: int) -> None:
+    written = index.begin_checkpoint(near_ms, far_ms)
+    for group in written.groups():
+        written.write(group, [None for _ in group.parts()])
+    written.finish("log", {}, Lineage())
+    index.install(written)
+
+
+def test_what_is_due_soon_is_at_hand_after_a_checkpoint(tmp_path: Path) -> None:
+    """P3: it is delivered without a look at the disk; what is due later is read in its time."""
+    index = DelayedIndex.open(tmp_path, IndexLimits(block_rows=10))
+    add_range(index, 1, 0, 40, 100)
+    add_range(index, 1, 40, 10, 300)
+    add_range(index, 2, 0, 30, 200)
+    add_range(index, 2, 30, 30, 100)
+    checkpoint(index, 200, 250)
+    for topic, offsets, due_ms in ((1, range(40), 100), (2, range(30), 200), (2, [59, 31], 100)):
+        fetch = index.fetch(topic, np.full(len(offsets), due_ms, np.int64), np.array(offsets))
+        assert fetch.in_memory
+        assert rows_of(fetch.read()) == [row_of(topic, offset) for offset in offsets]
+    assert not index.fetch(1, np.full(1, 300, np.int64), np.array([45])).in_memory
+    both = index.fetch(1, np.array([100, 300]), np.array([3, 45]))
+    assert not both.in_memory
+    assert rows_of(both.read()) == [row_of(1, 3), row_of(1, 45)]
+
+
+def test_no_topic_takes_the_whole_cache_with_what_is_due_soon(tmp_path: Path) -> None:
+    """Invariant 9: of a topic with much of it the earliest is at hand."""
+    size = 1000
+    limits = IndexLimits(block_rows=10, cache_bytes=400 * size)
+    index = DelayedIndex.open(tmp_path, limits)
+    payloads = Blobs(np.full(200, size, np.uint32), b"x" * (200 * size))
+    for topic in (1, 2):
+        index.add(topic, 0, np.arange(200), MessageBatch(payloads))
+    checkpoint(index, 1000, 1000)
+    for topic in (1, 2):
+        at_hand = [
+            index.fetch(topic, np.array([row]), np.array([row])).in_memory for row in range(200)
+        ]
+        assert at_hand == [row < sum(at_hand) for row in range(200)]
+        assert 30 <= sum(at_hand) <= 50, "an eighth of the cache"
+
+
+@pytest.mark.parametrize("far_ms", [50, 150])
+def test_much_that_is_due_late_is_written_past_the_cache_and_read_like_any_other(
+    tmp_path: Path, far_ms: int
+) -> None:
+    index = DelayedIndex.open(tmp_path)
+    count, size = 20_000, 1000
+    data = np.random.default_rng(1).bytes(count * size)
+    batch = MessageBatch(Blobs(np.full(count, size, np.uint32), data))
+    index.add(1, 0, np.full(count, 100, np.int64), batch)
+    checkpoint(index, -1, far_ms)
+    offsets = np.arange(0, count, 97)
+    found = index.fetch(1, np.full(len(offsets), 100, np.int64), offsets).read()
+    assert found.payloads.to_list() == [data[at * size : (at + 1) * size] for at in offsets]
+    assert DelayedIndex.open(tmp_path).count(1) == count
 
 
 def test_a_key_that_is_nowhere_is_damage_and_names_the_topic(tmp_path: Path) -> None:

@@ -401,7 +401,8 @@ class Pump:
         fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets, near)
         # What is still to be filled in may have left the index since it was found there.
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)
-        if fetch.in_memory:
+        at_hand = fetch.in_memory
+        if at_hand:
             there, batch = fetch.read_there(*unfilled)
         else:
             self._reschedule(topic)  # ack timeouts run while the disk is slow
@@ -414,4 +415,4 @@ class Pump:
             rows = rows.pick(there)
         if rows.height:
             topic.sizes.saw(batch)
-        return rows, batch, not fetch.in_memory
+        return rows, batch, not at_hand

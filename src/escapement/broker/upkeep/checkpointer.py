@@ -20,7 +20,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,11 @@ from escapement.storage.log import Log
 from escapement.storage.offsets import OffsetSet
 
 _log = logging.getLogger(__name__)
+
+# What is due within so long is delivered from memory, also once it is on disk.
+_NEAR_MS: Final = 10_000
+# What is due later than this need not be in the system's cache, which what is read sooner uses.
+_FAR_MS: Final = 60_000
 
 
 @dataclass(slots=True)
@@ -165,7 +170,8 @@ class Checkpointer:
             lineage = Lineage(self._mark, self._base)
             positions = dict(self._progress.positions)
             fills = self._fills()
-            index_checkpoint = self._index.begin_checkpoint()
+            now_ms = self._clock.now_ms()
+            index_checkpoint = self._index.begin_checkpoint(now_ms + _NEAR_MS, now_ms + _FAR_MS)
             try:
                 for group in index_checkpoint.groups():
                     keeps = [self._live(part) for part in group.parts()]

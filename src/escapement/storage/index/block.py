@@ -77,7 +77,11 @@ class KeyBlock:
     """Sorted keys of up to a few thousand messages."""
 
     keys: Keys
-    size_bytes: int
+    file_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.file_bytes
 
     @classmethod
     def encode(cls, keys: Keys) -> list[Buffer]:
@@ -92,13 +96,24 @@ class KeyBlock:
         columns = np.frombuffer(body, "<i8").reshape(2, rows)
         return cls((columns[0], columns[1]), len(block))
 
+    @classmethod
+    def of(cls, keys: Keys) -> KeyBlock:
+        """What ``decode`` would give of these keys, which are copied."""
+        due_ms, offsets = keys
+        return cls((due_ms.copy(), offsets.copy()), HEADER_BYTES + 16 * len(due_ms))
+
 
 @dataclass(frozen=True, slots=True)
 class MessageBlock:
     """The messages of a key block, row by row, as columns to gather from."""
 
     columns: FixedColumns
-    size_bytes: int
+    file_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        # The starts of its strings are counted with it: eight bytes a row each.
+        return self.file_bytes + 8 * len(self.columns.payloads.lengths)
 
     @classmethod
     def encode(cls, batch: MessageBatch) -> list[Buffer]:
@@ -113,8 +128,13 @@ class MessageBlock:
             raise IndexDamaged(f"{where}: {error}") from error
         if len(batch) != rows:
             raise IndexDamaged(f"{where}: {len(batch)} messages in a block of {rows}")
-        # The starts of its strings are counted with it: eight bytes a row each.
-        return cls(FixedColumns.of(batch), len(block) + 8 * rows)
+        return cls(FixedColumns.of(batch), len(block))
+
+    @classmethod
+    def of(cls, batch: MessageBatch) -> MessageBlock:
+        """What ``decode`` would give of these messages, which are copied."""
+        body = batch.encode()
+        return cls(FixedColumns.of(MessageBatch.decode(body)), HEADER_BYTES + len(body))
 
     def traits(self) -> UInt32s | None:
         """The messages' traits, from keys and priorities."""
@@ -130,7 +150,11 @@ class TraitBlock:
     """The traits of a key block, row by row."""
 
     traits: UInt32s
-    size_bytes: int
+    file_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.file_bytes
 
     @classmethod
     def encode(cls, traits: UInt32s) -> list[Buffer]:
@@ -142,6 +166,11 @@ class TraitBlock:
         if len(body) != 4 * rows:
             raise IndexDamaged(f"{where}: {rows} traits in {len(body)} bytes")
         return cls(np.frombuffer(body, "<u4"), len(block))
+
+    @classmethod
+    def of(cls, traits: UInt32s) -> TraitBlock:
+        """What ``decode`` would give of these traits, which are copied."""
+        return cls(traits.copy(), HEADER_BYTES + 4 * len(traits))
 
 
 Block = KeyBlock | MessageBlock | TraitBlock
@@ -173,8 +202,13 @@ class BlockCache:
         if block is not None:
             return block
         block = load()
+        self.put(place, block)
+        return block
+
+    def put(self, place: tuple[int, int], block: Block) -> None:
+        """Remember the block at (segment, position)."""
         if block.size_bytes > self.capacity_bytes:
-            return block
+            return
         with self._lock:
             if place not in self._blocks:
                 self._blocks[place] = block
@@ -182,4 +216,3 @@ class BlockCache:
             while self._size_bytes > self.capacity_bytes:
                 _, evicted = self._blocks.popitem(last=False)
                 self._size_bytes -= evicted.size_bytes
-        return block

@@ -31,6 +31,7 @@ from escapement.storage.index.manifest import (
     Position,
 )
 from escapement.storage.index.memory import Generation, MemoryTable
+from escapement.storage.index.near import NearBlocks
 from escapement.storage.index.segment import Segment
 from escapement.storage.index.writer import SegmentWriter, writing
 
@@ -38,6 +39,8 @@ from escapement.storage.index.writer import SegmentWriter, writing
 _GROUP_ROWS: Final = 1 << 16
 # ... or this many topics, because a mask has a price for each.
 _GROUP_TOPICS: Final = 256
+# From so much on a segment whose messages are due late does not go through the system's cache.
+_MUCH_BYTES: Final = 16 << 20
 
 
 class Part(NamedTuple):
@@ -111,7 +114,10 @@ class Checkpoint:
         manifest: ManifestFile,
         cache: BlockCache,
         failpoint: Failpoint,
+        near: NearBlocks,
+        far_ms: int,
     ) -> None:
+        """Use ``DelayedIndex.begin_checkpoint``."""
         self.generations = generations
         self.segment: Segment | None = None
         self.finished = False
@@ -120,6 +126,8 @@ class Checkpoint:
         self._manifest = manifest
         self._cache = cache
         self._failpoint = failpoint
+        self._near = near
+        self._far_ms = far_ms
         self._writer: SegmentWriter | None = None
         self._named = False
 
@@ -164,9 +172,20 @@ class Checkpoint:
                 continue
             with writing(self._path):
                 if self._writer is None:
-                    self._writer = SegmentWriter(self._path, self._block_rows)
+                    self._writer = SegmentWriter(
+                        self._path, self._block_rows, bulk=self._is_far(), near=self._near
+                    )
                 live.write(self._writer, topic_id)
         assert next(masks, None) is None, "one mask for each part"
+
+    def _is_far(self) -> bool:
+        """Whether this is much, and most of it is not read for a while."""
+        if sum(generation.memory_bytes for generation in self.generations) < _MUCH_BYTES:
+            return False
+        topics = [topic for generation in self.generations for topic in generation.topics.values()]
+        tables = [table for topic in topics for table in topic.tables]
+        far = sum(int((table.due_ms > self._far_ms).sum()) for table in tables)
+        return 2 * far > self.rows
 
     def finish(
         self,
@@ -203,6 +222,8 @@ class Checkpoint:
         self._writer.sync()
         self._failpoint("segment fsynced")
         self.segment = Segment(self._path, self._cache)
+        for at, block in self._near.blocks:
+            self.segment.remember(at, block)
         return {self._path.name: self.segment.size_bytes}
 
     def discard(self) -> None:

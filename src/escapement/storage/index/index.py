@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from escapement.errors import StorageError
 from escapement.message import Int64s, MessageBatch, UInt32s
@@ -41,11 +42,15 @@ from escapement.storage.index.manifest import (
     no_failpoint,
 )
 from escapement.storage.index.memory import Generation, MemoryTable
+from escapement.storage.index.near import NearBlocks
 from escapement.storage.index.plan import Fetch, Plan, Span, Store, TraitStore, places_missing
 from escapement.storage.index.segment import TopicSlice
 from escapement.storage.index.segments import Segments
 from escapement.storage.index.tiers import choose
 from escapement.traits import FIRST_PRIORITY, traits_of
+
+# Of the block cache, what one topic may take of a checkpoint.
+_NEAR_SHARE: Final = 8
 
 Mask = Callable[[int, Int64s, Int64s], Bools | None]
 
@@ -290,8 +295,11 @@ class DelayedIndex:
 
     # -- checkpoints --------------------------------------------------------------
 
-    def begin_checkpoint(self) -> Checkpoint:
+    def begin_checkpoint(self, near_ms: int = -1, far_ms: int = MAX_DUE_MS) -> Checkpoint:
         """Freeze memory (it stays readable) and begin to write it.
+
+        What is due up to ``near_ms`` stays in the block cache, as far as there is room. Where
+        most is due after ``far_ms`` the file is written past the system's cache.
 
         Follow with ``write`` for each of its ``groups()``, then ``finish``, then
         :meth:`install`; or :meth:`abandon`.
@@ -307,6 +315,8 @@ class DelayedIndex:
             self._manifest,
             self._cache,
             self._failpoint,
+            NearBlocks(near_ms, self.limits.cache_bytes // _NEAR_SHARE),
+            far_ms,
         )
         return self._checkpoint
 

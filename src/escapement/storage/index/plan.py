@@ -13,6 +13,8 @@ Knows neither tables nor segments, only what both can do (:class:`Span`,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +24,10 @@ from escapement.errors import IndexDamaged
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.storage.index.columns import Pick, assemble
 from escapement.storage.index.keys import Bools, Key, Keys, is_sorted, merge, sorted_order
+
+
+class NotAtHand(Exception):
+    """Is raised where a block would have to be read from the disk, and must not be."""
 
 
 class Landmarks(NamedTuple):
@@ -71,6 +77,14 @@ class Store(Protocol):
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
         """Those of the wanted keys (sorted) that are here."""
+        ...
+
+
+class SlowStore(Protocol):
+    """A source of messages by key that may have to be read from the disk."""
+
+    def find(self, due_ms: Int64s, offsets: Int64s, at_hand: bool = False) -> list[Pick]:
+        """As of a ``Store``; with ``at_hand`` raises ``NotAtHand`` rather than read."""
         ...
 
 
@@ -182,14 +196,14 @@ class Fetch:
       found: where some of them are already known to be.
     """
 
-    __slots__ = ("_disk", "_due_ms", "_found", "_memory", "_offsets", "_topic_id")
+    __slots__ = ("_at_hand", "_disk", "_due_ms", "_found", "_memory", "_offsets", "_topic_id")
 
     def __init__(
         self,
         topic_id: int,
         keys: Keys,
         memory: Sequence[Store],
-        disk: Sequence[Store],
+        disk: Sequence[SlowStore],
         found: Sequence[Pick] = (),
     ) -> None:
         self._topic_id = topic_id
@@ -197,11 +211,18 @@ class Fetch:
         self._memory = memory
         self._disk = disk
         self._found = found
+        self._at_hand: tuple[list[Pick], Int64s] | None = None
 
     @property
     def in_memory(self) -> bool:
-        """``read`` touches no disk."""
-        return not self._disk
+        """``read`` touches no disk: what lies in segments is in the cache, and pinned now.
+
+        Looks for the messages, unless it has found them before.
+        """
+        if self._at_hand is None:
+            with suppress(NotAtHand):
+                self._at_hand = self._find(at_hand=True)
+        return self._at_hand is not None
 
     def read(self) -> MessageBatch:
         """One row for each key asked. Blocking.
@@ -217,7 +238,7 @@ class Fetch:
 
         Returns which rows are there, ascending, None for all; and these.
         """
-        picks, missing = self._find()
+        picks, missing = self._at_hand or self._find(at_hand=False)
         count = len(self._due_ms)
         if not len(missing):
             return None, assemble(count, picks)
@@ -234,17 +255,23 @@ class Fetch:
         moved = [Pick(place[pick.places], pick.columns, pick.rows) for pick in picks]
         return np.flatnonzero(there), assemble(int(there.sum()), moved)
 
-    def _find(self) -> tuple[list[Pick], Int64s]:
-        """Where the messages are, and which rows are nowhere."""
+    def _find(self, at_hand: bool) -> tuple[list[Pick], Int64s]:
+        """Where the messages are, and which rows are nowhere.
+
+        Raises:
+          NotAtHand: only with ``at_hand``: a block would have to be read.
+        """
         missing = places_missing(len(self._due_ms), self._found)
         due_ms, offsets = self._due_ms[missing], self._offsets[missing]
         if self._disk and not is_sorted(due_ms, offsets):
             missing = missing[sorted_order(due_ms, offsets)]
         picks = list(self._found)
-        for store in (*self._memory, *self._disk):
+        finds = [store.find for store in self._memory]
+        finds += [partial(store.find, at_hand=at_hand) for store in self._disk]
+        for find in finds:
             if not len(missing):
                 break
-            found = store.find(self._due_ms[missing], self._offsets[missing])
+            found = find(self._due_ms[missing], self._offsets[missing])
             if not found:
                 continue
             left = np.ones(len(missing), np.bool_)

@@ -31,7 +31,7 @@ import os
 import struct
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +42,7 @@ from escapement.message import Int64s, UInt32s
 from escapement.storage.index.block import (
     FOOTER,
     HEADER_BYTES,
+    Block,
     BlockCache,
     KeyBlock,
     MessageBlock,
@@ -50,7 +51,7 @@ from escapement.storage.index.block import (
 )
 from escapement.storage.index.columns import Pick
 from escapement.storage.index.keys import Key, Keys, match, merge, position
-from escapement.storage.index.plan import Landmarks
+from escapement.storage.index.plan import Landmarks, NotAtHand
 
 _MAGIC: Final = b"escapement index segment"[:12]
 # Those without traits, and those whose traits have less of a key's hash.
@@ -167,13 +168,16 @@ class Segment:
             return None
         return TopicSlice(self, int(self._first_runs[row]), int(self._first_runs[row + 1]))
 
-    def key_block(self, run: int) -> KeyBlock:
-        """The keys of a run; blocking unless cached."""
+    def remember(self, at: int, block: Block) -> None:
+        """Put a block that was written at this position into the cache."""
+        self._cache.put((self._number, at), block)
+
+    def key_block(self, run: int, at_hand: bool = False) -> KeyBlock:
+        """The keys of a run; blocking unless cached. With ``at_hand`` raises ``NotAtHand``."""
         at = int(self.at[run])
         size = HEADER_BYTES + 16 * int(self.run_rows[run])
-        where = f"{self.path} at {at}"
-        block = self._cache.get(
-            (self._number, at), lambda: KeyBlock.decode(self._read(at, size), where)
+        block = self._block(
+            at, lambda: KeyBlock.decode(self._read(at, size), f"{self.path} at {at}"), at_hand
         )
         assert isinstance(block, KeyBlock)
         return block
@@ -183,15 +187,22 @@ class Segment:
         block = self._cache.peek((self._number, int(self.at[run])))
         return block if isinstance(block, KeyBlock) else None
 
-    def message_block(self, run: int) -> MessageBlock:
-        """The messages of a run; blocking unless cached."""
+    def message_block(self, run: int, at_hand: bool = False) -> MessageBlock:
+        """The messages of a run; blocking unless cached. With ``at_hand`` as ``key_block``."""
         at = int(self.at[run]) + HEADER_BYTES + 16 * int(self.run_rows[run])
         size = int(self.message_bytes[run])
-        where = f"{self.path} at {at}"
-        block = self._cache.get(
-            (self._number, at), lambda: MessageBlock.decode(self._read(at, size), where)
+        block = self._block(
+            at, lambda: MessageBlock.decode(self._read(at, size), f"{self.path} at {at}"), at_hand
         )
         assert isinstance(block, MessageBlock)
+        return block
+
+    def _block(self, at: int, load: Callable[[], Block], at_hand: bool) -> Block:
+        if not at_hand:
+            return self._cache.get((self._number, at), load)
+        block = self._cache.peek((self._number, at))
+        if block is None:
+            raise NotAtHand
         return block
 
     def traits(self, run: int) -> UInt32s | None:
@@ -288,11 +299,15 @@ class TopicSlice:
             return after.due_ms
         return int(block.keys[0][position(*block.keys, after)])
 
-    def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
-        """The wanted keys (sorted) that are here; blocking."""
+    def find(self, due_ms: Int64s, offsets: Int64s, at_hand: bool = False) -> list[Pick]:
+        """The wanted keys (sorted) that are here; blocking, or with ``at_hand`` never.
+
+        Raises:
+          NotAtHand: only with ``at_hand``: they can only be found on the disk.
+        """
         return [
-            Pick(places, self.segment.message_block(run).columns, rows)
-            for run, places, rows in self._matches(due_ms, offsets)
+            Pick(places, self.segment.message_block(run, at_hand).columns, rows)
+            for run, places, rows in self._matches(due_ms, offsets, at_hand=at_hand)
         ]
 
     def find_traits(self, due_ms: Int64s, offsets: Int64s) -> list[tuple[Int64s, UInt32s]]:
@@ -305,7 +320,7 @@ class TopicSlice:
         return found
 
     def _matches(
-        self, due_ms: Int64s, offsets: Int64s, *, traited: bool = False
+        self, due_ms: Int64s, offsets: Int64s, *, traited: bool = False, at_hand: bool = False
     ) -> Iterator[tuple[int, Int64s, Int64s]]:
         """Runs that hold wanted keys: the run, which keys, and in which of its rows.
 
@@ -323,17 +338,17 @@ class TopicSlice:
             end = position(due_ms, offsets, last.successor())
             if begin < end:
                 part = slice(begin, end)
-                rows = self._rows_in_run(self._low + run, due_ms[part], offsets[part])
+                rows = self._rows_in_run(self._low + run, due_ms[part], offsets[part], at_hand)
                 places = np.flatnonzero(rows >= 0)
                 if len(places):
                     yield self._low + run, places + begin, rows[places]
 
-    def _rows_in_run(self, run: int, due_ms: Int64s, offsets: Int64s) -> Int64s:
+    def _rows_in_run(self, run: int, due_ms: Int64s, offsets: Int64s, at_hand: bool) -> Int64s:
         segment = self.segment
         low, high = segment.low_offset[run], segment.high_offset[run]
         if not ((offsets >= low) & (offsets <= high)).any():
             return np.zeros(0, np.int64)
-        return match(segment.key_block(run).keys, (due_ms, offsets))
+        return match(segment.key_block(run, at_hand).keys, (due_ms, offsets))
 
 
 class SliceSpan:

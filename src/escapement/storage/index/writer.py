@@ -22,6 +22,7 @@ from escapement.message import Buffer, MessageBatch
 from escapement.storage.index.block import FOOTER, KeyBlock, MessageBlock, TraitBlock, encode
 from escapement.storage.index.directfile import DirectFile
 from escapement.storage.index.keys import Key, Keys, is_sorted
+from escapement.storage.index.near import NearBlocks
 from escapement.storage.index.segment import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -44,10 +45,21 @@ _STEP_BLOCKS: Final = 8
 class SegmentWriter:
     """Writes one segment, topic after topic in ascending ids, keys ascending in each."""
 
-    def __init__(self, path: Path, block_rows: int = BLOCK_ROWS, bulk: bool = False) -> None:
-        """``bulk``: it is one of many that are not read soon (``DirectFile``)."""
+    def __init__(
+        self,
+        path: Path,
+        block_rows: int = BLOCK_ROWS,
+        bulk: bool = False,
+        near: NearBlocks | None = None,
+    ) -> None:
+        """``bulk``: it is one of many that are not read soon (``DirectFile``).
+
+        Args:
+          near: takes the blocks that are read soon.
+        """
         self.path = path
         self.rows = 0
+        self._near = near or NearBlocks(-1, 0)
         self._block_rows = block_rows
         self._topics: list[tuple[int, int]] = []
         self._runs: list[tuple[int, ...]] = []
@@ -97,6 +109,7 @@ class SegmentWriter:
         if traits is not None:
             most_traits = int(traits.max())
             self._write(TraitBlock.encode(traits))
+        self._near.take(self._topics[-1][0], at, keys, batch, traits)
         self._runs.append((*map(int, bounds), len(batch), at, message_bytes, most_traits))
 
     def _write(self, pieces: Sequence[Buffer]) -> int:
