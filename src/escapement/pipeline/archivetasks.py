@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from escapement.pipeline.archivedigest import Digest
-from escapement.pipeline.archivefile import FILE_SCHEMA, FoundFile, decode, encode
+from escapement.pipeline.archivefile import FILE_SCHEMA, Encoded, FoundFile, decode, encode
 from escapement.pipeline.options import LogAddress
 from escapement.pipeline.part import Part
 from escapement.pipeline.reading import read_part
@@ -31,51 +31,56 @@ def write(
     spark: SparkSession, address: LogAddress, parts: Sequence[Part], directory: str
 ) -> Digest:
     """Write all messages of the parts to files in a directory; what they are, taken on the way."""
-    from pyspark.sql import Observation
-    from pyspark.sql.functions import bit_xor
-    from pyspark.sql.functions import sum as total
+    from pyspark.accumulators import AccumulatorParam
+
+    class Sum(AccumulatorParam[Digest]):
+        def zero(self, value: Digest) -> Digest:
+            return value
+
+        def addInPlace(self, value1: Digest, value2: Digest) -> Digest:
+            return value1 + value2
 
     pickled = [pickle.dumps(part) for part in parts]
+    # Of each part what one task has added that succeeded, and no other.
+    passed = spark.sparkContext.accumulator(Digest(), Sum())
 
     def make(numbers: Iterator[Any]) -> Iterator[Any]:
         for batch in numbers:
-            for number in batch.column("id").to_pylist():
-                yield from _made(address, pickle.loads(pickled[number]))
+            for number in batch["id"].to_pylist():
+                part: Part = pickle.loads(pickled[number])
+                for content, digest in _made(address, part):
+                    passed.add(digest)
+                    yield _row(content)
 
-    passed = Observation("archive")
     (
         spark.range(0, len(parts), 1, len(parts))
-        .mapInArrow(make, "content STRING, messages BIGINT, mixed BIGINT, total BIGINT")
-        .observe(
-            passed,
-            total("messages").alias("messages"),
-            bit_xor("mixed").alias("mixed"),
-            total("total").alias("total"),
-        )
-        .select("content")
+        .mapInArrow(make, "content STRING")
         .write.option("lineSep", _MAGIC.decode())
         .option("maxRecordsPerFile", "1")
         .option("compression", "none")
         .text(directory)
     )
-    return Digest(*(passed.get[name] or 0 for name in Digest.__slots__))
+    read: Digest = passed.value
+    return read
 
 
-def _made(address: LogAddress, part: Part) -> Iterator[Any]:
-    """The files of a part, each as a row."""
-    import pyarrow as pa
-
+def _made(address: LogAddress, part: Part) -> Iterator[Encoded]:
     engine = address.engine()
     try:
-        for content, digest in encode(part.topic, read_part(engine, part, FILE_SCHEMA)):
-            length = len(content) - len(_MAGIC)
-            assert content[length:].to_pybytes() == _MAGIC
-            places = pa.array([0, length], pa.int32()).buffers()[1]
-            string = pa.Array.from_buffers(pa.string(), 1, [None, places, content])
-            sums = [pa.array([getattr(digest, name)], pa.int64()) for name in Digest.__slots__]
-            yield pa.record_batch([string, *sums], ["content", *Digest.__slots__])
+        yield from encode(part.topic, read_part(engine, part, FILE_SCHEMA))
     finally:
         engine.close()
+
+
+def _row(content: Any) -> Any:
+    """A file without its end, as a record batch of one row."""
+    import pyarrow as pa
+
+    length = len(content) - len(_MAGIC)
+    assert content[length:].to_pybytes() == _MAGIC
+    places = pa.array([0, length], pa.int32()).buffers()[1]
+    string = pa.Array.from_buffers(pa.string(), 1, [None, places, content])
+    return pa.record_batch([string], ["content"])
 
 
 def read_back(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
