@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,7 +26,7 @@ from escapement.storage import schema
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
-from servers import MysqlServer, private_server, run_sql
+from servers import MysqlServer, SqlServer, private_server, run_sql
 
 settings.register_profile(
     "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -49,14 +48,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return SPARK_TESTS if nodeid.startswith(SPARK_TESTS) else nodeid
 
     return OneSpark(config, log)
-
-
-@dataclass(frozen=True)
-class SqlServer:
-    """A server as far as SQL reaches it: private, or the one the environment names."""
-
-    url: Callable[[str], str]  # of a database on it
-    admin: Callable[[str], tuple[Any, ...]]  # runs one statement
 
 
 def _existing(url: str) -> SqlServer:

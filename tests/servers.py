@@ -15,7 +15,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -182,6 +183,14 @@ class MysqlServer:
 
     def _tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+
+
+@dataclass(frozen=True)
+class SqlServer:
+    """A server as far as SQL reaches it: private, or the one the environment names."""
+
+    url: Callable[[str], str]  # of a database on it
+    admin: Callable[[str], tuple[Any, ...]]  # runs one statement
 
 
 def run_sql(connect: dict[str, Any], sql: str) -> tuple[Any, ...]:

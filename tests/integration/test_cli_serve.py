@@ -16,13 +16,12 @@ import pytest
 import trio
 
 from brokers import BrokerProcess, broker_process
-from conftest import SqlServer
 from escapement.broker.server import listen
 from escapement.cli.main import run
 from escapement.errors import StorageError
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import FILE_NAME
-from servers import MysqlServer
+from servers import MysqlServer, SqlServer
 
 SECRET = "s3cr3t-and-never-shown"
 TIMEOUT_S = 60

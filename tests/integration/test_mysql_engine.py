@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from conftest import SqlServer
 from escapement.errors import (
     OutcomeUnknown,
     StorageError,
@@ -23,7 +22,7 @@ from escapement.storage.engine.binary import MAX_PREPARED
 from escapement.storage.engine.landing import Landing
 from escapement.storage.engine.mysql import MysqlEngine
 from proxy import LossyProxy, lossy_proxy
-from servers import MysqlServer
+from servers import MysqlServer, SqlServer
 
 MIB = 1 << 20
 INSERT = "INSERT INTO things (k, v) VALUES (?, ?)"

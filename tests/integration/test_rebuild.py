@@ -14,7 +14,6 @@ from trio.testing import MockClock
 
 import escapement
 from committing import FaultyEngine
-from conftest import SqlServer
 from dying import DiesAt, lose_index
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
@@ -38,6 +37,7 @@ from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex
 from escapement.storage.lease import Identity
 from escapement.storage.schema import migrate
 from escapement.testing import World, arrived
+from servers import SqlServer
 
 HOUR = timedelta(hours=1)
 CONFIG = BrokerConfig(ack_wait_ms=10**9, seed=0)
