@@ -124,7 +124,14 @@ def lateness(process: BrokerProcess, seconds: float) -> subprocess.Popen[str]:
     """Another topic of this broker, measured in a process of its own."""
     command = [sys.executable, "-m", "escapement", "bench", "lateness", "--broker", process.url]
     command += ["--rate", "5000", "--seconds", f"{seconds}", "--runs", "1", "-o", "json"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    # Linux shares processors out between sessions first: in Spark's it would wait for Spark.
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def figures_of(measured: subprocess.Popen[str]) -> dict[str, Any]:
