@@ -627,6 +627,26 @@ def test_with_many_in_hands_freed_keys_are_gathered_for_a_moment() -> None:
     assert hand.rows.height == 10
 
 
+def test_while_more_is_read_a_few_are_gathered_for_a_moment() -> None:
+    """V16: a backlog that is read does not go out in small frames; nobody waits for it long."""
+    made = subscription(ready_messages=100_000)
+    made.set_policy(SubscriptionPolicy(order="key"))
+    made.consumers[0].permits = 1_000_000
+    scan(made, {}, 1_000)
+    made.offer(np.full(50, 1_000), np.arange(50), keyed(*range(50)))
+    made.fall_behind(Key(1_000, 0))
+    (band,) = made.to_scan(1_000)
+    band.begin_scan(Key(1_001, 0), True)
+    assert made.assign(1_000, 4096) == []
+    assert made.next_wake_ms() == 1_000 + GATHER_MS
+    assert made.advance(1_000 + GATHER_MS)
+    (hand,) = made.assign(1_000 + GATHER_MS, 4096)
+    assert hand.rows.height == 50
+    made.end_scan(band, np.full(9, 1_000), np.arange(50, 59), keyed(*range(50, 59)))
+    (hand,) = made.assign(1_001 + GATHER_MS, 4096)
+    assert hand.rows.height == 9, "nothing is being read any more"
+
+
 def test_a_consumer_that_leaves_takes_the_wake_ups_of_an_order_with_it() -> None:
     """A wake-up in the past would be one without end."""
     made = subscription(ready_messages=3000)

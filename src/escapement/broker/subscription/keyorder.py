@@ -4,8 +4,9 @@ It has the queues of what is ready (:mod:`~escapement.broker.subscription.keyque
 which keys are busy (:mod:`~escapement.broker.subscription.keyhold`), and it decides when to
 hand out. Keys that acknowledgements have freed go on in frames that are as large as those
 acknowledgements, and small frames would stay small for ever, each costing as much as a large
-one. So while much more is in hands than could go now, it is gathered, for ``GATHER_MS`` at
-most, and nothing is looked at meanwhile: what comes is counted, and laid in when it is.
+one. So while much more is in hands than could go now, or is being read, it is gathered, for
+``GATHER_MS`` at most, and nothing is looked at meanwhile: what comes is counted, and laid in when
+it is.
 
 Pure: times arrive as arguments.
 """
@@ -27,6 +28,8 @@ GATHER_MS: Final = 20
 _GATHER_IN_FLIGHT: Final = 1024
 # Gathered is until so much of what is in hands could go again.
 _GATHER_SHARE: Final = 4
+# ... and until there are so many, while few are ready and more are being read.
+GATHER_READ: Final = 8192
 
 
 class KeyOrder:
@@ -69,29 +72,34 @@ class KeyOrder:
 
     # -- when to hand out --------------------------------------------------------------
 
-    def may_be_worthwhile(self, wanted: int, in_flight: int, now_ms: int) -> bool:
+    def may_be_worthwhile(self, wanted: int, in_flight: int, soon: int, now_ms: int) -> bool:
         """Whether to look how much may go; arguments as for ``is_worthwhile``."""
         freed = max(0, self._in_hands - in_flight)
-        enough = self._is_enough(self._open + self._come + freed, wanted, in_flight)
+        enough = self._is_enough(self._open + self._come + freed, wanted, in_flight, soon)
         # What is not counted here, as keys that are freed otherwise, is found a little later.
         return enough or self._gather.is_out(now_ms)
 
-    def is_worthwhile(self, count: int, wanted: int, in_flight: int, now_ms: int) -> bool:
+    def is_worthwhile(
+        self, count: int, wanted: int, in_flight: int, soon: int, now_ms: int
+    ) -> bool:
         """Whether to hand out ``count`` messages now, or wait for more.
 
         Args:
           wanted: how many could be handed out at most.
           in_flight: how many are in hands.
+          soon: the same once what is being read is there; 0 if nothing is, or much is ready.
         """
         self._open, self._in_hands, self._come = count, in_flight, 0
-        enough = self._is_enough(count, wanted, in_flight)
+        enough = self._is_enough(count, wanted, in_flight, soon)
         if count and not enough and not self._gather.is_out(now_ms):
             return False
         self._gather.end()
         return bool(count)
 
     @staticmethod
-    def _is_enough(count: int, wanted: int, in_flight: int) -> bool:
+    def _is_enough(count: int, wanted: int, in_flight: int, soon: int) -> bool:
+        if count < min(soon, GATHER_READ):
+            return False
         return in_flight < _GATHER_IN_FLIGHT or count >= min(wanted, in_flight // _GATHER_SHARE)
 
     # -- what becomes ready, and goes --------------------------------------------------

@@ -25,7 +25,7 @@ from escapement.broker.subscription.deadletter import Reason
 from escapement.broker.subscription.dispatcher import level_out, share_out
 from escapement.broker.subscription.due import DueSubscription
 from escapement.broker.subscription.handover import HandOver
-from escapement.broker.subscription.keyorder import KeyOrder
+from escapement.broker.subscription.keyorder import GATHER_READ, KeyOrder
 from escapement.broker.subscription.keyranges import KeyRanges, shorten
 from escapement.broker.subscription.keytable import Bools
 from escapement.broker.subscription.ready import Ready, Rows
@@ -324,7 +324,9 @@ class SharedSubscription(DueSubscription):
         out = len(self.in_flight)
         if wanted <= 0:
             return []
-        if self._ranges is None and not order.may_be_worthwhile(wanted, out, now_ms):
+        starves = self.is_reading and ready < GATHER_READ and not order.whole
+        soon = sum(room) if starves else 0
+        if self._ranges is None and not order.may_be_worthwhile(wanted, out, soon, now_ms):
             return []
         order.settle(self.held)
         closed, ranged = self._closed(order, room), self._ranges is not None
@@ -332,7 +334,7 @@ class SharedSubscription(DueSubscription):
         assert self._skipping is not None
         is_stuck = count < wanted and any(band.is_stuck for band in self.bands)
         self._skipping.found_stuck(is_stuck, now_ms)
-        if not order.is_worthwhile(count, wanted, out, now_ms):
+        if not order.is_worthwhile(count, wanted, out, soon, now_ms):
             return []
         while True:
             rows, places = order.queues.open(closed, wanted, all_heads=ranged)
