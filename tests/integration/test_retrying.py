@@ -110,7 +110,7 @@ async def test_what_comes_while_a_consumer_leaves_was_not_tried(
 ) -> None:
     """V4: what it has just handed back is handed to it once more, or was about to be."""
     held = Held()
-    async with testing.start(run=held, config=CALM) as world, world.connect() as broker:
+    async with testing.start(run=held, config=uncached(CALM)) as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s", kind=kind, permits=1) as inbox:
             await producer.send(b"a")
