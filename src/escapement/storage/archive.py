@@ -16,10 +16,10 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
-from escapement.errors import Conflict, NotFound
+from escapement.errors import Conflict, EscapementError, NotFound
 from escapement.message import Int64s
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.logtable import NO_END
@@ -154,7 +154,12 @@ def alone(engine: Engine, connection: Connection) -> Iterator[None]:
         raise _busy()
     # Between two statements whole steps of a run may lie.
     connection.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
-    yield  # the lock goes with the connection
+    try:
+        yield
+    finally:
+        # A connection that ends takes the lock along, but the server may notice only later.
+        with suppress(EscapementError):
+            connection.execute(f"SELECT RELEASE_LOCK({_LOCK_NAME})")
 
 
 def _busy() -> Conflict:
