@@ -110,6 +110,7 @@ def check(spark: SparkSession, log: Engine, url: str, root: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_what_a_killed_driver_leaves_is_finished_by_the_next(
     spark: SparkSession, log: Engine, mysql_url: str, tmp_path: Path
 ) -> None:
