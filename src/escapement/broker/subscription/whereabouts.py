@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from escapement.broker.subscription.delivery import Delivery
 from escapement.message import Int64s
+from escapement.storage.index.keys import sorted_order
 from escapement.storage.lag import Handed
 
 # So many rows that are over are no matter: 16 bytes each.
 _SPARE_ROWS: Final = 65_536
-_INT64_BITS: Final = 63
 # A delivery has fewer rows than 2 to this: some thousands.
 _ROW_BITS: Final = 24
 
@@ -110,17 +110,4 @@ def _concat(runs: list[_Run]) -> _Run:
 
 def _sorted(runs: list[_Run]) -> _Run:
     run = _concat(runs)
-    return run.pick(_order(run.offsets))
-
-
-def _order(offsets: Int64s) -> Int64s:
-    """A stable order that sorts these: a tenth of the time where it fits beside them in 64 bits."""
-    bits = len(offsets).bit_length()
-    low = int(offsets.min())
-    if (int(offsets.max()) - low).bit_length() + bits > _INT64_BITS:
-        return np.argsort(offsets, kind="stable")
-    packed: Int64s = (offsets - low) << bits
-    packed |= np.arange(len(offsets))
-    packed.sort()
-    packed &= (1 << bits) - 1
-    return packed
+    return run.pick(sorted_order(run.offsets, np.arange(len(run.offsets))))
