@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,9 @@ COMMIT: Final = "Writer.write"  # one group of the commit pipeline
 KEYS: Final = "Plan.read_traits"  # a window, or a piece of a backlog, out of segments on disk
 FETCH: Final = "Fetch.read_there"  # payloads of a frame, out of segments on disk
 
+# On the real clock, whichever the test is on: a virtual one may stand still, or leap.
+_PATIENCE_S: Final = 60.0
+
 
 def uncached(config: BrokerConfig) -> BrokerConfig:
     """The same without a cache of the index's blocks: what is in segments is read from there."""
@@ -27,9 +31,13 @@ class Held:
     """Where blocking calls run: at once, but for those of one kind while it is held.
 
     Like a call in a thread, one that is held goes on in spite of a cancellation.
+
+    Args:
+      patience_s: how long one is waited for, in real seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = _PATIENCE_S) -> None:
+        self._patience_s = patience_s
         self._kind = ""
         self._reached = trio.Event()
         self._released = trio.Event()
@@ -54,5 +62,15 @@ class Held:
             self._released.set()
 
     async def reached(self) -> None:
-        """Wait until a call is held."""
-        await self._reached.wait()
+        """Wait until a call is held; fails if none is made, because it has another name, say."""
+        token = trio.lowlevel.current_trio_token()
+        with trio.CancelScope() as patience:
+            alarm = threading.Timer(self._patience_s, token.run_sync_soon, [patience.cancel])
+            alarm.start()
+            try:
+                await self._reached.wait()
+            finally:
+                alarm.cancel()
+                alarm.join()
+        if patience.cancelled_caught:
+            raise AssertionError(f"nothing has called {self._kind!r} for {self._patience_s} s")
