@@ -84,6 +84,35 @@ async def test_the_answer_names_who_had_been_handed_what(mock_clock: MockClock) 
         assert await everything(broker, "b") == [0]
 
 
+async def test_who_is_not_to_get_a_message_does_not_make_it_cancellable(
+    mock_clock: MockClock,
+) -> None:
+    """B1: delivered is what all have been handed that were to get it, moved or not."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, 2, "a")
+        await publish(broker, 3, delay=HOUR)
+        await broker.reschedule([3], delay=timedelta(minutes=1), topic="t")
+        await world.clock.advance(minutes=2)
+        async with broker.consumer("t", "a") as inbox:
+            assert await offsets(inbox) == [0, 1, 3]
+            await inbox.ack([0, 3], durable=True)
+            # It gets what comes due from now on, however long ago that was published.
+            await broker.admin("subscriptions.create", topic="t", subscription="late")
+            await broker.admin(
+                "subscriptions.create", topic="t", subscription="log", kind="exclusive"
+            )
+            # Once in the index no more.
+            await world.checkpoint()
+            outcomes = await broker.cancel([0, 1, 3, 4], topic="t")
+            assert fates(outcomes) == [Fate.DELIVERED] * 3 + [Fate.DONE]
+            assert [one.handed for one in outcomes] == [("a",)] * 3 + [()]
+            assert fates(await broker.cancel([0, 1, 3, 4], topic="t")) == fates(outcomes)
+            await world.clock.advance(hours=1)
+            assert await offsets(inbox) == [2]
+        assert await everything(broker, "late") == [2]
+        assert await everything(broker, "past", position="earliest") == [0, 1, 3, 2]
+
+
 async def test_what_is_not_a_message_of_one_topic_is_refused(mock_clock: MockClock) -> None:
     """B1: before anything is sent, or by name."""
     async with testing.start() as world, world.connect() as broker:

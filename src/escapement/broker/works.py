@@ -236,7 +236,9 @@ class Works:
         self.publishing = Publishing(
             self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
         )
-        self.amending = Amending(self.registry, self.pipeline, self.pump, clock, limits)
+        self.amending = Amending(
+            self.registry, self.pipeline, self.pump, self.reader, clock, limits
+        )
         self.rescheduling = Rescheduling(
             self.registry,
             self.pipeline,

@@ -1,21 +1,28 @@
 """Cancelling messages that are published and not yet handed out.
 
-A call is one synchronous step that decides, for each message, whether it still can be
+It is one synchronous step that decides, for each message, whether it still can be
 done, and does it; the answer follows when that is durable. So the answer is linear: what
 is answered as cancelled is handed to nobody any more, what is answered as delivered had
-been handed to everybody before.
+been handed before to everybody who was to get it.
+
+Where some have been handed a message and others have not, the times may say whether these
+were ever to get it: a subscription that began later gets what comes due from then on. Those
+times are looked up in the log first, of such messages alone; what they were at first does
+not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import numpy as np
 
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.publishing.outcome import Outcome, decide
+from escapement.broker.log.logreader import LogReader
+from escapement.broker.publishing.outcome import Outcome, decide, still_wanted
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
@@ -28,6 +35,11 @@ from escapement.storage.items import Acks
 from escapement.storage.journalentry import cancellations_id
 from escapement.storage.lane import State
 
+# How much of the log is read at once for times.
+_STEP_BYTES: Final = 1024 * 1024
+# When nobody wants a message any more that the log has forgotten.
+_LONG_AGO_MS: Final = -1
+
 
 class Amending:
     """See the module's docstring."""
@@ -37,16 +49,20 @@ class Amending:
         registry: Registry,
         pipeline: CommitPipeline,
         pump: Pump,
+        log: LogReader,
         clock: Clock,
         limits: BrokerLimits,
     ) -> None:
         self._registry = registry
         self._pipeline = pipeline
         self._pump = pump
+        self._log = log
         self._clock = clock
         self._limits = limits
 
-    def cancel(self, topic_text: str, offsets: Int64s, done: Callable[[Outcome], None]) -> None:
+    async def cancel(
+        self, topic_text: str, offsets: Int64s, done: Callable[[Outcome], None]
+    ) -> None:
         """Cancel messages for every subscription that has not been handed them.
 
         A message that was cancelled before is cancelled again, without harm. While the
@@ -60,13 +76,31 @@ class Amending:
           NotFound: there is no such topic.
           StorageReadOnly, StorageUnavailable: it cannot be kept now; nothing happened.
         """
-        topic = self._topic(topic_text)
-        self._check_room(len(offsets))
+        topic = self._registry.topic(TopicName.parse(topic_text))
         wanted, back = np.unique(offsets, return_inverse=True)
-        outcome = decide(topic, wanted, topic.subscriptions())
+        known = due_ms = np.zeros(0, np.int64)  # when some of them were due at first
+        while True:
+            self._check(topic, len(offsets))
+            outcome = decide(topic, wanted, topic.subscriptions())
+            unknown = _settle_by_time(topic, wanted, outcome, known, due_ms)
+            if not len(unknown):
+                break
+            moves = topic.amendments.moves
+            found, count = await self._log.published(topic.id, unknown, moves, _STEP_BYTES)
+            first_ms = np.full(count, _LONG_AGO_MS)
+            first_ms[np.searchsorted(unknown[:count], found.offsets)] = found.due_ms
+            known = np.concatenate((known, unknown[:count]))
+            due_ms = np.concatenate((due_ms, first_ms))
+            order = np.argsort(known)
+            known, due_ms = known[order], due_ms[order]
+        self._cancel(topic, wanted, outcome, partial(done, outcome.take(back)))
+
+    def _cancel(
+        self, topic: Topic, wanted: Int64s, outcome: Outcome, tell: Callable[[], None]
+    ) -> None:
+        """What was decided in this very step."""
         open_offsets = wanted[outcome.fates == Fate.DONE]
         fresh = topic.amendments.cancelled.new_of(open_offsets)
-        tell = partial(done, outcome.take(back))
         if len(fresh):
             self._withdraw(topic, fresh)
             topic.amendments.cancelled.take(fresh)
@@ -83,14 +117,45 @@ class Amending:
             if subscription.consumers:
                 self._pump.wake_subscription(topic, subscription)
 
-    def _topic(self, topic_text: str) -> Topic:
-        topic = self._registry.topic(TopicName.parse(topic_text))
-        if topic.deleting:
+    def _check(self, topic: Topic, count: int) -> None:
+        if topic.deleting or self._registry.active.get(topic.id) is not topic:
             raise NotFound(f"the topic {topic.name.full} was deleted")
-        return topic
-
-    def _check_room(self, count: int) -> None:
         if self._pipeline.state is State.READ_ONLY:
             raise StorageReadOnly("nothing can be made durable now; ask again later")
         if self._pipeline.waiting_acks + count > 2 * self._limits.unwritten_acks:
             raise StorageUnavailable("too much waits for the database; ask again later")
+
+
+def _settle_by_time(
+    topic: Topic, offsets: Int64s, outcome: Outcome, known: Int64s, due_ms: Int64s
+) -> Int64s:
+    """Enter as delivered what has been handed to all that were to get it.
+
+    Args:
+      known: messages whose times are known; ascending.
+      due_ms: when these were due at first.
+
+    Returns:
+      The messages of which that must be known, too; ascending.
+    """
+    handed = np.zeros(len(offsets), bool)
+    for mask in outcome.handed.values():
+        handed |= mask
+    handed &= outcome.fates == Fate.DONE
+    handed &= ~topic.amendments.cancelled.contains(offsets)
+    at = np.flatnonzero(handed)
+    if not len(at):
+        return at
+    split = offsets[at]
+    masks = {name: mask[at] for name, mask in outcome.handed.items()}
+    at_least = still_wanted(topic.subscriptions(), split, np.full(len(at), _LONG_AGO_MS), masks)
+    at, split = at[~at_least], split[~at_least]
+    has_time = np.isin(split, known, assume_unique=True)
+    if not has_time.all():
+        return split[~has_time]
+    masks = {name: mask[at] for name, mask in outcome.handed.items()}
+    first_ms = due_ms[np.searchsorted(known, split)]
+    now_due_ms = topic.amendments.moves.current(split, first_ms)
+    delivered = ~still_wanted(topic.subscriptions(), split, now_due_ms, masks)
+    outcome.fates[at[delivered]] = Fate.DELIVERED
+    return split[:0]

@@ -27,6 +27,25 @@ class Outcome(NamedTuple):
         return Outcome(self.fates[rows], handed)
 
 
+def still_wanted(
+    concerned: Iterable[Subscription],
+    offsets: Int64s,
+    due_ms: Int64s,
+    handed: Mapping[str, Bools],
+) -> Bools:
+    """Which messages one of these subscriptions is to get and has not been handed; bool[n].
+
+    Args:
+      due_ms: when each is due now.
+      handed: of each subscription that has been handed some, which.
+    """
+    wanted = np.zeros(len(offsets), bool)
+    none = np.zeros(len(offsets), bool)
+    for one in concerned:
+        wanted |= one.covers(due_ms, offsets) & ~handed.get(one.record.name, none)
+    return wanted
+
+
 def decide(topic: Topic, offsets: Int64s, concerned: Iterable[Subscription]) -> Outcome:
     """Whether each message can still be changed.
 

@@ -17,7 +17,7 @@ import numpy as np
 import trio
 
 from escapement.broker.log.logreader import LogReader
-from escapement.broker.publishing.outcome import Outcome, decide
+from escapement.broker.publishing.outcome import Outcome, decide, still_wanted
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
@@ -179,9 +179,7 @@ def _decide(topic: Topic, found: Published) -> tuple[Outcome, Int64s]:
     outcome = decide(topic, offsets, topic.shared.values())
     if topic.shared:
         # Of the subscriptions that were not handed it, one must be to get it at all.
-        wanted = np.zeros(len(offsets), bool)
-        for subscription in topic.shared.values():
-            wanted |= subscription.covers(due_ms, offsets) & ~subscription.was_handed(offsets)
+        wanted = still_wanted(topic.shared.values(), offsets, due_ms, outcome.handed)
         outcome.fates[(outcome.fates == Fate.DONE) & ~wanted] = Fate.DELIVERED
     outcome.fates[topic.amendments.cancelled.contains(offsets)] = Fate.CANCELLED
     return outcome, due_ms

@@ -17,12 +17,11 @@ class AmendmentsDesk(Desk):
     def __init__(self, broker: Broker, outbound: Outbound) -> None:
         self._broker = broker
         self._outbound = outbound
-        self.at_once = {wire.Cancel: self._cancel}
-        self.aside = {wire.Reschedule: self._reschedule}
+        self.aside = {wire.Cancel: self._cancel, wire.Reschedule: self._reschedule}
 
-    def _cancel(self, command: wire.Cancel) -> None:
+    async def _cancel(self, command: wire.Cancel) -> None:
         self._broker.check_open()
-        self._broker.amending.cancel(
+        await self._broker.amending.cancel(
             command.topic,
             command.offsets,
             lambda outcome: self._answer(command.request_id, outcome),

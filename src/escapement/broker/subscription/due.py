@@ -85,11 +85,8 @@ class DueSubscription(Subscription):
     # -- what is mine -----------------------------------------------------------
 
     def covers(self, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which messages this subscription is to get at all; bool[n].
-
-        Created at latest, it gets what was published after its creation and what
-        comes due after it; at earliest, everything.
-        """
+        # Created at latest, it gets what was published after its creation and what
+        # comes due after it; at earliest, everything.
         record = self.record
         return (offsets >= record.start_offset) | (due_ms >= record.start_due_ms)
 

@@ -96,6 +96,10 @@ class OrderedSubscription(Subscription):
 
     # -- reading ---------------------------------------------------------------------
 
+    def covers(self, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        covers: npt.NDArray[np.bool_] = offsets >= self.record.start_offset
+        return covers
+
     def wants_read(self, end_offset: int) -> bool:
         """Someone has credit, nothing is at hand, and the log goes on."""
         return (

@@ -112,6 +112,10 @@ class Subscription(ABC):
         """
 
     @abstractmethod
+    def covers(self, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which messages this subscription is to get at all; bool[n]."""
+
+    @abstractmethod
     def _forget_ready(self, offsets: Int64s) -> None:
         """These were acknowledged while they were neither in flight nor unknown."""
 
