@@ -31,7 +31,7 @@ from escapement.errors import EscapementError, InvalidRequest, NotFound
 from escapement.pipeline.claims import TopicClaims, claims_of
 from escapement.pipeline.filling import Filling, Progress, all_rows
 from escapement.pipeline.options import LogAddress, Options
-from escapement.pipeline.shuffle import Shown, Work, Written
+from escapement.pipeline.shuffle import Counters, Shown, Work, Written
 from escapement.pipeline.shuffle import fill as fill_by_tasks
 from escapement.storage import journal, lease
 from escapement.storage.checkpoint import load_state
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 # As long as a broker's; renewed when a third of it has gone.
 _LEASE_MS: Final = 10_000
 _RENEWAL_MS: Final = _LEASE_MS // 3
+# Between two looks at the lease, and at how far others have come.
+_LOOK_S: Final = 0.5
 # Rows whose keys are listed between two looks at the lease, together.
 _STEP_BYTES: Final = 64 << 20
 DEFAULT_MEMORY_BYTES: Final = 512 << 20
@@ -74,8 +76,8 @@ class RebuildConfig:
       engine: where it is computed; None: here, unless the session's master is a cluster.
       memory_bytes: messages in memory; what is sorted as one segment is half of it. With Spark,
         of each task.
-      progress: called some times a second, in the thread that runs the job; with Spark only at
-        its end.
+      progress: called some times a second, in the thread that runs the job. With Spark what it
+        says is that of tasks which have ended.
       password_file: a file that has the password, instead of one in ``log_url``; with Spark on
         every machine.
     """
@@ -234,18 +236,24 @@ def _by_tasks(
         keys += step
         site.renewal()
     work = Work(address, Shown.mark_in(site.building.directory), site.now_ms, memory_bytes)
-    group = f"escapement rebuild {work.shown.mark}"
+    group, counters, done = f"escapement rebuild {work.shown.mark}", Counters.of(spark), site.done
 
     def tasks() -> list[Written]:
         spark.sparkContext.setJobGroup(group, "escapement rebuild", interruptOnCancel=True)
-        return fill_by_tasks(spark, work, site.claims, keys)
+        return fill_by_tasks(spark, work, site.claims, keys, counters)
 
-    written = site.renewal.during(tasks, lambda: spark.sparkContext.cancelJobGroup(group))
-    done = site.done
+    def tell() -> None:
+        done.messages, done.read_bytes = counters.messages.value, counters.read_bytes.value
+        done.pending = counters.written.value
+        site.tell(done)
+
+    written = site.renewal.during(
+        tasks, lambda: spark.sparkContext.cancelJobGroup(group), meanwhile=tell
+    )
+    tell()
     done.messages = sum(key.message_count for key in keys)
     done.read_bytes = sum(key.size_bytes for key in keys)
     done.pending = sum(one.rows for one in written)
-    site.tell(done)
     return [site.building.directory / one.name for one in written]
 
 
@@ -285,7 +293,7 @@ def _engine(config: RebuildConfig, data: Path) -> Engine:
 
 
 def _nothing() -> None:
-    """It ends by itself."""
+    """There is nothing to be done."""
 
 
 class _Renewal:
@@ -307,21 +315,31 @@ class _Renewal:
         """Renew it, which proves that nobody else has written. Raises ``LeaseLost``."""
         self.held = lease.renew(self._engine, self._connection, self.held, self._clock)
 
-    def wait(self, work: Future[T]) -> T:
+    def wait(self, work: Future[T], meanwhile: Callable[[], object] = _nothing) -> T:
         """Renew it until that is done. Raises ``LeaseLost``, and whatever the work raised."""
         while True:
             try:
-                return work.result(timeout=_RENEWAL_MS / 1000)
+                return work.result(timeout=_LOOK_S)
             except TimeoutError:
                 if work.done():
                     raise
                 self()
+                meanwhile()
 
-    def during(self, work: Callable[[], T], cancel: Callable[[], object] = _nothing) -> T:
-        """Renew it while that is done in a thread of its own, which ``cancel`` ends early."""
+    def during(
+        self,
+        work: Callable[[], T],
+        cancel: Callable[[], object] = _nothing,
+        meanwhile: Callable[[], object] = _nothing,
+    ) -> T:
+        """Renew it while that is done in a thread of its own, which ``cancel`` ends early.
+
+        Args:
+          meanwhile: called some times a second, in this thread.
+        """
         with ThreadPoolExecutor(1) as pool:
             try:
-                return self.wait(pool.submit(work))
+                return self.wait(pool.submit(work), meanwhile)
             except BaseException:
                 cancel()
                 raise

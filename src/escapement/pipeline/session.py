@@ -29,11 +29,12 @@ def is_submitted() -> bool:
 
 
 @contextmanager
-def session(name: str, master: str | None = None) -> Iterator[SparkSession]:
-    """A session for the time of one job, which shows how far it is on a terminal.
+def session(name: str, master: str | None = None, bar: bool = True) -> Iterator[SparkSession]:
+    """A session for the time of one job.
 
     Args:
       master: instead of what spark-submit says, or all cores of this machine.
+      bar: whether Spark shows on a terminal how far it is; not beside a job that does.
 
     Raises:
       InvalidRequest: if there is no Spark here, or no Java for it.
@@ -56,9 +57,9 @@ def session(name: str, master: str | None = None) -> Iterator[SparkSession]:
     builder = SparkSession.builder.appName(f"escapement {name}")
     if master is not None:
         builder = builder.master(master)
-    terminal = str(sys.stderr.isatty()).lower()
+    shown = str(bar and sys.stderr.isatty()).lower()
     spark = (
-        builder.config("spark.ui.showConsoleProgress", terminal)
+        builder.config("spark.ui.showConsoleProgress", shown)
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -104,6 +104,22 @@ class Work:
     shown: Shown
     now_ms: int
     memory_bytes: int
+
+
+class Counters(NamedTuple):
+    """How far those tasks have come that have ended, in the driver; accumulators of Spark's.
+
+    A task that runs again because what it gave was lost counts again: they are for people.
+    """
+
+    messages: Any  # read
+    read_bytes: Any
+    written: Any  # messages
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> Counters:
+        """New ones."""
+        return cls(*(spark.sparkContext.accumulator(0) for _ in cls._fields))
 
 
 Claims = dict[int, TopicClaims]
@@ -204,7 +220,7 @@ def _blocks(
     of_range, due_ms, offsets = of_range[order], due_ms[order], offsets[order]
     batch = batch.take(order)
     firsts = np.flatnonzero(np.diff(of_range, prepend=-1))
-    for low, high in zip(firsts.tolist(), [*firsts[1:].tolist(), len(order)], strict=True):
+    for low, high in pairwise([*firsts.tolist(), len(order)]):
         part = slice(low, high)
         times, names = due_ms[part].tobytes(), offsets[part].tobytes()
         yield int(of_range[low]), Block(topic_id, times, names, batch.part(low, high).encode())
@@ -226,7 +242,9 @@ def _reading(address: LogAddress) -> Iterator[Connection]:
 # -- what the driver does --------------------------------------------------------
 
 
-def fill(spark: SparkSession, work: Work, claims: Claims, keys: Sequence[RowKey]) -> list[Written]:
+def fill(
+    spark: SparkSession, work: Work, claims: Claims, keys: Sequence[RowKey], counters: Counters
+) -> list[Written]:
     """Have the index filled; what was written, in the order of its keys. Blocking."""
     context = spark.sparkContext
     total_bytes = sum(key.size_bytes for key in keys)
@@ -243,9 +261,9 @@ def fill(spark: SparkSession, work: Work, claims: Claims, keys: Sequence[RowKey]
         if count > 1:
             samples = source.flatMap(partial(_sample, work, known)).collect()
         ranges = Ranges.cut(samples, count)
-        blocks: Any = source.flatMap(partial(_scatter, work, known, ranges))
+        blocks: Any = source.flatMap(partial(_scatter, work, known, ranges, counters))
         ranged = blocks.partitionBy(ranges.count, int)
-        return list(ranged.mapPartitions(partial(_gather, work)).collect())
+        return list(ranged.mapPartitions(partial(_gather, work, counters)).collect())
     finally:
         known.destroy()
 
@@ -257,7 +275,7 @@ def _parts(keys: Sequence[RowKey], processors: int) -> list[list[RowKey]]:
     part_bytes = max(min(_PART_BYTES, total_bytes // processors), 1)
     bounds = np.unique(ends.searchsorted(np.arange(part_bytes, total_bytes, part_bytes)))
     lows = [0, *bounds[bounds > 0].tolist()]
-    return [list(keys[low:high]) for low, high in zip(lows, [*lows[1:], len(keys)], strict=True)]
+    return [list(keys[low:high]) for low, high in pairwise([*lows, len(keys)])]
 
 
 def _sample(work: Work, claims: Any, keys: list[RowKey]) -> list[Sample]:
@@ -265,14 +283,20 @@ def _sample(work: Work, claims: Any, keys: list[RowKey]) -> list[Sample]:
 
 
 def _scatter(
-    work: Work, claims: Any, ranges: Ranges, keys: list[RowKey]
+    work: Work, claims: Any, ranges: Ranges, counters: Counters, keys: list[RowKey]
 ) -> Iterator[tuple[int, Block]]:
-    return scatter(work, claims.value, ranges, keys)
+    yield from scatter(work, claims.value, ranges, keys)
+    counters.messages.add(sum(key.message_count for key in keys))
+    counters.read_bytes.add(sum(key.size_bytes for key in keys))
 
 
-def _gather(work: Work, blocks: Iterable[tuple[int, Block]]) -> Iterator[Written]:
+def _gather(
+    work: Work, counters: Counters, blocks: Iterable[tuple[int, Block]]
+) -> Iterator[Written]:
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None, "a task runs this"
-    return gather(work, context.taskAttemptId(), blocks)
+    for written in gather(work, context.taskAttemptId(), blocks):
+        counters.written.add(written.rows)
+        yield written

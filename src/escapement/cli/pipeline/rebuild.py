@@ -102,7 +102,7 @@ def rebuild(
         if _needs_spark(engine, master):
             if not is_submitted():  # it will be by tasks, and a session takes seconds to begin
                 check_tasks(config)
-            with session("rebuild", master) as spark, refusals():
+            with session("rebuild", master, bar=False) as spark, refusals():
                 done = run(spark, config)
         else:
             done = run(None, config)
