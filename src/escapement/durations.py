@@ -23,6 +23,8 @@ from escapement.errors import InvalidRequest
 
 # A span and a wall-clock time, both below this, add up without leaving an int64.
 MAX_DURATION_MS: Final = 2**62 - 1
+# Messages that are wanted later than this from now are refused, unless a broker says otherwise.
+DEFAULT_MAX_DELAY_MS: Final = 10 * 366 * 86_400_000
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _MS_OF: Final = {

@@ -263,6 +263,7 @@ def test_a_database_that_goes_away_for_a_moment_is_waited_for(
             "not both",
         ),
         ({"topic": "t/n/x", "txnAppId": "b"}, {}, InvalidRequest, "go together"),
+        ({"topic": "t/n/x", "maxDelay": "a year"}, {}, InvalidRequest, "maxDelay: 'a year'"),
         ({"topic": "t/n/x", "topics": "y"}, {}, InvalidRequest, "unknown option 'topics'"),
         ({"topic": "t/n/x"}, {"payload": "float"}, InvalidRequest, "of type float"),
     ],

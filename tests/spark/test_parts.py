@@ -15,6 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StructField,
+    StructType,
+)
 from storied import CONFIG, HOUR_MS, TOPIC, Expected, begin_anew, fill
 
 from escapement.errors import InvalidRequest, LogForgotten, NotFound
@@ -25,6 +32,7 @@ from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.maps import decode_maps
 from escapement.pipeline.options import Options
 from escapement.pipeline.planning import BatchPlan
+from escapement.pipeline.reader import check_types
 from escapement.pipeline.reading import read_part
 from escapement.pipeline.selection import Span
 from escapement.storage.engine.base import Engine
@@ -227,6 +235,25 @@ def test_what_cannot_be_meant_is_refused() -> None:
     ):
         with pytest.raises(InvalidRequest, match=said):
             BatchPlan(Options({"topic": TOPIC, "url": "mysql://db/log", **options}), ["offset"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ([StructField("value", BinaryType())], "no column 'value'"),
+        ([StructField("offset", IntegerType())], "offset is bigint, not int"),
+        # Spark would take the word of the schema, and read a number where there is none.
+        ([StructField("attempt", IntegerType(), nullable=False)], "attempt may be null"),
+        ([StructField("key", BinaryType()), StructField("key", BinaryType())], "two columns key"),
+    ],
+)
+def test_a_schema_that_messages_do_not_have_is_refused(
+    fields: list[StructField], said: str
+) -> None:
+    """B7."""
+    check_types(StructType([StructField("offset", LongType(), nullable=False)]))
+    with pytest.raises(InvalidRequest, match=said):
+        check_types(StructType(fields))
 
 
 # -- columns ---------------------------------------------------------------------

@@ -12,13 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.errors import InvalidRequest
+from escapement.errors import DelayTooLong, InvalidRequest
 from escapement.message import Blobs, MessageBatch
 from escapement.pipeline.packing import encode_maps
 from escapement.pipeline.rows import RowReader, Rows
 from escapement.pipeline.shape import Shape
 
 START_MS = 1_700_000_000_000
+MAX_DELAY_MS = 1 << 51
+FIRST, LAST = -(1 << 63), (1 << 63) - 1
 PROPERTIES = pa.map_(pa.string(), pa.string())
 LONG = st.sampled_from(["x" * n for n in (31, 32, 255, 256, 65_535, 65_536)])
 TEXT = st.text(max_size=5) | LONG
@@ -86,7 +88,7 @@ def read(columns: dict[str, pa.Array], topic: str = "t/n/x") -> list[Rows]:
         "priority": "int",
     }
     shape = Shape.of({name: kinds[name] for name in columns})
-    reader = RowReader(shape, topic, START_MS)
+    reader = RowReader(shape, topic, START_MS, MAX_DELAY_MS)
     return list(reader.read(pa.RecordBatch.from_pydict(columns)))
 
 
@@ -159,13 +161,34 @@ def test_delays_count_from_the_one_instant_and_nothing_is_early() -> None:
     (rows,) = read({"payload": payload, "delay_ms": pa.array([7, None, 0], pa.int32())})
     assert rows.at_ms is not None
     assert rows.at_ms.tolist() == [START_MS + 7, -1, START_MS]
-    longest, shortest = (1 << 63) - 1, -(1 << 63)
-    (rows,) = read({"payload": payload, "delay_ms": pa.array([longest, 1 << 50, shortest])})
+    for longest in (1 << 51, 1 << 50):
+        (rows,) = read({"payload": payload, "delay_ms": pa.array([longest, 0, FIRST])})
+        assert rows.at_ms is not None
+        assert rows.at_ms.tolist() == [START_MS + longest, START_MS, 0]
+    times = pa.array([FIRST, -1, 1], pa.timestamp("us", "UTC"))
+    (rows,) = read({"payload": payload, "deliver_at": times})
     assert rows.at_ms is not None
-    assert rows.at_ms.tolist() == [START_MS + (1 << 62), START_MS + (1 << 50), 0]
+    assert rows.at_ms.tolist() == [0, 0, 1]
     (rows,) = read({"payload": payload})
     assert rows.at_ms is None
     assert rows.batch.keys is rows.batch.properties is rows.batch.priorities is None
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"delay_ms": pa.array([0, MAX_DELAY_MS + 1])},
+        {"delay_ms": pa.array([0, LAST])},
+        {"delay": pa.array([0, LAST], pa.duration("us"))},
+        {"deliver_at": pa.array([None, LAST], pa.timestamp("us", "UTC"))},
+    ],
+)
+def test_a_time_that_no_broker_takes_is_refused_before_it_holds_up_others(
+    times: dict[str, pa.Array],
+) -> None:
+    """B7: in a letter it would be held for ever, with all that it shares the letter with."""
+    with pytest.raises(DelayTooLong, match=r"1 rows are wanted later .* maxDelay"):
+        read({"payload": pa.array([b"1", b"2"]), **times})
 
 
 @pytest.mark.parametrize(

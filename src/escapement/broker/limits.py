@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from escapement.durations import DEFAULT_MAX_DELAY_MS
+
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-DAY_MS: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class BrokerLimits:
     unconfirmed_bytes: int = 32 * MIB  # per connection; reading from it stops until receipts go out
 
     # -- messages
-    max_delay_ms: int = 10 * 366 * DAY_MS  # publishes past it are refused
+    max_delay_ms: int = DEFAULT_MAX_DELAY_MS  # publishes past it are refused
 
     publish_hold_ms: int = 1_000  # a publish over its rate is refused rather than held longer
 

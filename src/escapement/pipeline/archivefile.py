@@ -23,13 +23,12 @@ from escapement.message import Int64s
 from escapement.pipeline.archivedigest import Content, Digest
 from escapement.pipeline.archivemanifest import ArchivedFile
 from escapement.pipeline.arrow import arrow_schema
-from escapement.pipeline.columns import READ_COLUMNS
+from escapement.pipeline.columns import NULLABLE, READ_COLUMNS
 from escapement.storage.offsets import OffsetSet
 
 # The topic stands for all of a file.
-_NULLABLE: Final = frozenset({"key", "attempt"})
 FILE_SCHEMA: Final = arrow_schema(
-    [(name, name in _NULLABLE) for name in READ_COLUMNS if name != "topic"]
+    [(name, name in NULLABLE) for name in READ_COLUMNS if name != "topic"]
 )
 _TOPIC: Final = b"escapement.topic"
 _ASCENDING: Final = ("offset", "deliver_at", "published_at")

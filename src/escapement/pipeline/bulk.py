@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from escapement.durations import DEFAULT_MAX_DELAY_MS
 from escapement.errors import DelaysDisabled, EscapementError, InvalidRequest, NotFound
 from escapement.names import TopicName
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
@@ -42,6 +43,7 @@ WRITE_OPTIONS: Final = (
     *ADDRESS_OPTIONS,
     "topic",
     "createTopics",
+    "maxDelay",
     "jobId",
     "txnAppId",
     "txnVersion",
@@ -102,6 +104,7 @@ class BulkWrite:
     report: str | None
     began_s: float  # when it was planned, Unix seconds
     start_ms: int  # delays count from here, by the database's clock
+    max_delay_ms: int  # what is wanted later than this from there is refused
 
     @classmethod
     def plan(
@@ -139,6 +142,7 @@ class BulkWrite:
             report,
             time.time(),
             0,
+            options.duration("maxDelay", DEFAULT_MAX_DELAY_MS),
         )
         return plan._checked()
 
@@ -230,7 +234,7 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
             for _ in batches:  # who hands them over expects that they are taken
                 pass
             return Part(plan.series, plan.version, Counted(part, name, 0), {}, 0)
-        reader = RowReader(plan.shape, plan.topic, plan.start_ms)
+        reader = RowReader(plan.shape, plan.topic, plan.start_ms, plan.max_delay_ms)
         stager = Stager(
             transactions,
             Attempt(entered.id, part, name),

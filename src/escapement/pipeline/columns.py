@@ -20,6 +20,8 @@ READ_COLUMNS: Final[dict[str, str]] = {
     "state": "STRING",
     "payload": "BINARY",
 }
+# Those that not every message has.
+NULLABLE: Final = frozenset({"key", "attempt"})
 
 
 def read_schema() -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
@@ -65,6 +66,16 @@ class Options:
         if value < least:
             raise InvalidRequest(f"the option {name} is an integer from {least} on, not {text!r}")
         return value
+
+    def duration(self, name: str, default_ms: int) -> int:
+        """Milliseconds, of a text such as ``30s`` or ``5d``. Raises ``InvalidRequest``."""
+        text = self.text(name)
+        if text is None:
+            return default_ms
+        try:
+            return parse_duration(text)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"the option {name}: {error}") from None
 
     def flag(self, name: str, default: bool) -> bool:
         """``true`` or ``false``. Raises ``InvalidRequest``."""

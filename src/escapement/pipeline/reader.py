@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from escapement.errors import InvalidRequest
 from escapement.pipeline.archived import ArchivedPart, read_archived
 from escapement.pipeline.arrow import arrow_schema
-from escapement.pipeline.columns import READ_COLUMNS
+from escapement.pipeline.columns import NULLABLE, READ_COLUMNS
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.part import Part
 from escapement.pipeline.planning import BatchPlan
@@ -103,7 +103,8 @@ def columns_of(schema: StructType) -> list[tuple[str, bool]]:
 
 
 def check_types(schema: StructType) -> None:
-    """Raise ``InvalidRequest`` for a column that is none of ours, or not of its type."""
+    """Raise ``InvalidRequest`` for a column that is none of ours, or not as ours is."""
+    names = schema.fieldNames()
     for field in schema.fields:
         known = READ_COLUMNS.get(field.name)
         if known is None:
@@ -115,3 +116,7 @@ def check_types(schema: StructType) -> None:
             raise InvalidRequest(
                 f"the column {field.name} is {ours}, not {asked}: cast it behind the read"
             )
+        if field.name in NULLABLE and not field.nullable:
+            raise InvalidRequest(f"the column {field.name} may be null: leave out NOT NULL")
+        if names.count(field.name) > 1:
+            raise InvalidRequest(f"there are two columns {field.name}: select it twice instead")

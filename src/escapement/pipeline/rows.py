@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from escapement.errors import InvalidRequest
+from escapement.durations import MAX_DURATION_MS
+from escapement.durations import format as duration_text
+from escapement.errors import DelayTooLong, InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, NO_TIME, Blobs, Int64s, MessageBatch, UInt8s
 from escapement.pipeline.packing import MOST_ENTRIES, encode_maps
 from escapement.pipeline.shape import Shape
 
 _BYTES: Final = pa.large_binary()
-# Beyond every delay that a broker takes.
-_LONGEST_MS: Final = 1 << 62
 
 
 class Rows(NamedTuple):
@@ -36,18 +36,22 @@ class RowReader:
     Args:
       topic: for rows that name none; "" if each must.
       start_ms: the instant that delays are counted from.
+      max_delay_ms: what is wanted later than this from then is refused.
     """
 
-    def __init__(self, shape: Shape, topic: str, start_ms: int) -> None:
+    def __init__(self, shape: Shape, topic: str, start_ms: int, max_delay_ms: int) -> None:
         self._shape = shape
         self._topic = topic
         self._start_ms = start_ms
+        self._max_delay_ms = max_delay_ms
 
     def read(self, rows: pa.RecordBatch) -> Iterator[Rows]:
         """The messages of a record batch, by topic.
 
         Raises:
           InvalidRequest: for what no message can have.
+          DelayTooLong: for times that no broker takes. A letter with one of these is never
+            moved, and neither are the messages that share it.
         """
         if not rows.num_rows:
             return
@@ -95,10 +99,17 @@ class RowReader:
         elif "delay_ms" in places:
             column = rows.column(places["delay_ms"]).cast(pa.int64())
             # Cut, so that the sum is not past what 64 bits have: that would be in the past.
-            delays_ms = np.minimum(_integers(column, 0), _LONGEST_MS)
+            delays_ms = np.minimum(_integers(column, 0), MAX_DURATION_MS)
             at_ms, given = delays_ms + self._start_ms, _given(column)
         else:
             return None
+        too_far = int(np.count_nonzero(given & (at_ms > self._start_ms + self._max_delay_ms)))
+        if too_far:
+            most = duration_text(self._max_delay_ms)
+            raise DelayTooLong(
+                f"{too_far} rows are wanted later than the maximum delay of {most} from now; where"
+                " the broker takes them (its --max-delay), say so with the option maxDelay"
+            )
         # What lies before the beginning of time is due at once, as all that has passed.
         return np.where(given, np.maximum(at_ms, 0), NO_TIME)
 
@@ -116,7 +127,8 @@ def _milliseconds(column: pa.Array) -> tuple[Int64s, Any]:
     """A column of timestamps or intervals, rounded up: nothing may come early."""
     unit = {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
     factor = 1_000 if column.type.unit == "s" else 1
-    return -(-_integers(column.cast(pa.int64()), 0) * factor // unit), _given(column)
+    values = _integers(column.cast(pa.int64()), 0) * factor
+    return values // unit + (values % unit > 0), _given(column)
 
 
 def _blobs(column: pa.Array, name: str, *, required: bool = False) -> Blobs:
