@@ -170,7 +170,7 @@ class Broker:
         """What the broker publishes again and again."""
         return Schedules(self._portal, self._broker.schedules)
 
-    def find(self, topic: str, dedup: Sequence[str]) -> list[MessageId | None]:
+    def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
         """The messages that were published with dedup keys; see ``escapement.Broker.find``."""
         return self._portal.call(self._broker.find, topic, dedup)
 

@@ -358,14 +358,15 @@ async def test_messages_are_found_and_changed_by_their_dedup_keys(
     async with testing.start() as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="t", subscription="s")
         producer = await broker.producer("t")
-        keys = ["a", "b", "c"]
+        keys = ["a", "b", "c-3"]
         await producer.send_many([b"0", b"1", b"2"], dedup=keys, delay=timedelta(hours=1))
-        assert await broker.find("t", ["c", "x", "a"]) == [
+        assert await broker.find("t", "c-3") == [MessageId(TOPIC, 2)]
+        assert await broker.find("t", ["c-3", "x", "a"]) == [
             MessageId(TOPIC, 2),
             None,
             MessageId(TOPIC, 0),
         ]
-        outcomes = await broker.cancel(topic="t", dedup=["b", "x", "c"])
+        outcomes = await broker.cancel(topic="t", dedup=["b", "x", "c-3"])
         assert [one.fate for one in outcomes] == [Fate.DONE, Fate.UNKNOWN, Fate.DONE]
         assert outcomes.offsets.tolist() == [1, -1, 2]
         moved = await broker.reschedule(topic="t", dedup=["x", "a"], delay=timedelta(minutes=30))

@@ -16,7 +16,7 @@ from escapement.storage.policy import (
     SubscriptionPolicy,
     TopicPolicy,
 )
-from escapement.storage.rule import FOREVER_MS
+from escapement.storage.rule import DAY_MS, FOREVER_MS
 
 KINDS = (NamespacePolicy, TopicPolicy, SubscriptionPolicy)
 
@@ -52,6 +52,16 @@ def test_text_is_read_as_people_write_it_and_none_is_the_default() -> None:
     assert policy.updated({"jitter": None}) == SubscriptionPolicy(ack_wait_ms=60_000)
     # As the help of each says what 0 means.
     assert policy.updated({"ack_wait_ms": "0"}).ack_wait_ms == 0
+
+
+def test_what_is_done_may_be_kept_for_as_long_as_a_law_says() -> None:
+    """Q7, P10: and a message may live as long; a wait for a consumer is a year at most."""
+    ten_years_ms = 3_660 * DAY_MS
+    kept = NamespacePolicy().updated({"retention_ms": "3660d", "ttl_ms": "3660d"})
+    assert (kept.retention_ms, kept.ttl_ms) == (ten_years_ms, ten_years_ms)
+    assert TopicPolicy().updated({"ttl_ms": "3660d"}).ttl_ms == ten_years_ms
+    with pytest.raises(InvalidRequest, match="longer than 36600 days"):
+        NamespacePolicy().updated({"retention_ms": "36601d"})
 
 
 @pytest.mark.parametrize(

@@ -93,4 +93,4 @@ async def locate(
         return name_messages(what, topic)
     if what is not None or topic is None:
         raise InvalidRequest("dedup= goes with topic=, and with nothing else")
-    return await find(line, topic, [dedup] if isinstance(dedup, str) else dedup)
+    return await find(line, topic, dedup)

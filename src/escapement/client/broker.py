@@ -178,8 +178,8 @@ class Broker:
         """What the broker publishes again and again."""
         return Schedules(self.admin)
 
-    async def find(self, topic: str, dedup: Sequence[str]) -> list[MessageId | None]:
-        """The messages that were published with dedup keys; None where none is known.
+    async def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
+        """The messages that were published with one or more dedup keys; None where none is known.
 
         A key is known while the topic's window (``dedup_window_ms``) lasts, and once its
         message is durable.

@@ -19,15 +19,18 @@ from escapement.protocol.commands import Command
 REQUEST_KEYS: Final = 32_768
 
 
-async def find(line: Line, topic: str, keys: Sequence[str]) -> tuple[str, Int64s]:
+async def find(line: Line, topic: str, keys: str | Sequence[str]) -> tuple[str, Int64s]:
     """The full name of the topic, and the offset of each message; -1: it is not known.
+
+    Args:
+      keys: one, or several.
 
     Raises:
       InvalidRequest: if a key is no text.
       NotFound: if there is no such topic.
     """
     name = TopicName.parse(topic).full
-    wanted = digests(keys)
+    wanted = digests([keys] if isinstance(keys, str) else keys)
     parts = [np.zeros(0, np.int64)]
     for low in range(0, len(wanted), REQUEST_KEYS):
         answer = await ask_again(line, _find(name, wanted[low : low + REQUEST_KEYS]))

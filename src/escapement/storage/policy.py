@@ -134,6 +134,7 @@ class NamespacePolicy(Policy):
         DAY_MS,
         "How long messages are kept, from their publication on, that nobody is to get any "
         "more; whatever somebody is to get is kept anyway.",
+        most_ms=rule.MOST_KEEPING_MS,
     )
     retention_bytes: int = rule.number(
         0,
@@ -146,7 +147,10 @@ class NamespacePolicy(Policy):
         "whatever retention says."
     )
     ttl_ms: int = rule.duration(
-        0, "So long after its delivery time a message that is not acknowledged expires.", "never"
+        0,
+        "So long after its delivery time a message that is not acknowledged expires.",
+        "never",
+        most_ms=rule.MOST_KEEPING_MS,
     )
     quota_messages: int = rule.number(
         0,
@@ -181,7 +185,12 @@ class TopicPolicy(Policy):
     paused_until_ms: int = rule.moment(
         "Until then nothing of it is handed out, to any subscription; forever: until it is resumed."
     )
-    ttl_ms: int = rule.duration(0, "As of the namespace, for this topic.", "the namespace's")
+    ttl_ms: int = rule.duration(
+        0,
+        "As of the namespace, for this topic.",
+        "the namespace's",
+        most_ms=rule.MOST_KEEPING_MS,
+    )
     quota_messages: int = rule.number(
         0, 1 << 53, "As of the namespace, for this topic.", "the namespace's"
     )

@@ -20,6 +20,8 @@ from escapement.names import TopicName
 DAY_MS: Final = 86_400_000
 # A year: nothing that waits longer for a consumer is still being worked on.
 _MOST_WAIT_MS: Final = 366 * DAY_MS
+# A century: what is kept may have to be for as long as some law says.
+MOST_KEEPING_MS: Final = 100 * 366 * DAY_MS
 # More than any machine moves.
 _MOST_RATE: Final = 1_000_000_000
 _SIZE: Final = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB)")
@@ -62,15 +64,15 @@ def _ruled(
     return value
 
 
-def duration(default_ms: int, help: str, nothing: str = "") -> int:
+def duration(default_ms: int, help: str, nothing: str = "", *, most_ms: int = _MOST_WAIT_MS) -> int:
     """Milliseconds, or text such as ``30s`` or ``0``; the field's name ends in ``_ms``."""
 
     def read(value: Any) -> int:
         if value == "0":
             return 0
         found = parse_duration(value) if isinstance(value, str) else _whole(value)
-        if found > _MOST_WAIT_MS:
-            raise InvalidRequest(f"{duration_text(found)} is longer than 366 days")
+        if found > most_ms:
+            raise InvalidRequest(f"{duration_text(found)} is longer than {most_ms // DAY_MS} days")
         return found
 
     return _ruled(default_ms, help, "DURATION", read, nothing)
