@@ -57,6 +57,22 @@ async def test_messages_are_selected_by_time_key_and_property(
         assert await found(key="nothing") == []
 
 
+async def test_what_one_holds_and_another_gets_later_is_selected_once(
+    mock_clock: MockClock,
+) -> None:
+    """B1: a dry run counts messages, though this one has two places in the delivery order."""
+    async with testing.start() as world, world.connect() as broker:
+        await publish(world, broker, 2)
+        async with broker.consumer("t", "s") as inbox:
+            assert [message.offset for message in await arrived(inbox)] == [0]
+            names = {"topic": "t", "subscription": "late"}
+            await broker.admin("subscriptions.create", **names, position="earliest")
+            (moved,) = await broker.reschedule([0], delay=3 * HOUR, topic="t")
+            assert moved.done
+            assert moved.handed == ("s",)
+            assert (await broker.select("t")).offsets.tolist() == [0, 1]
+
+
 async def test_a_key_is_found_by_its_hash_without_reading_the_others(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,8 @@ async def select(
         found.append(np.frombuffer(page["offsets"], "<i8").astype(np.int64))
         after = page["next"]
         if after is None:
-            return Selection(full, np.concatenate(found))
+            # What one subscription keeps at its old time, and others get later, is there twice.
+            offsets, first = np.unique(np.concatenate(found), return_index=True)
+            return Selection(full, offsets[np.argsort(first)])
         if progress is not None:
             progress(sum(map(len, found)))
