@@ -90,10 +90,10 @@ def _check_keys(model: Model, claim: Claim, arrival: Arrival) -> None:
     if slot is None:
         return
     holding = dict(claim.hands)
-    # What waits for another attempt may be dropped.
+    # What waits for another attempt may be dropped, or expire.
     may_go = any(quota != 0 for quota in model.quotas + model.quotas_now())
     if (arrival.policy or {}).get("on_retry", "hold") == "hold" and not may_go:
-        holding |= claim.waits
+        holding |= {o: wait for o, wait in claim.waits.items() if o not in claim.perhaps}
     for offset, hand in holding.items():
         if offset != arrival.offset and hand.until_ms > arrival.now_ms:
             assert not whole, f"{offset} is out already"
