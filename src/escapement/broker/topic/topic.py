@@ -105,7 +105,7 @@ class Topic:
         self.rests_until_ms = 0  # before that it is not looked at again for its quota
         self._set_quota()
         self.published = 0  # messages since this broker serves the topic
-        self.deleting = False  # nothing more is taken
+        self.deleting = False  # nothing more is taken; it may fail, and goes on then
         self.archive_awaited_since_ms = 0  # 0: nothing waits for it
         self.accepted_since_ms = _NEVER_MS  # the earliest due time accepted meanwhile
         self._index = index
@@ -139,8 +139,7 @@ class Topic:
             )
         self.shared[subscription.record.name] = subscription
         self._introduce(subscription)
-        self._govern(subscription)
-        self.grown = True
+        self._begin(subscription)
 
     def _introduce(self, subscription: SharedSubscription) -> None:
         """Tell it of what is in the index that it would otherwise come upon late."""
@@ -160,8 +159,12 @@ class Topic:
     def add_ordered(self, subscription: OrderedSubscription) -> None:
         """Serve an exclusive or failover subscription."""
         self.ordered[subscription.record.name] = subscription
+        self._begin(subscription)
+
+    def _begin(self, subscription: Subscription) -> None:
         self._govern(subscription)
         self.grown = True
+        self.backlog = None  # it may want more of the past than those that were counted
 
     def _govern(self, subscription: Subscription) -> None:
         subscription.throttle.topic_paused_until_ms = self.policy.paused_until_ms
@@ -175,6 +178,7 @@ class Topic:
             self.groups.leave(gone.record.id)
         self.ordered.pop(name, None)
         self.shared.pop(name, None)
+        self.backlog = None
         if self._coming is not None and not self.shared:
             self._coming.close()
             self._coming = None
