@@ -18,7 +18,7 @@ from dying import lose_index
 from escapement import testing
 from escapement.broker.subscription.consumer import Outlet
 from escapement.broker.topic.publication import Publication
-from escapement.errors import EscapementError, NotFound, StorageReadOnly
+from escapement.errors import Busy, EscapementError, NotFound, StorageReadOnly
 from escapement.message import NO_TIMES, Blobs, MessageBatch
 from escapement.names import NamespaceName, TopicName
 from escapement.position import LATEST
@@ -298,7 +298,7 @@ async def test_nothing_is_taken_for_a_topic_that_is_being_deleted(
                 again = await server.publishing.open(
                     TOPIC, "p", handle.producer.epoch, lambda error: None
                 )
-                with pytest.raises(NotFound):
+                with pytest.raises(Busy):
                     server.publishing.publish(again, publication(outcomes, 0))
         await wait_all_tasks_blocked()
         with pytest.raises(NotFound):

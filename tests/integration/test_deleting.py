@@ -10,6 +10,7 @@ from itertools import count
 import numpy as np
 import pytest
 import trio
+from trio.testing import MockClock
 
 import escapement
 from bulk import commit, stage_letters
@@ -17,7 +18,7 @@ from committing import FaultyEngine, no_fault
 from dying import DiesAt, finish
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
-from escapement.errors import EscapementError
+from escapement.errors import EscapementError, StorageUnavailable
 from escapement.names import NamespaceName, TopicName
 from escapement.storage import archive, job
 from escapement.storage.archive import ArchiveRecord
@@ -26,6 +27,7 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.offsets import OffsetSet
 from escapement.testing import World, arrived
 from letters import letter
+from outages import Outage
 
 NAMESPACE, TOPIC = "t/n", "t/n/x"
 # What belongs to no topic; every other table that there is must be filled, and freed.
@@ -219,3 +221,18 @@ async def test_nothing_new_comes_into_being_in_a_namespace_that_is_going(
         await world.server.postman.post([letter(f"{NAMESPACE}/other", "one", b"x")])
         await world.clock.settle()
         assert list(world.server.postman.blocked) == [f"{NAMESPACE}/other"]
+
+
+async def test_a_delete_that_fails_ends_nothing(mock_clock: MockClock) -> None:
+    """Q7: while the database is away a topic cannot be deleted, and its users go on after it."""
+    outage = Outage()
+    async with testing.start(engine=outage.engine) as world, world.connect() as broker:
+        async with broker.consumer("t", "s") as inbox, await broker.producer("t") as producer:
+            await producer.send(b"0")
+            outage.unreachable()
+            with pytest.raises(StorageUnavailable):
+                await broker.admin("topics.delete", topic="t", force=True)
+            outage.over()
+            await world.clock.advance(seconds=5)
+            await producer.send(b"1")
+            assert [message.value for message in await arrived(inbox)] == [b"0", b"1"]

@@ -71,18 +71,18 @@ class Razing:
     async def topic(self, name: TopicName) -> None:
         """Delete a topic and all that belongs to it. Raises ``NotFound``."""
         topic = self._registry.topic(name)
-        gone = NotFound(f"the topic {name.full} was deleted")
-        for producer in topic.producers.values():
-            holder, producer.holder = producer.holder, None
-            if isinstance(holder, ProducerHandle):
-                holder.fenced(gone)
         topic.deleting = True
         try:
             topic_id = await self._registry.delete_topic(name)
         except BaseException:
             topic.deleting = False
             raise
+        gone = NotFound(f"the topic {name.full} was deleted")
         self._pipeline.close_topic(topic_id)
+        for producer in topic.producers.values():
+            holder, producer.holder = producer.holder, None
+            if isinstance(holder, ProducerHandle):
+                holder.fenced(gone)
         for subscription in list(topic.subscriptions()):
             self._consuming.dismiss(topic, subscription, gone)
         self._timekeeper.schedule(topic_id, None)

@@ -26,7 +26,7 @@ from escapement.broker.publishing.outcome import Outcome, decide, still_wanted
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import NotFound, StorageReadOnly, StorageUnavailable
+from escapement.errors import StorageReadOnly, StorageUnavailable
 from escapement.message import Int64s
 from escapement.names import TopicName
 from escapement.protocol.fate import Fate
@@ -74,6 +74,7 @@ class Amending:
 
         Raises:
           NotFound: there is no such topic.
+          Busy: it is being deleted.
           StorageReadOnly, StorageUnavailable: it cannot be kept now; nothing happened.
         """
         topic = self._registry.topic(TopicName.parse(topic_text))
@@ -118,8 +119,7 @@ class Amending:
                 self._pump.wake_subscription(topic, subscription)
 
     def _check(self, topic: Topic, count: int) -> None:
-        if topic.deleting or self._registry.active.get(topic.id) is not topic:
-            raise NotFound(f"the topic {topic.name.full} was deleted")
+        self._registry.check_open(topic)
         if self._pipeline.state is State.READ_ONLY:
             raise StorageReadOnly("nothing can be made durable now; ask again later")
         if self._pipeline.waiting_acks + count > 2 * self._limits.unwritten_acks:

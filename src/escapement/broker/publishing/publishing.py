@@ -27,7 +27,6 @@ from escapement.errors import (
     DelayTooLong,
     EscapementError,
     InvalidRequest,
-    NotFound,
     ProducerFenced,
 )
 from escapement.groupnames import members_of
@@ -147,13 +146,13 @@ class Publishing:
           DelaysDisabled, DelayTooLong, InvalidRequest: for its times; nothing happened.
           ProducerFenced, SequenceGap, Busy: for its sequence.
           Busy, LimitExceeded: there is no room to remember its dedup keys, or its groups.
+          NotFound, Busy: its topic was deleted, or is being deleted.
           GroupClosed: one of its messages names a group that takes no more.
           BacklogFull: so much of the topic waits that its quota is met.
           StorageUnavailable, StorageReadOnly: the log takes nothing now.
         """
         topic, producer = handle.topic, handle.producer
-        if topic.deleting or topic.id not in self._registry.active:
-            raise NotFound(f"the topic {topic.name.full} was deleted")
+        self._registry.check_open(topic)
         self.check_times(topic, publication.times)
         count = len(publication.batch)
         known = producer.admit(handle, publication.sequence, count, publication.after)

@@ -22,7 +22,7 @@ from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import EscapementError, NotFound
+from escapement.errors import EscapementError
 from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
 from escapement.names import TopicName
 from escapement.protocol.fate import Fate
@@ -88,6 +88,7 @@ class Rescheduling:
 
         Raises:
           NotFound: there is no such topic.
+          Busy: it is being deleted.
           DelaysDisabled, DelayTooLong: for the time; nothing happened.
           StorageUnavailable: some may have been moved; the others stay where they were.
         """
@@ -122,8 +123,7 @@ class Rescheduling:
         # Of two that move the same message, the later to come moves it last.
         while topic.amendments.withheld.intersects(found.offsets):
             await self._moved.park()
-        if topic.deleting or self._registry.active.get(topic.id) is not topic:
-            raise NotFound(f"the topic {topic.name.full} was deleted")
+        self._registry.check_open(topic)
         outcome, due_ms = _decide(topic, found)
         at = np.flatnonzero(outcome.fates == Fate.DONE)
         if len(at):

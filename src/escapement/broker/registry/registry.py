@@ -22,7 +22,7 @@ from escapement.broker.subscription import deadletter
 from escapement.broker.subscription.beginning import beginning
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import AlreadyExists, InvalidRequest, NotFound
+from escapement.errors import AlreadyExists, Busy, InvalidRequest, NotFound
 from escapement.names import TopicName
 from escapement.position import Position
 from escapement.storage import catalog, inbox
@@ -350,6 +350,12 @@ class Registry:
         async with self._changes.alone(topic.name.full):
             self._check_there(topic)
             yield
+
+    def check_open(self, topic: Topic) -> None:
+        """Raise ``NotFound`` if it was deleted, ``Busy`` while it is to be, which may fail."""
+        self._check_there(topic)
+        if topic.deleting:
+            raise Busy(f"the topic {topic.name.full} is being deleted: ask again")
 
     def _check_there(self, topic: Topic) -> None:
         if self.active.get(topic.id) is not topic:
