@@ -25,6 +25,7 @@ from spark_read import BATCH, IN_FLIGHT, VARIETY, batches, session
 import escapement
 from escapement.errors import InvalidRequest
 from escapement.pipeline.archive import ArchiveConfig, run
+from escapement.pipeline.jvm import COMPILES_ONCE
 from escapement.storage.engine.open import open_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -65,7 +66,7 @@ def main() -> None:
             trio.run(publish, broker.url, options.messages)
             broker.stop()
         print("published", flush=True)
-        spark = session(None)
+        spark = session(None, COMPILES_ONCE)  # as the command has it
         engine = open_engine(url, Path(directory))
         for number in range(options.runs + 1):
             connection = engine.connect()

