@@ -19,6 +19,7 @@ from escapement.broker.looking import reading
 from escapement.protocol.fate import Fate
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.storage.index import KEY_MAX, KEY_MIN
 from escapement.testing import World, arrived
 
 DAY_MS = 86_400_000
@@ -513,3 +514,32 @@ async def test_of_what_is_forgotten_cancel_and_reschedule_say_the_same(
             assert cancelled.fates.tolist() == moved.fates.tolist()
             assert moved.fates.tolist() == [Fate.DELIVERED, Fate.DELIVERED, Fate.UNKNOWN]
             assert [one.handed for one in moved] == [one.handed for one in cancelled]
+
+
+async def test_who_comes_later_gets_what_was_moved_and_is_done_once_at_most(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11, B1: both of its keys may be in the index when nothing says any more which counts."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await begin(broker)
+        await producer.send_many([b"moved", b"not moved"], delay=timedelta(hours=1))
+        await world.checkpoint()
+        await broker.reschedule([0], topic=TOPIC, delay=timedelta(hours=2))
+        await world.checkpoint()
+        await world.clock.advance(hours=2)
+        assert await take(broker) == [b"not moved", b"moved"]
+        await a_day_later(world)
+        (topic,) = world.server.registry.active.values()
+        assert topic.amendments.moves.empty
+        _, offsets = world.server.index.plan(topic.id, KEY_MIN, KEY_MAX, 100).read()
+        assert sorted(offsets) == [0, 0, 1], "what is done was merged away: nothing is shown"
+        for name in ("late", "later"):
+            await subscribe(broker, name, "shared")
+        policy = {"ttl_ms": 3_600_000}
+        assert sorted(await take(broker, "late")) == [b"moved", b"not moved"]
+        later = {"topic": TOPIC, "subscription": "later"}
+        await broker.admin("subscriptions.update", **later, policy={"expired_to_dead_letter": True})
+        await broker.admin("topics.update", topic=TOPIC, policy=policy)
+        await world.clock.advance(seconds=5)
+        letters = await broker.admin("dlq.list", **later)
+        assert sorted(letter["original_offset"] for letter in letters) == [0, 1]

@@ -159,7 +159,10 @@ class Band:
             left = _key(rows, room)
             rows = rows.pick(slice(0, room))
         if rows.height:
-            self._held.add(rows.offsets)
+            if self._held.add(rows.offsets) < rows.height:
+                # What was moved, is done and was forgotten may be in the index under both of its
+                # keys, and wanted again by a subscription that was made since.
+                rows = rows.once()
             if self.queues is not None:
                 self.queues.push(rows)
             else:

@@ -369,7 +369,7 @@ class DueSubscription(Subscription):
     # -- expiry --------------------------------------------------------------------
 
     def _expire_open(self, rows: Rows) -> None:
-        rows = self._open(rows)
+        rows = self._open(rows).once()
         if rows.height:
             self.expire(rows)
 
@@ -419,7 +419,7 @@ class DueSubscription(Subscription):
 
     def count_open(self, due_ms: Int64s, offsets: Int64s) -> int:
         """How many of these keys are to be done and not held."""
-        return self._open(Rows.fresh(due_ms, offsets)).height if len(offsets) else 0
+        return self._open(Rows.fresh(due_ms, offsets)).once().height if len(offsets) else 0
 
     def drop_held(self, most: int, below: Key | None) -> int:
         """Let the oldest go of what is held and in nobody's hands; returns how many.
@@ -454,7 +454,7 @@ class DueSubscription(Subscription):
           due_ms, offsets, traits: the keys, sorted, without repeats.
         """
         rows = Rows.fresh(due_ms, offsets, traits)
-        unheld = self._open(rows) if rows.height else rows
+        unheld = self._open(rows).once() if rows.height else rows
         both = Rows.concat([unheld, self._at_rest(stop)]).in_order().pick(slice(0, most))
         ours = np.isin(both.offsets, unheld.offsets)
         if ours.any():

@@ -95,6 +95,11 @@ class Rows(NamedTuple):
         """Sorted by rank, then offset; linear where rows are a few sorted runs."""
         return self.pick(order_of(self.ranks(ageing_ms), self.offsets))
 
+    def once(self) -> Rows:
+        """Of each message the first row."""
+        _, first = np.unique(self.offsets, return_index=True)
+        return self if len(first) == self.height else self.pick(np.sort(first))
+
     @staticmethod
     def concat(parts: list[Rows]) -> Rows:
         """The parts one below the other."""
