@@ -74,6 +74,7 @@ WEIGHTED = {
     "subscribe": 8,
     "seek": 3,
     "leave": 2,
+    "unsubscribe": 2,
     "cancel": 3,
     "reschedule": 4,
     "race": 2,

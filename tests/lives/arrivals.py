@@ -90,11 +90,13 @@ def _check_keys(model: Model, claim: Claim, arrival: Arrival) -> None:
     if slot is None:
         return
     holding = dict(claim.hands)
-    # What waits for another attempt may be dropped, or expire.
+    # What waits for another attempt may be dropped.
     may_go = any(quota != 0 for quota in model.quotas + model.quotas_now())
     if (arrival.policy or {}).get("on_retry", "hold") == "hold" and not may_go:
-        holding |= {o: wait for o, wait in claim.waits.items() if o not in claim.perhaps}
+        holding |= claim.waits
     for offset, hand in holding.items():
+        if offset in claim.perhaps:
+            continue  # it may be over
         if offset != arrival.offset and hand.until_ms > arrival.now_ms:
             assert not whole, f"{offset} is out already"
             assert hand.slot != slot, f"{offset} of this key is out already"

@@ -122,6 +122,22 @@ class Subscribers(Life):
         see()
         assert self.model.claims[name] is claim
 
+    async def unsubscribe(self) -> None:
+        """A subscription is deleted under its consumers; nothing of it comes any more."""
+        groups = self.model.groups.values()
+        awaited = {closing.subscription for group in groups for closing in group.closings}
+        names = sorted(self.model.claims.keys() - {MORTAL} - awaited)
+        if not names:
+            return
+        name = self.rng.choice(names)
+        await self.broker.admin("subscriptions.delete", topic=TOPIC, subscription=name, force=True)
+        await self.catch_up()
+        del self.model.claims[name], self.model.policies[name]
+        gone = [inbox for other, inbox, _ in self.inboxes if other == name]
+        self.inboxes = [one for one in self.inboxes if one[0] != name]
+        for inbox in gone:
+            await inbox.aclose()
+
     def _record(self, name: str) -> SubscriptionRecord:
         return next(
             record
