@@ -259,10 +259,12 @@ class Traffic(Life):
         """All with one key are cancelled and given another time at once, while some are taken."""
         model, key = self.model, self.rng.choice("pqrs")
         due_ms = self.now_ms + self.rng.choice([0, 5, 300]) * 1000
+        # What was due by a clock that was set back since may be forgotten.
+        later_ms = max(self.now_ms, model.high_ms) + _RACE_MS
         pending = {
             offset
             for offset, one in enumerate(model.stored)
-            if one is not None and one.key == key and one.due_ms > self.now_ms + _RACE_MS
+            if one is not None and one.key == key and one.due_ms > later_ms
         }
         # What is moved to now may be taken before it is looked for.
         pending = pending - model.cancelled if due_ms > self.now_ms + _RACE_MS else set()
