@@ -5,13 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 import escapement
 from escapement import Fate, testing
+from escapement.broker.broker import BrokerConfig
 from escapement.broker.looking import selecting
 from escapement.storage.index import segment
 from escapement.testing import World, arrived
+from held import KEYS, Held, uncached
 
 HOUR = timedelta(hours=1)
 
@@ -71,6 +74,27 @@ async def test_what_one_holds_and_another_gets_later_is_selected_once(
             assert moved.done
             assert moved.handed == ("s",)
             assert (await broker.select("t")).offsets.tolist() == [0, 1]
+
+
+async def test_what_is_moved_while_it_is_looked_for_is_found(mock_clock: MockClock) -> None:
+    """B1: it is pending all the while, at one time or the other."""
+    held = Held()
+    config = uncached(BrokerConfig(seed=0))
+    async with testing.start(run=held, config=config) as world, world.connect() as broker:
+        await publish(world, broker, 6)
+        await world.checkpoint()
+        found: list[list[int]] = []
+
+        async def look() -> None:
+            found.append((await broker.select("t", key="k2")).offsets.tolist())
+
+        async with trio.open_nursery() as nursery:
+            with held.hold(KEYS):
+                nursery.start_soon(look)
+                await held.reached()
+                await broker.reschedule([2], delay=HOUR, topic="t")
+                await broker.reschedule([5], delay=9 * HOUR, topic="t")
+        assert sorted(found[0]) == [2, 5]
 
 
 async def test_a_key_is_found_by_its_hash_without_reading_the_others(

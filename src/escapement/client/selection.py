@@ -56,7 +56,7 @@ async def select(
         found.append(np.frombuffer(page["offsets"], "<i8").astype(np.int64))
         after = page["next"]
         if after is None:
-            # What one subscription keeps at its old time, and others get later, is there twice.
+            # What was moved may be there twice.
             offsets, first = np.unique(np.concatenate(found), return_index=True)
             return Selection(full, offsets[np.argsort(first)])
         if progress is not None:
