@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -9,6 +10,7 @@ import trio
 
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import arrived
 from held import FETCH, Held
@@ -118,6 +120,27 @@ async def test_loading_a_partition_reads_a_bounded_number_of_files(
             assert world.server.index.segment_count <= world.server.index.limits.max_segments
             await world.clock.advance(minutes=6)
             assert len(await arrived(inbox)) == 2 * most
+
+
+async def test_merges_wait_while_memory_fills(mock_clock: trio.testing.MockClock) -> None:
+    """P3, invariant 9: as long as few segments wait for it; when less comes they are merged."""
+    limits = BrokerLimits(index_memory_bytes=20_000)
+    config = replace(PATIENT, limits=limits)
+    async with testing.start(config=config) as world, world.connect() as broker:
+        producer = await broker.producer(TOPIC)
+        index = world.server.index
+        counts = []
+        for _ in range(60):
+            await producer.send(b"m" * 15_000, delay=timedelta(hours=1))
+            await world.clock.advance(seconds=2)
+            counts.append(index.segment_count)
+        # Each message is a segment, and none was merged before there were so many.
+        assert counts[:10] == list(range(1, 11))
+        assert index.limits.filling_segments <= max(counts) <= index.limits.filling_segments + 3
+        await world.clock.advance(seconds=60)
+        assert index.segment_count < index.limits.merge_width
+        stats = await broker.admin("topics.stats", topic=TOPIC)
+        assert stats["index_entries"] == 60
 
 
 async def test_what_is_due_soon_is_delivered_without_a_look_at_the_disk(

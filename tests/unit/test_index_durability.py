@@ -27,6 +27,7 @@ from escapement.storage.index import (
     Lineage,
 )
 from escapement.storage.index.block import FOOTER, BlockCache, encode
+from escapement.storage.index.keys import MAX_DUE_MS
 from escapement.storage.index.segment import (
     COUNTS,
     RUN_COLUMNS,
@@ -279,10 +280,12 @@ def large_index(directory: Path) -> DelayedIndex:
     return index
 
 
-def test_a_large_compaction_runs_in_a_child_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("far_ms", [MAX_DUE_MS, 100])
+def test_a_large_compaction_runs_in_a_child_process(tmp_path: Path, far_ms: int) -> None:
+    """Whether most is read soon, or its file is written past the system's cache."""
     index = large_index(tmp_path)
     assert index.manifest is not None
-    compaction = index.begin_compaction(list(index.manifest.segments))
+    compaction = index.begin_compaction(list(index.manifest.segments), far_ms=far_ms)
     (topic,) = compaction.ranges()
     assert topic == (1, 0, 23_999)
     for first in range(0, 24_000, 1000):  # all but each tenth, in pieces

@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 # What is due within so long is delivered from memory, also once it is on disk.
 _NEAR_MS: Final = 10_000
 # What is due later than this need not be in the system's cache, which what is read sooner uses.
-_FAR_MS: Final = 60_000
+FAR_MS: Final = 60_000
 
 
 @dataclass(slots=True)
@@ -171,7 +171,7 @@ class Checkpointer:
             positions = dict(self._progress.positions)
             fills = self._fills()
             now_ms = self._clock.now_ms()
-            index_checkpoint = self._index.begin_checkpoint(now_ms + _NEAR_MS, now_ms + _FAR_MS)
+            index_checkpoint = self._index.begin_checkpoint(now_ms + _NEAR_MS, now_ms + FAR_MS)
             try:
                 for group in index_checkpoint.groups():
                     keeps = [self._live(part) for part in group.parts()]

@@ -7,6 +7,10 @@ subscription may still be made, or sought, that wants it. What is durably cancel
 old keys of what was moved, nobody comes to want, so they go at once, but for who holds them.
 What is not named is kept, so a topic that is not alive loses nothing.
 
+While memory fills so fast that checkpoints are written because of it, merges wait, within
+bounds: most of all when much comes in at once (a bulk write, say), for then they would take
+from everybody what is scarce. What has come is merged when less comes.
+
 A merge is given up when the broker stops: the inputs are as good as before.
 """
 
@@ -19,6 +23,7 @@ import trio
 
 from escapement.broker.crash import one_error
 from escapement.broker.registry.registry import Registry
+from escapement.broker.upkeep.checkpointer import FAR_MS
 from escapement.clock import Clock
 from escapement.errors import IndexDamaged, StorageError
 from escapement.message import Int64s
@@ -51,8 +56,13 @@ class Compactor:
         Raises:
           IndexDamaged: an input turned out damaged.
         """
+        full = 0
         while True:
             await trio.sleep(ROUND_S)
+            before, full = full, self._index.full_checkpoints
+            few = self._index.segment_count < self._index.limits.filling_segments
+            if full > before and few:
+                continue
             try:
                 await self.merge_some()
             except IndexDamaged:
@@ -88,7 +98,8 @@ class Compactor:
 
     async def merge(self, names: list[str]) -> None:
         """Merge the segments named into one, without what is dead. Raises ``StorageError``."""
-        compaction = self._index.begin_compaction(names, self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        compaction = self._index.begin_compaction(names, now_ms, now_ms + FAR_MS)
         try:
             for topic_id, first, last in compaction.ranges():
                 for low in range(first, last + 1, _STEP_OFFSETS):

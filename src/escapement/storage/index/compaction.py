@@ -74,6 +74,7 @@ class Job:
     outdated: dict[str, Any]  # the same, and for each of them when the key is due that stays
     staying_ms: dict[str, Any]
     due_until_ms: int  # what is due later is kept, dead or not
+    far_ms: int  # what is due later is not read for a while
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -109,6 +110,7 @@ class Compaction:
         dropped: Collection[int],
         block_rows: int,
         due_until_ms: int,
+        far_ms: int,
         manifest: ManifestFile,
         cache: BlockCache,
         failpoint: Failpoint,
@@ -120,6 +122,7 @@ class Compaction:
         self._dropped = set(dropped)
         self._block_rows = block_rows
         self._due_until_ms = due_until_ms
+        self._far_ms = far_ms
         self._manifest = manifest
         self._cache = cache
         self._failpoint = failpoint
@@ -185,6 +188,7 @@ class Compaction:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=True,  # see there
         )
         if self._given_up:
             self._child.kill()
@@ -222,6 +226,7 @@ class Compaction:
             self._outdated.plain(),
             self._staying.plain(),
             self._due_until_ms,
+            self._far_ms,
         )
 
     @property
@@ -301,7 +306,7 @@ def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
     inputs = [Segment(Path(name), cache) for name in job.inputs]
     left_out = _LeftOut(job)
     topics = {topic for segment in inputs for topic in segment.topic_ids.tolist()}
-    writer = SegmentWriter(Path(job.output), job.block_rows)
+    writer = SegmentWriter(Path(job.output), job.block_rows, bulk=_is_far(inputs, job.far_ms))
     try:
         for topic_id in sorted(topics.difference(job.dropped)):
             parts = [segment.slice(topic_id) for segment in inputs]
@@ -317,6 +322,14 @@ def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
         writer.discard()
         raise
     return writer.rows
+
+
+def _is_far(inputs: Sequence[Segment], far_ms: int) -> bool:
+    """Whether this is much, and most of it is not read for a while."""
+    if sum(segment.size_bytes for segment in inputs) < _SMALL_BYTES:
+        return False
+    far = sum(segment.rows_from(far_ms) for segment in inputs)
+    return 2 * far > sum(segment.rows for segment in inputs)
 
 
 def _merge_topic(

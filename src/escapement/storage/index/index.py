@@ -73,6 +73,7 @@ class DelayedIndex:
         self._manifest = manifest
         self._cache = cache
         self._failpoint = failpoint
+        self.full_checkpoints = 0  # begun since it was opened because memory was half full
         self._segments = segments
         self._active = Generation(limits.table_rows)
         self._frozen: list[Generation] = []
@@ -305,6 +306,7 @@ class DelayedIndex:
         :meth:`install`; or :meth:`abandon`.
         """
         assert self._checkpoint is None, "one checkpoint at a time"
+        self.full_checkpoints += self.needs_checkpoint
         if self._active.rows:
             self._frozen.append(self._active)
             self._active = Generation(self.limits.table_rows)
@@ -361,9 +363,14 @@ class DelayedIndex:
         return choose(sizes, self.limits.max_segments, self.limits.merge_width)
 
     def begin_compaction(
-        self, names: Collection[str], due_until_ms: int = MAX_DUE_MS
+        self,
+        names: Collection[str],
+        due_until_ms: int = MAX_DUE_MS,
+        far_ms: int = MAX_DUE_MS,
     ) -> Compaction:
         """Begin to merge the segments named; what is due after ``due_until_ms`` is kept.
+
+        Where most is due after ``far_ms`` the file is written past the system's cache.
 
         Follow with ``exclude`` and ``outdate`` for what is dead in its ``ranges()``, then
         ``run``, then ``finish``, then :meth:`install_compaction`; or :meth:`abandon_compaction`.
@@ -377,6 +384,7 @@ class DelayedIndex:
             self._dropped,
             self.limits.block_rows,
             due_until_ms,
+            far_ms,
             self._manifest,
             self._cache,
             self._failpoint,

@@ -24,6 +24,11 @@ class IndexLimits:
     # long a large merge takes. Some room above the number that merging keeps to, or publishing
     # would wait for each large merge.
     most_segments: int = 32
+    # While memory fills so fast that it is written because it is half full, only from so many on:
+    # a merge takes disk and processors from those who publish and those who wait, and the more
+    # there are, the less often is a byte written again. Below ``most_segments`` by what may come
+    # while so many are merged.
+    filling_segments: int = 20
     # Segments of like size that are merged: fewer write more often, more read more files.
     merge_width: int = 4
     block_rows: int = BLOCK_ROWS

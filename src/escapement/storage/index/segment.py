@@ -145,6 +145,10 @@ class Segment:
     def rows(self) -> int:
         return int(self.rows_before[-1])
 
+    def rows_from(self, due_ms: int) -> int:
+        """How many messages are due then or later, at least: runs are counted as a whole."""
+        return int(self.run_rows[self.first_ms >= due_ms].sum())
+
     @property
     def first_due_ms(self) -> int:
         """The earliest due time of any topic."""
