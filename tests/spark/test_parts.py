@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     LongType,
     StructField,
     StructType,
+    TimestampNTZType,
 )
 from storied import CONFIG, HOUR_MS, TOPIC, Expected, begin_anew, fill
 
@@ -242,6 +243,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
     [
         ([StructField("value", BinaryType())], "no column 'value'"),
         ([StructField("offset", IntegerType())], "offset is bigint, not int"),
+        ([StructField("deliver_at", TimestampNTZType())], "write TIMESTAMP_LTZ"),
         # Spark would take the word of the schema, and read a number where there is none.
         ([StructField("attempt", IntegerType(), nullable=False)], "attempt may be null"),
         ([StructField("key", BinaryType()), StructField("key", BinaryType())], "two columns key"),

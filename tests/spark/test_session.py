@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from escapement.pipeline.columns import READ_COLUMNS
+from escapement.pipeline.reader import check_types
 
 JVM = """
 from pyspark.java_gateway import launch_gateway
@@ -24,9 +25,15 @@ print(jvm.System.getProperty("java.home"), jvm.org.apache.spark.SparkConf().cont
 
 
 def test_spark_finds_the_data_source_by_itself(spark: SparkSession) -> None:
-    """B7."""
+    """B7: with the same columns where a timestamp is meant to be one without a time zone."""
     found = spark.read.format("escapement").load().schema
     assert found.fieldNames() == list(READ_COLUMNS)
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        assert spark.read.format("escapement").load().schema == found
+        check_types(found)
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
 
 
 def test_a_thread_finds_the_data_source_for_a_write_once_it_has_an_active_session(

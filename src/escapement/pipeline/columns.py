@@ -20,10 +20,14 @@ READ_COLUMNS: Final[dict[str, str]] = {
     "state": "STRING",
     "payload": "BINARY",
 }
+# A type of Spark's: an instant, whatever TIMESTAMP means.
+INSTANT: Final = "TIMESTAMP_LTZ"
 # Those that not every message has.
 NULLABLE: Final = frozenset({"key", "attempt"})
 
 
 def read_schema() -> str:
-    """All of them, as the text of a schema."""
-    return ", ".join(f"`{name}` {kind}" for name, kind in READ_COLUMNS.items())
+    """All of them, as the text of a schema, which says the same under any of Spark's settings."""
+    # What TIMESTAMP means is one of them (spark.sql.timestampType).
+    kinds = {name: kind.replace("TIMESTAMP", INSTANT) for name, kind in READ_COLUMNS.items()}
+    return ", ".join(f"`{name}` {kind}" for name, kind in kinds.items())

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from escapement.message import Int64s
+from escapement.pipeline.columns import INSTANT
 from escapement.pipeline.parquet import write_new
 from escapement.spans import Spans
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_READ: Final = "topic STRING, deliver_at TIMESTAMP, state STRING"
+_READ: Final = f"topic STRING, deliver_at {INSTANT}, state STRING"
 _LIVE: Final = "state IN ('to_be_fired', 'fired')"
 
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from escapement.errors import InvalidRequest
 from escapement.pipeline.archived import ArchivedPart, read_archived
 from escapement.pipeline.arrow import arrow_schema
-from escapement.pipeline.columns import NULLABLE, READ_COLUMNS
+from escapement.pipeline.columns import INSTANT, NULLABLE, READ_COLUMNS
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.part import Part
 from escapement.pipeline.planning import BatchPlan
@@ -115,6 +115,7 @@ def check_types(schema: StructType) -> None:
         if asked != ours:
             raise InvalidRequest(
                 f"the column {field.name} is {ours}, not {asked}: cast it behind the read"
+                + (f" (write {INSTANT})" if asked == "timestamp_ntz" else "")
             )
         if field.name in NULLABLE and not field.nullable:
             raise InvalidRequest(f"the column {field.name} may be null: leave out NOT NULL")
