@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_shared import column, subscription
 
 from escapement.broker.subscription.band import NORMAL, Band, bands_of
+from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.message import DEFAULT_PRIORITY, UInt32s
 from escapement.storage.index import Key
@@ -162,6 +163,22 @@ def test_another_worth_of_priorities_counts_at_once() -> None:
         (hand,) = made.assign(2000, 3)
         assert hand.rows.offsets.tolist() == order
         made.release(made.consumers[0], hand.rows.offsets, 0, 2000)
+
+
+def test_bands_that_are_equally_far_read_together_while_all_have_some_room() -> None:
+    """V3, V5: what one reads alone the others read again; a full one holds up nobody."""
+    made = subscription(8)
+    made.expect_priorities()
+    low = next(band for band in made.bands if band.which > NORMAL)
+    frontier = Key(100, 0)
+    for filled, together in [(6, 3), (8, 2)]:
+        low.ready.drain()
+        low.ready.push(Rows.fresh(column(*[1] * filled), column(*range(filled))))
+        scan = made.next_scan(frontier, 100)
+        assert scan is not None
+        assert len(scan.bands) == together
+        assert scan.most == min(band.room for band in scan.bands) > 0
+        assert (low in scan.bands) == (filled < 8)
 
 
 def test_bands_are_by_the_default_priority() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from escapement.broker.subscription import staged as module
 from escapement.broker.subscription.ready import Rows
-from escapement.broker.subscription.staged import Staged
+from escapement.broker.subscription.staged import Part, Staged
 from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.storage.index.columns import assemble
 from escapement.storage.offsets import OffsetSet
@@ -41,7 +41,7 @@ class Naive:
 def put(staged: Staged, naive: Naive, keys: dict[int, int], with_keys: bool) -> None:
     order = sorted(keys, key=lambda offset: (keys[offset], offset))
     rows = Rows.fresh(column(*(keys[offset] for offset in order)), column(*order))
-    staged.put(rows, batch_of(order, with_keys))
+    staged.put(Part.of(rows, batch_of(order, with_keys)))
     for offset in order:
         naive.there[offset] = keys[offset], b"k%d" % offset if with_keys else b""
 

@@ -17,18 +17,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
-from weakref import WeakSet
 
 import numpy as np
 import trio
 
+from escapement.broker.delivery.stager import Stager
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.logreader import LogReader
 from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
-from escapement.broker.subscription.staged import Staged
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.shedding import Shedding
@@ -46,8 +45,6 @@ READ_BYTES: Final = 1024 * 1024
 # What is not handed out in the order of the index lies in many of its blocks, each of which
 # is read for what goes out together: so many frames do.
 _SCATTERED_FRAMES: Final = 4
-# So much is read ahead at once, if messages are what they were of late.
-STAGED_BYTES: Final = 4 * 1024 * 1024
 # How often a frame that was decided on asks whether it may leave by now; it is rare.
 _PAUSE_S: Final = 0.05
 
@@ -92,7 +89,7 @@ class Pump:
         self._reads_work = trio.Event()
         self._reading: set[SharedSubscription] = set()
         self._dropping: set[Subscription] = set()
-        self._staged: WeakSet[Staged] = WeakSet()  # those that have anything
+        self._stager = Stager(index, limits, run)
 
     def wake(self, topic: Topic) -> None:
         """Look at a topic and at all of its subscriptions."""
@@ -235,7 +232,7 @@ class Pump:
 
     async def _read(self, topic: Topic, subscription: SharedSubscription) -> None:
         if subscription.staged.wants_read:
-            await self._stage(topic, subscription, None)
+            await self._stager.read(topic, subscription, None)
         # Dropping reads by itself; whoever does it looks for what is to be read afterwards.
         if subscription not in self._dropping:
             await self._scan(topic, subscription)
@@ -254,50 +251,13 @@ class Pump:
             keys = await self._keys(plan)
             found = subscription.found(scan, *keys)
             if found.height:
-                await self._stage(topic, subscription, found)
+                await self._stager.read(topic, subscription, found)
         except BaseException:
             for band in scan.bands:
                 band.break_scan()
             raise
         for band in scan.bands:
             subscription.end_scan(band, *keys, scan.expired_until_ms)
-
-    async def _stage(
-        self, topic: Topic, subscription: SharedSubscription, found: Rows | None
-    ) -> None:
-        """Read what goes out in another order than the index's; ``found`` as for ``to_stage``."""
-        # Of one that was deleted or sought, the index keeps nothing.
-        if topic.shared.get(subscription.record.name) is not subscription:
-            return
-        rows = subscription.to_stage(found, self._staging_room, topic.sizes.mean_bytes)
-        if not rows.height:
-            return
-        # All is pinned now, and read by pieces as large as frames: what a message weighs is
-        # known only afterwards. Of a topic of which nothing is known nothing is read ahead.
-        step = topic.sizes.frame_messages(self._limits.deliver_messages, STAGED_BYTES)
-        pieces = [rows.pick(slice(at, at + step)) for at in range(0, rows.height, step)]
-        fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
-        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
-        room, read = self._staging_room(), 0
-        found_rows: list[Rows] = []
-        batches: list[MessageBatch] = []
-        while read < len(pieces) and room > 0:
-            there, batch = await self._run(fetches[read].read_there, *unfilled)
-            if len(batch):
-                found_rows.append(pieces[read] if there is None else pieces[read].pick(there))
-                batches.append(batch)
-                topic.sizes.saw(batch)
-                room -= batch.size_bytes
-            read += 1
-        if batches:
-            subscription.staged.put(Rows.concat(found_rows), MessageBatch.concat(batches))
-            self._staged.add(subscription.staged)
-        for part in pieces[read:]:
-            subscription.staged.expect(part)
-
-    def _staging_room(self) -> int:
-        """How many bytes more may be staged, of all subscriptions together."""
-        return self._limits.staged_bytes - sum(staged.size_bytes for staged in self._staged)
 
     async def _keys(self, plan: Plan) -> tuple[Int64s, Int64s, UInt32s | None]:
         """The keys of a plan, with their traits if any has one."""

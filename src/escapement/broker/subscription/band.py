@@ -38,6 +38,11 @@ from escapement.traits import priorities_of
 
 URGENT, NORMAL, LOW = -1, 0, 1
 BANDS: Final = (URGENT, NORMAL, LOW)
+# So many are worth a scan, and twice as many one that does not keep others waiting for long: what
+# is ready must last until what is read is there.
+PIECE: Final = 32_768
+# Who has room for one in so many of those takes part in the scan of another.
+_JOIN_SHARE: Final = 4
 
 
 def bands_of(traits: UInt32s) -> Int64s:
@@ -184,9 +189,17 @@ class Band:
     @property
     def wants_scan(self) -> bool:
         """Behind, nothing being read, and room for a worthwhile piece."""
-        return (
-            self.mark is not None and self._scan_until is None and self.room * 2 >= self.ready.limit
-        )
+        return self.mark is not None and self._scan_until is None and self.room >= self._piece
+
+    @property
+    def may_join(self) -> bool:
+        """Whether there is some room, if another that is as far wants a scan."""
+        return self.room * _JOIN_SHARE >= self._piece
+
+    @property
+    def _piece(self) -> int:
+        """The room that is worth a scan: of a small ready, half."""
+        return min(PIECE, self.ready.limit - self.ready.limit // 2)
 
     @property
     def may_precede(self) -> bool:

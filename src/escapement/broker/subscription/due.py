@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
-from escapement.broker.subscription.band import BANDS, NORMAL, Band, bands_of
+from escapement.broker.subscription.band import BANDS, NORMAL, PIECE, Band, bands_of
 from escapement.broker.subscription.keyorder import KeyOrder
 from escapement.broker.subscription.keyqueues import KeyQueues
 from escapement.broker.subscription.keyranges import KeyRanges
@@ -333,8 +333,9 @@ class DueSubscription(Subscription):
         here = [band for band in self.bands if band.mark == start and not band.is_reading]
         if start.due_ms <= until_ms:  # what has expired needs no room, and is read by itself
             return Scan(here, start, Key(until_ms + 1, 0), EXPIRED_AT_ONCE, until_ms)
-        most = min(band.room for band in here if band in wanting)
-        bands = [band for band in here if band.room >= most]
+        # What one alone reads, others read again: who has a little room, has it read less now.
+        bands = [band for band in here if band in wanting or band.may_join]
+        most = min(2 * PIECE, *(band.room for band in bands))
         ahead = [band.mark for band in self.bands if band.mark is not None and band.mark > start]
         return Scan(bands, start, min([max(frontier, start), *ahead]), most, until_ms)
 

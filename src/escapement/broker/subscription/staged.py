@@ -41,7 +41,7 @@ class Staged:
     __slots__ = ("__weakref__", "_asked", "_expected", "_is_full", "_parts", "expected")
 
     def __init__(self) -> None:
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._expected: list[Rows] = []
         self.expected = 0  # rows that are ready and were not read
         self._asked = 0  # rows that were asked for since ``keep``
@@ -100,9 +100,9 @@ class Staged:
         self.expect(rows.pick(order[most:]))
         return rows.pick(order[:most]).in_order()
 
-    def put(self, rows: Rows, batch: MessageBatch) -> None:
-        """These were read; ``batch`` has their messages, in the same order."""
-        self._parts.append(_Part(rows.due_ms, rows.offsets, batch))
+    def put(self, part: Part) -> None:
+        """These were read."""
+        self._parts.append(part)
         self._merge()
 
     # -- what is here ----------------------------------------------------------------
@@ -139,18 +139,24 @@ class Staged:
             self._parts.append(other.with_part(last))
 
 
-class _Part:
-    """What one read brought, to be found by offset."""
+class Part:
+    """What one read brought, to be found by offset. To make one takes a moment for each row."""
 
-    __slots__ = ("_by_offset", "_due_ms", "_offsets", "_order", "columns", "size_bytes")
+    __slots__ = ("_by_offset", "_due_ms", "_offsets", "_order", "batch", "columns", "size_bytes")
 
     def __init__(self, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> None:
         self._due_ms = due_ms
         self._offsets = offsets
         self._order = np.argsort(offsets)
         self._by_offset = offsets[self._order]
+        self.batch = batch
         self.columns = FixedColumns.of(batch)
         self.size_bytes = batch.size_bytes + _ROW_BYTES * len(offsets)
+
+    @classmethod
+    def of(cls, rows: Rows, batch: MessageBatch) -> Part:
+        """``batch`` has the messages of the rows, in the same order."""
+        return cls(rows.due_ms, rows.offsets, batch)
 
     @property
     def height(self) -> int:
@@ -163,25 +169,25 @@ class _Part:
         here = (self._by_offset[at] == offsets) & (self._due_ms[rows] == due_ms)
         return here, rows[here]
 
-    def only(self, which: Which) -> _Part | None:
+    def only(self, which: Which) -> Part | None:
         """What is one of these; itself as long as that is most of it."""
         stays = np.flatnonzero(which(self._offsets))
         if not len(stays):
             return None
         return self if 2 * len(stays) > self.height else self._of([(self, stays)])
 
-    def with_part(self, other: _Part) -> _Part:
+    def with_part(self, other: Part) -> Part:
         """Both."""
         return self._of([(part, np.arange(part.height)) for part in (self, other)])
 
     @staticmethod
-    def _of(parts: list[tuple[_Part, Int64s]]) -> _Part:
+    def _of(parts: list[tuple[Part, Int64s]]) -> Part:
         """These rows of these parts."""
         picks, height = [], 0
         for part, rows in parts:
             picks.append(Pick(np.arange(height, height + len(rows)), part.columns, rows))
             height += len(rows)
-        return _Part(
+        return Part(
             np.concatenate([part._due_ms[rows] for part, rows in parts]),
             np.concatenate([part._offsets[rows] for part, rows in parts]),
             assemble(height, picks),

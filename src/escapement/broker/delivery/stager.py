@@ -1,0 +1,87 @@
+"""Reads messages ahead of their frames: for who hands out in another order than the index's.
+
+What a subscription is to have in memory, and what of it finds room, is said by
+:mod:`~escapement.broker.subscription.staged`; here is only the reading. All that is read at once
+is read in one call: one that came back after each piece would wait for its turn each time, among
+all that goes out meanwhile, and for what is being read everything waits in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from weakref import WeakSet
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.staged import Part, Staged
+from escapement.broker.topic.topic import Topic
+from escapement.message import MessageBatch
+from escapement.storage.blocking import Run
+from escapement.storage.index import DelayedIndex
+from escapement.storage.index.plan import Fetch
+
+# A piece of it has so many bytes, if messages are what they were of late.
+STAGED_BYTES: Final = 4 * 1024 * 1024
+
+
+class Stager:
+    """See the module's docstring."""
+
+    def __init__(self, index: DelayedIndex, limits: BrokerLimits, run: Run) -> None:
+        self._index = index
+        self._limits = limits
+        self._run = run
+        self._staged: WeakSet[Staged] = WeakSet()  # those that have anything
+
+    async def read(
+        self, topic: Topic, subscription: SharedSubscription, found: Rows | None
+    ) -> None:
+        """Read what is worth it; ``found`` as for ``DueSubscription.to_stage``."""
+        # Of one that was deleted or sought, the index keeps nothing.
+        if topic.shared.get(subscription.record.name) is not subscription:
+            return
+        rows = subscription.to_stage(found, self._room_bytes, topic.sizes.mean_bytes)
+        if not rows.height:
+            return
+        # All is pinned now, and read by pieces as large as frames: what a message weighs is
+        # known only afterwards. Of a topic of which nothing is known nothing is read ahead.
+        step = topic.sizes.frame_messages(self._limits.deliver_messages, STAGED_BYTES)
+        pieces = [rows.pick(slice(at, at + step)) for at in range(0, rows.height, step)]
+        fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
+        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        read, part = await self._run(_read, pieces, fetches, unfilled, self._room_bytes())
+        if part is not None:
+            topic.sizes.saw(part.batch)
+            subscription.staged.put(part)
+            self._staged.add(subscription.staged)
+        for piece in pieces[read:]:
+            subscription.staged.expect(piece)
+
+    def _room_bytes(self) -> int:
+        """How many bytes more may be staged, of all subscriptions together."""
+        return self._limits.staged_bytes - sum(staged.size_bytes for staged in self._staged)
+
+
+def _read(
+    pieces: Sequence[Rows], fetches: Sequence[Fetch], unfilled: tuple[int, int], room_bytes: int
+) -> tuple[int, Part | None]:
+    """Read pieces until there is no room; how many, and the messages. Blocking.
+
+    Args:
+      unfilled: of this range of offsets messages may be gone.
+    """
+    rows: list[Rows] = []
+    batches: list[MessageBatch] = []
+    read = 0
+    for piece, fetch in zip(pieces, fetches, strict=True):
+        if room_bytes <= 0:
+            break
+        there, batch = fetch.read_there(*unfilled)
+        if len(batch):
+            rows.append(piece if there is None else piece.pick(there))
+            batches.append(batch)
+            room_bytes -= batch.size_bytes
+        read += 1
+    return read, Part.of(Rows.concat(rows), MessageBatch.concat(batches)) if batches else None
