@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from escapement.storage.journalentry import (
 )
 from escapement.storage.lag import Lag, Tally
 from escapement.storage.logtable import RowKey
+from escapement.storage.seal import sealed
 
 ids = st.integers(0, 2**62)
 offsets = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)
@@ -113,3 +116,36 @@ def test_garbage_is_damage_and_nothing_else(garbage: bytes) -> None:
 def test_many_acknowledged_neighbours_take_a_few_bytes() -> None:
     entry = JournalEntry(acks=[Acked(1, np.arange(1_000_000, dtype=np.int64))])
     assert len(encode_entry(entry)) < 100
+
+
+def before_attempts_were_narrow(entry: JournalEntry) -> bytes:
+    """An entry with nothing but attempts, as the first versions wrote it."""
+    attempts = entry.attempts
+    assert attempts is not None
+    columns = [
+        attempts.subscription_id,
+        attempts.offset,
+        attempts.attempt,
+        attempts.next_ms,
+        attempts.due_ms,
+    ]
+    head = struct.pack("<BxxxIIII", 1, 0, 0, len(attempts), 0)
+    return sealed(head, [column.astype("<i8").tobytes() for column in columns])
+
+
+def some_attempts(count: int) -> AttemptColumns:
+    """What one consumer holds of a burst."""
+    offsets = np.arange(7_000_000, 7_000_000 + count)
+    due_ms = 1_700_000_000_000 + np.arange(count) // 100
+    same = np.ones(count, np.int64)
+    return AttemptColumns(12 * same, offsets, same, due_ms, due_ms)
+
+
+def test_attempts_of_the_first_versions_are_read() -> None:
+    entry = JournalEntry(attempts=some_attempts(3))
+    assert plain(decode_entry(before_attempts_were_narrow(entry))) == plain(entry)
+
+
+def test_what_consumers_hold_of_a_burst_takes_few_bytes() -> None:
+    entry = JournalEntry(attempts=some_attempts(10_000))
+    assert len(encode_entry(entry)) < 7 * 10_000

@@ -8,17 +8,20 @@ little-endian::
     version u8 | 0 u8 x3 | rows u32 | acks u32 | attempts u32 | producers u32 | crc32 u32
     rows        5 columns of i64: generation, topic, base offset, messages, size_bytes
     acks        2 columns: subscription i64, length u32
-    attempts    5 columns of i64: subscription, offset, attempt, next_ms, due_ms
+    attempts    up to version 4, 5 columns of i64: subscription, offset, attempt, next_ms, due_ms
     producers   3 columns of i64: producer, last sequence, last offset
     offsets     of each ack, end to end (storage/offsetcolumn.py)
     size        from version 3 on: of the keys that follow, u32; 0: there are none
-    size        version 4 only: of the groups that follow the keys, u32; 0: there are none
+    size        from version 4 on: of the groups that follow the keys, u32; 0: there are none
+    size        version 5 only: of the lags that follow the groups, u32; 0: there are none
     keys        from version 2 on: topics u32, then 2 columns: topic i64, length u32, then
                 the tables of each, end to end (storage/dedupkeys.py)
     groups      from version 3 on: count u32, then 3 columns: topic i64, length of the name u32,
                 size u32; then the names, then the offsets of each (as above), end to end
-    lags        version 4 only: count u32, then 3 columns: origin i64, hour i64, length u32; then
-                the tally of each (storage/lag.py), end to end
+    lags        from version 4 on: count u32, then 3 columns: origin i64, hour i64, length u32;
+                then the tally of each (storage/lag.py), end to end
+    attempts    version 5 only, where the head says none: count u32, then the 5 columns, end to
+                end (storage/narrowcolumn.py)
 
 The checksum covers everything but itself. No I/O.
 """
@@ -38,16 +41,16 @@ from escapement.message import Buffer, Int64s
 from escapement.storage.dedupkeys import Keyed, decode_keys, encode_keys
 from escapement.storage.lag import Lag, decode_tally, encode_tally
 from escapement.storage.logtable import RowKey
+from escapement.storage.narrowcolumn import decode_narrow, encode_narrow
 from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
 from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
 
+# The first; the others have one part more each: dedup keys, groups, lags, attempts. An entry has
+# the version of the last part that it needs.
 _VERSION: Final = 1
-# With dedup keys; else it is as the first version was.
 _KEYED: Final = 2
-# With groups, and perhaps dedup keys.
-_GROUPED: Final = 3
-# With acknowledgements by consumers, and perhaps with dedup keys and groups.
-_TIMED: Final = 4
+_TRIED: Final = 5
+_ATTEMPT_COLUMNS: Final = 5
 _HEAD: Final = struct.Struct("<BxxxIIII")
 _START: Final = _HEAD.size + SEAL_BYTES
 _COUNT: Final = struct.Struct("<I")
@@ -118,30 +121,26 @@ class JournalEntry:
 
 def encode_entry(entry: JournalEntry) -> bytes:
     """The bytes of one entry."""
-    attempts = entry.attempts
     offsets = [encode_offsets(acked.offsets) for acked in entry.acks]
     parts = [
         _columns(entry.rows, 5),
         np.fromiter((a.subscription_id for a in entry.acks), "<i8", len(entry.acks)).tobytes(),
         np.fromiter(map(len, offsets), "<u4", len(offsets)).tobytes(),
-        b"" if attempts is None else _attempts(attempts),
         _columns(entry.producers, 3),
         *offsets,
     ]
     keys = _encode_keyed(entry.keyed) if entry.keyed else []
     groups = _encode_grouped(entry.grouped) if entry.grouped else []
-    version = _GROUPED if entry.grouped else _KEYED if entry.keyed else _VERSION
-    if entry.lags:
-        version = _TIMED
-    if version >= _GROUPED:
-        parts.append(_COUNT.pack(sum(map(len, keys))))
-    if version >= _TIMED:
-        parts.append(_COUNT.pack(sum(map(len, groups))))
-    parts += [*keys, *groups]
-    if entry.lags:
-        parts += _encode_lags(entry.lags)
-    count = 0 if attempts is None else len(attempts)
-    head = _HEAD.pack(version, len(entry.rows), len(entry.acks), count, len(entry.producers))
+    lags = _encode_lags(entry.lags) if entry.lags else []
+    attempts = _encode_attempts(entry.attempts) if entry.attempts is not None else []
+    # The last that there is gives the version; of those before it the size is said.
+    tail = [keys, groups, lags, attempts]
+    count = max((number for number, part in enumerate(tail, 1) if part), default=0)
+    for part in tail[: max(0, count - 1)]:
+        parts.append(_COUNT.pack(sum(map(len, part))))
+    for part in tail:
+        parts += part
+    head = _HEAD.pack(_VERSION + count, len(entry.rows), len(entry.acks), 0, len(entry.producers))
     return sealed(head, parts)
 
 
@@ -157,9 +156,11 @@ def decode_entry(data: Buffer) -> JournalEntry:
     version, rows, acks, attempts, producers = _HEAD.unpack_from(view)
     if not is_whole(view, _HEAD.size):
         raise LogDamaged("a journal entry fails its checksum")
-    if not _VERSION <= version <= _TIMED:
+    if not _VERSION <= version <= _TRIED:
         raise LogDamaged(f"a journal entry has the unknown version {version}")
-    if len(view) - _START < 40 * rows + 12 * acks + 40 * attempts + 24 * producers:
+    if len(view) - _START < 40 * rows + 12 * acks + 40 * attempts + 24 * producers or (
+        attempts and version == _TRIED
+    ):
         raise LogDamaged("a journal entry ends inside its columns")
     at = _START
     row_table, at = _table(view, at, 5, rows)
@@ -175,11 +176,11 @@ def decode_entry(data: Buffer) -> JournalEntry:
     for subscription_id, length in zip(subscriptions[0].tolist(), lengths, strict=True):
         acked.append(Acked(subscription_id, _offsets(view[at : at + length])))
         at += length
-    keys, groups, lags = _parts(view[at:], version)
+    keys, groups, lags, tried = _parts(view[at:], version)
     return JournalEntry(
         [RowKey(*row) for row in row_table.T.tolist()],
         acked,
-        AttemptColumns(*attempt_table) if attempts else None,
+        AttemptColumns(*attempt_table) if attempts else _decode_attempts(tried),
         [ProducerMark(*row) for row in producer_table.T.tolist()],
         _decode_keyed(keys) if keys is not None else [],
         _decode_grouped(groups) if groups is not None else [],
@@ -188,7 +189,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
 
 
 def _parts(view: memoryview, version: int) -> list[memoryview | None]:
-    """Where the dedup keys are said, the groups, and the lags; None: nothing is."""
+    """Where the dedup keys are said, the groups, the lags, the attempts; None: nothing is."""
     sizes = []
     at = _COUNT.size * max(0, version - _KEYED)
     if len(view) < at:
@@ -196,14 +197,14 @@ def _parts(view: memoryview, version: int) -> list[memoryview | None]:
     for number in range(version - _KEYED):
         sizes.append(_COUNT.unpack_from(view, _COUNT.size * number)[0])
     if at + sum(sizes) > len(view):
-        raise LogDamaged("a journal entry ends inside its dedup keys or groups")
+        raise LogDamaged("a journal entry ends inside its dedup keys, groups or lags")
     found: list[memoryview | None] = []
     for size in sizes:
         found.append(view[at : at + size] if size else None)
         at += size
     if version > _VERSION:
         found.append(view[at:])
-    return found + [None] * (3 - len(found))
+    return found + [None] * (4 - len(found))
 
 
 def _encode_keyed(keyed: Sequence[Keyed]) -> list[bytes]:
@@ -261,6 +262,37 @@ def _decode_lags(view: memoryview) -> list[Lag]:
     ]
 
 
+def _encode_attempts(attempts: AttemptColumns) -> list[bytes]:
+    columns = (
+        attempts.subscription_id,
+        attempts.offset,
+        attempts.attempt,
+        attempts.next_ms,
+        attempts.due_ms,
+    )
+    assert len({len(column) for column in columns}) == 1, "columns of unequal height"
+    return [_COUNT.pack(len(attempts)), *map(encode_narrow, columns)]
+
+
+def _decode_attempts(view: memoryview | None) -> AttemptColumns | None:
+    if view is None:
+        return None
+    count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
+    if not count:
+        raise LogDamaged("a journal entry ends before its attempts")
+    columns = []
+    rest = view[_COUNT.size :]
+    try:
+        for _ in range(_ATTEMPT_COLUMNS):
+            column, rest = decode_narrow(rest, count)
+            columns.append(column)
+    except ValueError as error:
+        raise LogDamaged(f"a journal entry's attempts do not decode: {error}") from error
+    if len(rest):
+        raise LogDamaged("a journal entry's attempts are not as long as it says")
+    return AttemptColumns(*columns)
+
+
 def _split(
     view: memoryview, numbers: int, pieces: int, what: str
 ) -> tuple[list[list[int]], list[list[memoryview]]]:
@@ -293,18 +325,6 @@ def _columns(records: Sequence[tuple[int, ...]], width: int) -> bytes:
     if not records:
         return b""
     return np.array(records, "<i8").reshape(-1, width).T.tobytes()
-
-
-def _attempts(attempts: AttemptColumns) -> bytes:
-    columns = (
-        attempts.subscription_id,
-        attempts.offset,
-        attempts.attempt,
-        attempts.next_ms,
-        attempts.due_ms,
-    )
-    assert len({len(column) for column in columns}) == 1, "columns of unequal height"
-    return b"".join([column.astype("<i8", copy=False).tobytes() for column in columns])
 
 
 def _table(view: memoryview, at: int, columns: int, rows: int) -> tuple[Table, int]:
