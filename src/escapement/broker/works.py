@@ -30,6 +30,7 @@ import trio
 from escapement.broker.config import BrokerConfig
 from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.pump import Pump
+from escapement.broker.delivery.recorder import Recorder
 from escapement.broker.delivery.timekeeper import Timekeeper
 from escapement.broker.leasekeeper import LeaseKeeper
 from escapement.broker.letters.closer import Closer
@@ -179,6 +180,7 @@ class Works:
         self.reader = LogReader(engine, ground.log, run, ground.connection)
         self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
         shedding = Shedding(ground.index, clock, run, self.reader)
+        self.recorder = Recorder(clock)
         self.pump = Pump(
             ground.index,
             clock,
@@ -187,6 +189,7 @@ class Works:
             self.reader,
             shedding,
             self._may_dispatch,
+            self.recorder.sent,
             self.reschedule,
         )
         self._levelling = Levelling(
@@ -318,6 +321,7 @@ class Works:
             for part in (
                 self.timekeeper,
                 self.pump,
+                self.recorder,
                 self.checkpointer,
                 self.compactor,
                 self._filler,

@@ -57,6 +57,7 @@ class Pump:
 
     Args:
       may_dispatch: whether messages may leave at all now.
+      sent: called with a subscription of which something is on its way.
       reschedule: called after a topic's timers may have changed.
     """
 
@@ -69,6 +70,7 @@ class Pump:
         log: LogReader,
         shedding: Shedding,
         may_dispatch: Callable[[], bool],
+        sent: Callable[[Subscription], None],
         reschedule: Callable[[Topic], None],
     ) -> None:
         self._index = index
@@ -78,6 +80,7 @@ class Pump:
         self._log = log
         self._shedding = shedding
         self._may_dispatch = may_dispatch
+        self._sent = sent
         self._reschedule = reschedule
         self._woken: OrderedDict[_Work, None] = OrderedDict()
         self._busy: set[_Work] = set()
@@ -337,6 +340,7 @@ class Pump:
             if not rows.height:
                 return
         subscription.note_sent(hand)
+        self._sent(subscription)
         frames = -(-rows.height // self._limits.deliver_messages)
         if batch.size_bytes > 2 * self._limits.deliver_bytes:
             frames = max(frames, -(-batch.size_bytes // self._limits.deliver_bytes))

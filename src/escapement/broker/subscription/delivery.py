@@ -30,6 +30,7 @@ class Delivery:
         "consumer_id",
         "deadline_ms",
         "followed",
+        "recorded",
         "rows",
         "sent",
         "since_ms",
@@ -51,6 +52,7 @@ class Delivery:
         self.wanted_ms = wanted_ms
         self.alive = np.ones(rows.height, bool)
         self.sent = False  # it was decided on; whether it has left
+        self.recorded = False  # that it was sent, for after a restart
         self.followed = 0  # rows that were acknowledged in their order, from the first on
         self._order: Int64s | None = None
         self._by_offset: Int64s | None = None

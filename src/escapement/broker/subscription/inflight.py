@@ -50,7 +50,9 @@ class InFlight:
         "_coming",
         "_deliveries",
         "_found_id",
+        "_fresh",
         "_next_id",
+        "_older",
         "_rows",
         "_whereabouts",
         "offsets",
@@ -64,6 +66,10 @@ class InFlight:
         self._next_id = 1
         self._found_id = 0  # in this delivery something was taken back last
         self._rows = 0
+        # Deliveries that were sent and are not on record, in their order: those sent since they
+        # were last asked for, and those before.
+        self._fresh: list[int] = []
+        self._older: list[int] = []
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -209,6 +215,25 @@ class InFlight:
         """A delivery is on its way to its consumer."""
         if delivery_id in self._deliveries:
             self._deliveries[delivery_id].sent = True
+            self._fresh.append(delivery_id)
+
+    @property
+    def has_unrecorded(self) -> bool:
+        """Whether something was sent that ``take_unrecorded`` has not looked at."""
+        return bool(self._older or self._fresh)
+
+    def take_unrecorded(self) -> Rows:
+        """What is still in hands of the deliveries sent before this was last asked; on record now.
+
+        Most of what is handed out is acknowledged by then.
+        """
+        ids, self._older, self._fresh = self._older, self._fresh, []
+        parts = []
+        for delivery in map(self._deliveries.get, ids):
+            if delivery is not None and delivery.next_offset is not None:
+                delivery.recorded = True
+                parts.append(self._open(delivery))
+        return Rows.concat(parts)
 
     def take_back_consumer(self, consumer_id: int) -> tuple[Rows, Rows]:
         """Everything this consumer holds, because it is gone: what was sent, and what was not."""
@@ -250,12 +275,19 @@ class InFlight:
 
     def rows(self) -> Rows:
         """A copy of everything in flight, in no order, for a snapshot."""
-        parts = []
+        return Rows.concat([self._open(delivery) for delivery in self._deliveries.values()])
+
+    def parted_rows(self) -> tuple[Rows, Rows]:
+        """The same, in two: what is on record, and what is not."""
+        parts: dict[bool, list[Rows]] = {True: [], False: []}
         for delivery in self._deliveries.values():
-            live = np.flatnonzero(delivery.alive)
-            live = live[self.offsets.contains(delivery.rows.offsets[live])]
-            parts.append(delivery.rows.pick(live))
-        return Rows.concat(parts)
+            parts[delivery.recorded].append(self._open(delivery))
+        return Rows.concat(parts[True]), Rows.concat(parts[False])
+
+    def _open(self, delivery: Delivery) -> Rows:
+        """A copy of the rows of a delivery that are in its consumer's hands."""
+        live = np.flatnonzero(delivery.alive)
+        return delivery.rows.pick(live[self.offsets.contains(delivery.rows.offsets[live])])
 
     def _remove(self, delivery: Delivery, positions: Int64s) -> Rows:
         """Kill rows; returns those of them that were not acknowledged meanwhile."""

@@ -467,6 +467,16 @@ class Subscription(ABC):
         """It is on its way: its messages count as tried, unless they are released."""
         self.in_flight.note_sent(hand.delivery_id)
 
+    def record_sent(self, now_ms: int) -> bool:
+        """Have it on record what consumers were sent and have held for a while; Q2.
+
+        Returns whether to ask again: something was sent since this was last asked.
+        """
+        rows = self.in_flight.take_unrecorded()
+        if rows.height:
+            self._record(counted(rows), np.full(rows.height, now_ms))
+        return self.in_flight.has_unrecorded
+
     def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
         """Which rows are still in this very hand: not acknowledged, not taken back."""
         return self.in_flight.holds(hand.delivery_id, hand.rows.height)
@@ -498,11 +508,11 @@ class Subscription(ABC):
         """
         self.retries.take_stated()
         waiting, next_ms = self.retries.waiting()
-        flying = self.in_flight.rows()
+        recorded, flying = self.in_flight.parted_rows()
         # Of what was changed for others the journal says that it was handed out (``keep``).
-        recorded = self._amendments.changed(flying.offsets)
-        flying = counted(flying._replace(attempts=flying.attempts - ~recorded))
-        others = Rows.concat([flying, self._ready_again(), self.dead.rows])
+        kept = self._amendments.changed(flying.offsets)
+        flying = counted(flying._replace(attempts=flying.attempts - ~kept))
+        others = Rows.concat([counted(recorded), flying, self._ready_again(), self.dead.rows])
         others = others.pick(others.attempts > 0)
         rows = Rows.concat([waiting, others])
         next_ms = np.concatenate((next_ms, np.full(others.height, now_ms)))

@@ -324,10 +324,8 @@ class Checkpointer:
             return []
         if not subscription.retries.has_stated:
             return []
-        return [
-            AttemptPart(id, parts.add(len(piece.offsets)), piece)
-            for piece in _pieces(subscription.retries.take_stated())
-        ]
+        stated = _open(subscription, subscription.retries.take_stated())
+        return [AttemptPart(id, parts.add(len(piece.offsets)), piece) for piece in _pieces(stated)]
 
     async def _with_attempts(self, checkpoint: Checkpoint, restated: list[_Restated]) -> Checkpoint:
         """The checkpoint with all attempts of some subscriptions, less what is done."""
@@ -337,8 +335,7 @@ class Checkpointer:
             id = subscription.record.id
             attempts_from[id] = parts.rewrite()
             for piece in _pieces(table):
-                open_rows = ~subscription.acked.contains(piece.offsets)
-                live = AttemptTable(*(column[open_rows] for column in piece))
+                live = _open(subscription, piece)
                 attempts.append(AttemptPart(id, parts.add(len(live.offsets)), live))
                 await trio.lowlevel.checkpoint()
         return replace(checkpoint, attempts=attempts, attempts_from=attempts_from)
@@ -375,6 +372,12 @@ class _Restated(NamedTuple):
     subscription: Subscription
     parts: Parts
     table: AttemptTable
+
+
+def _open(subscription: Subscription, table: AttemptTable) -> AttemptTable:
+    """The attempts of what is not done; what is done may still come back until it is durable."""
+    open_rows = ~subscription.acked.contains_durably(table.offsets)
+    return AttemptTable(*(column[open_rows] for column in table))
 
 
 def _pieces(table: AttemptTable) -> list[AttemptTable]:
