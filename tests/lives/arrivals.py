@@ -25,7 +25,8 @@ def arrive(model: Model, arrival: Arrival) -> None:
         claim.back.discard(offset)
     claim.waits.pop(offset, None)
     if offset not in claim.acked:  # on the way to us when it was
-        hand = Hand(arrival.inbox, arrival.until_ms, slot_of(arrival.key), arrival.attempt)
+        slot = slot_of(arrival.key)
+        hand = Hand(arrival.inbox, arrival.until_ms, slot, arrival.attempt, arrival.now_ms)
         claim.hands[offset] = hand
     claim.seen[offset] = len(model.crashes)
 
@@ -49,7 +50,9 @@ def _check_claim(model: Model, claim: Claim, arrival: Arrival) -> None:
 
 
 def _check_mark(model: Model, claim: Claim, arrival: Arrival, first_ms: int) -> None:
-    """What comes again says so (invariant 6)."""
+    """What comes again says so, and which attempt it is (invariant 6, V4)."""
+    before = claim.fired.pop(arrival.offset, 0)
+    assert arrival.attempt > before, f"{arrival.offset} was handed out {before} times already"
     crashes = claim.seen.get(arrival.offset)
     if crashes is not None:
         # The clock was set back, and then a broker died. Here leases are never renewed, so

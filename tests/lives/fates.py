@@ -64,8 +64,7 @@ class Fates(Life):
         )
 
     async def crash(self) -> None:
-        await self.world.crash()
-        self.model.crash(self.now_ms)
+        await self.die()
         await self.again()
 
     async def restart(self) -> None:
@@ -73,8 +72,7 @@ class Fates(Life):
         await self.again()
 
     async def lose_index(self) -> None:
-        await self.world.crash()
-        self.model.crash(self.now_ms)
+        await self.die()
         lose_index(self.world)
         if self.rng.random() < 0.5:
             directory, clock = self.world.index_directory, self.world.clock

@@ -48,7 +48,8 @@ class Life:
         self.doubts: list[Callable[[], Awaitable[None]]] = []  # asked, and not answered yet
         self.sights: list[Callable[[], None]] = []  # the same, where a look at a broker answers it
         self.stale: list[escapement.Inbox] = []  # of a broker that another has overtaken
-        self._events: list[Arrival | None] = []  # None: nobody has anything any more
+        # None: nobody has anything any more; a time: the broker dies.
+        self._events: list[Arrival | int | None] = []
         self._unordered: list[Arrival] = []
         self._moment = 0
         self._closing = False
@@ -195,6 +196,8 @@ class Life:
         for event in events:
             if event is None:
                 self.model.let_go()
+            elif isinstance(event, int):
+                self.model.die(event)
             else:
                 arrive(self.model, event)
                 self._unordered.append(event)
@@ -209,6 +212,12 @@ class Life:
         async for page in self.broker.read(TOPIC, self.model.end):
             for entry in page:
                 self.model.store(entry)
+
+    async def die(self) -> None:
+        """The broker is killed."""
+        await self.world.crash()
+        self.model.crash(self.now_ms)
+        self._events.append(self.now_ms)
 
     # -- asking ----------------------------------------------------------------------
 

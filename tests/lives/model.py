@@ -23,6 +23,8 @@ MORTAL = "c"
 # The one whose messages may go unacknowledged without end.
 WITHOUT_END = "e"
 SCHEDULE_MS = 900_000
+# So long after a hand-over a group commit has it on record, if the database is well.
+RECORDED_MS = 50
 # The longest tick that a life sets, and what a wake may add to it.
 LATE_MS = 11_000
 
@@ -83,6 +85,7 @@ class Hand:
     until_ms: int
     slot: int | None
     attempt: int
+    since_ms: int
 
 
 @dataclass
@@ -103,6 +106,8 @@ class Claim:
     buried: dict[int, int] = field(default_factory=dict)  # place in the dead-letter topic
     hands: dict[int, Hand] = field(default_factory=dict)
     waits: dict[int, Hand] = field(default_factory=dict)  # given back, not to come before then
+    # What was in hands when a broker died, and long enough for that to be on record: the attempt.
+    fired: dict[int, int] = field(default_factory=dict)
     passed_ms: list[int] = field(default_factory=list)  # deliveries since the rate was set
     ordered_from: int = 0  # what lies before in the log may come in any order
     heads: dict[int, int] = field(default_factory=dict)  # lay ready between two steps: when due
@@ -132,6 +137,12 @@ class Claim:
 
     def done(self) -> set[int]:
         return self.acked.keys() | set(self.buried.values()) | self.dropped
+
+    def die(self, now_ms: int) -> None:
+        """The broker dies."""
+        for offset, hand in self.hands.items():
+            if hand.since_ms + RECORDED_MS <= now_ms:
+                self.fired[offset] = hand.attempt
 
     def let_go(self, inbox: int | None = None) -> None:
         """A consumer is gone, or all are, and the broker with them."""
@@ -304,6 +315,11 @@ class Model:
             for offset in self.wanted(claim) - claim.perhaps:
                 if self.due_ms(claim, offset) + ttl_ms <= self.high_ms:
                     claim.perhaps.add(offset)
+
+    def die(self, now_ms: int) -> None:
+        """The same, once all that came before is known."""
+        for claim in self.claims.values():
+            claim.die(now_ms)
 
     def crash(self, now_ms: int) -> None:
         """A broker died. A lease is longer here than any life, so if an owner was seen later

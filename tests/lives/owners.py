@@ -57,11 +57,9 @@ class Owners(Traffic):
             self.outage.lose_reply(self.rng.choice([1, 2]))
             await self.world.checkpoint()
             self.outage.over()
-        await (self.world.stop() if ending == "stop" else self.world.crash())
+        await (self.world.stop() if ending == "stop" else self.die())
         self.disks = self.disks[::-1]
         self.world.index_directory = self.disks[0]
-        if ending != "stop":
-            self.model.crash(self.now_ms)
         await self.again()
 
     async def overtaken(self) -> None:

@@ -238,7 +238,7 @@ class Traffic(Life):
             wanted = self.still_wanted(outcome)
             assert outcome.done == wanted or (outcome.done and offset in model.cancelled)
         for name, claim in model.claims.items():
-            assert name in outcome.handed or offset not in claim.acked
+            assert name in outcome.handed or offset not in claim.acked.keys() | claim.fired.keys()
             if outcome.done and name not in outcome.handed:
                 claim.spared.add(offset)
         if outcome.done:

@@ -3,7 +3,7 @@
 A hand-over is no commit: nobody waits for one before a message leaves. What a consumer has had
 for a moment and has not acknowledged goes into a group commit, as an attempt; what it
 acknowledges at once, which is most, costs nothing. After a kill -9 the next broker knows all
-but what was handed out in the last ``2 * AFTER_S`` and what a commit takes.
+but what was handed out in the last ``2 * AFTER_MS`` and what a commit takes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.clock import Clock
 
 # So long at least, and twice as long at most, before a hand-over goes on record.
-AFTER_S: Final = 0.01
+AFTER_MS: Final = 10
 
 
 class Recorder:
@@ -38,8 +38,8 @@ class Recorder:
             if not self._holding:
                 self._work = trio.Event()
                 await self._work.wait()
-            await trio.sleep(AFTER_S)
+            await trio.sleep(AFTER_MS / 1000)
             now_ms = self._clock.now_ms()
             for subscription in list(self._holding):
-                if not subscription.record_sent(now_ms):
+                if not subscription.record_sent(now_ms, AFTER_MS):
                     self._holding.discard(subscription)

@@ -14,6 +14,7 @@ wheel, which calls ``expire`` with the delivery's id.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -50,10 +51,9 @@ class InFlight:
         "_coming",
         "_deliveries",
         "_found_id",
-        "_fresh",
         "_next_id",
-        "_older",
         "_rows",
+        "_unrecorded",
         "_whereabouts",
         "offsets",
     )
@@ -66,10 +66,7 @@ class InFlight:
         self._next_id = 1
         self._found_id = 0  # in this delivery something was taken back last
         self._rows = 0
-        # Deliveries that were sent and are not on record, in their order: those sent since they
-        # were last asked for, and those before.
-        self._fresh: list[int] = []
-        self._older: list[int] = []
+        self._unrecorded: deque[int] = deque()  # deliveries that were sent, in that order
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -215,21 +212,25 @@ class InFlight:
         """A delivery is on its way to its consumer."""
         if delivery_id in self._deliveries:
             self._deliveries[delivery_id].sent = True
-            self._fresh.append(delivery_id)
+            self._unrecorded.append(delivery_id)
 
     @property
     def has_unrecorded(self) -> bool:
         """Whether something was sent that ``take_unrecorded`` has not looked at."""
-        return bool(self._older or self._fresh)
+        return bool(self._unrecorded)
 
-    def take_unrecorded(self) -> Rows:
-        """What is still in hands of the deliveries sent before this was last asked; on record now.
+    def take_unrecorded(self, now_ms: int, after_ms: int) -> Rows:
+        """What was sent ``after_ms`` ago or earlier and is still in hands; it is on record now.
 
-        Most of what is handed out is acknowledged by then.
+        Each delivery is looked at once: most is acknowledged by then.
         """
-        ids, self._older, self._fresh = self._older, self._fresh, []
         parts = []
-        for delivery in map(self._deliveries.get, ids):
+        while self._unrecorded:
+            delivery = self._deliveries.get(self._unrecorded[0])
+            # The wall clock may have gone back.
+            if delivery is not None and 0 <= now_ms - delivery.since_ms < after_ms:
+                break
+            self._unrecorded.popleft()
             if delivery is not None and delivery.next_offset is not None:
                 delivery.recorded = True
                 parts.append(self._open(delivery))

@@ -467,12 +467,12 @@ class Subscription(ABC):
         """It is on its way: its messages count as tried, unless they are released."""
         self.in_flight.note_sent(hand.delivery_id)
 
-    def record_sent(self, now_ms: int) -> bool:
-        """Have it on record what consumers were sent and have held for a while; Q2.
+    def record_sent(self, now_ms: int, after_ms: int) -> bool:
+        """Have it on record what consumers were sent and have held for ``after_ms``; Q2.
 
-        Returns whether to ask again: something was sent since this was last asked.
+        Returns whether to ask again: something was sent later than that.
         """
-        rows = self.in_flight.take_unrecorded()
+        rows = self.in_flight.take_unrecorded(now_ms, after_ms)
         if rows.height:
             self._record(counted(rows), np.full(rows.height, now_ms))
         return self.in_flight.has_unrecorded
