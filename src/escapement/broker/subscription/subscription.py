@@ -238,14 +238,14 @@ class Subscription(ABC):
         if self.held.discard(offsets):
             self._forget_ready(offsets)
 
-    def keep(self, offsets: Int64s, now_ms: int) -> None:
+    def keep(self, offsets: Int64s) -> None:
         """Have it on record that these were handed out, before they are changed for others.
 
         Of what is in retry that is so already.
         """
         rows = self.in_flight.find(offsets)
         if rows.height:
-            self._record(counted(rows), np.full(rows.height, now_ms))
+            self._record(counted(rows), rows.due_ms)
 
     def kept(self) -> OffsetSet:
         """What it keeps though it is cancelled for others, and more; not to be changed."""
@@ -307,7 +307,7 @@ class Subscription(ABC):
         rows = counted(rows)
         if self.expiry.ttl_ms:  # it waits no longer than it lives
             next_ms = np.minimum(next_ms, np.maximum(rows.due_ms + self.expiry.ttl_ms, now_ms))
-        self._record(rows, next_ms)
+        self._record(rows, np.where(next_ms <= now_ms, rows.due_ms, next_ms))
         most = self.record.policy.max_deliveries
         if most and reason is not None:
             over = rows.counts >= most
@@ -318,7 +318,11 @@ class Subscription(ABC):
         self._retry(rows, next_ms, now_ms)
 
     def _record(self, rows: Rows, next_ms: Int64s) -> None:
-        """Have attempts made durable."""
+        """Have attempts made durable.
+
+        Args:
+          next_ms: when each is tried again; what need not wait, since it was due.
+        """
         self.retries.state(rows, next_ms)
         self._submit(
             Attempts(
@@ -474,7 +478,7 @@ class Subscription(ABC):
         """
         rows = self.in_flight.take_unrecorded(now_ms, after_ms)
         if rows.height:
-            self._record(counted(rows), np.full(rows.height, now_ms))
+            self._record(counted(rows), rows.due_ms)
         return self.in_flight.has_unrecorded
 
     def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
@@ -497,9 +501,15 @@ class Subscription(ABC):
     def begin(self, now_ms: int) -> None:
         """Everything that was stored is known: lay out what waits for another attempt."""
         rows, next_ms = self.retries.take_recovered(self.acked)
+        if not rows.height:
+            return
+        self.held.add(rows.offsets)
+        waited = next_ms > rows.due_ms
+        if waited.any():
+            self._retry(rows.pick(waited), next_ms[waited], now_ms, waited=True)
+            rows = rows.pick(~waited)
         if rows.height:
-            self.held.add(rows.offsets)
-            self._retry(rows, next_ms, now_ms, waited=True)
+            self._again(rows, waited=False)
 
     def all_attempts(self, now_ms: int) -> AttemptTable:
         """Every message that was tried before and is not done, and when next.
@@ -512,10 +522,12 @@ class Subscription(ABC):
         # Of what was changed for others the journal says that it was handed out (``keep``).
         kept = self._amendments.changed(flying.offsets)
         flying = counted(flying._replace(attempts=flying.attempts - ~kept))
-        others = Rows.concat([counted(recorded), flying, self._ready_again(), self.dead.rows])
-        others = others.pick(others.attempts > 0)
-        rows = Rows.concat([waiting, others])
-        next_ms = np.concatenate((next_ms, np.full(others.height, now_ms)))
+        flying = Rows.concat([counted(recorded), flying])
+        others = Rows.concat([self._ready_again(), self.dead.rows])
+        next_ms = np.concatenate((next_ms, flying.due_ms, np.full(others.height, now_ms)))
+        rows = Rows.concat([waiting, flying, others])
+        tried = rows.attempts > 0
+        rows, next_ms = rows.pick(tried), next_ms[tried]
         return AttemptTable(rows.offsets, rows.to_store(), next_ms, rows.due_ms)
 
     def tries_of(self, offset: int) -> tuple[int, int | None]:
