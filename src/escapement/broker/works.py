@@ -239,9 +239,7 @@ class Works:
         self.publishing = Publishing(
             self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
         )
-        self.amending = Amending(
-            self.registry, self.pipeline, self.pump, self.reader, clock, limits
-        )
+        self.amending = Amending(self.registry, self.pipeline, self.pump, self.reader, limits)
         self.rescheduling = Rescheduling(
             self.registry,
             self.pipeline,

@@ -25,7 +25,6 @@ from escapement.broker.log.logreader import LogReader
 from escapement.broker.publishing.outcome import Outcome, decide, still_wanted
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
-from escapement.clock import Clock
 from escapement.errors import StorageReadOnly, StorageUnavailable
 from escapement.message import Int64s
 from escapement.names import TopicName
@@ -50,14 +49,12 @@ class Amending:
         pipeline: CommitPipeline,
         pump: Pump,
         log: LogReader,
-        clock: Clock,
         limits: BrokerLimits,
     ) -> None:
         self._registry = registry
         self._pipeline = pipeline
         self._pump = pump
         self._log = log
-        self._clock = clock
         self._limits = limits
 
     async def cancel(
@@ -112,9 +109,8 @@ class Amending:
 
     def _withdraw(self, topic: Topic, offsets: Int64s) -> None:
         """Take messages out of every subscription's hands that has not handed them out."""
-        now_ms = self._clock.now_ms()
         for subscription in topic.subscriptions():
-            topic.withdraw_from(subscription, offsets, now_ms)
+            topic.withdraw_from(subscription, offsets)
             if subscription.consumers:
                 self._pump.wake_subscription(topic, subscription)
 

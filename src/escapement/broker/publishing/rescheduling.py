@@ -151,7 +151,7 @@ class Rescheduling:
             wait.over.set()
             self._moved.unpark_all()
 
-        topic.withhold(offsets, self._clock.now_ms())
+        topic.withhold(offsets)
         item = Restate(
             topic.id,
             topic.restatements.next(),

@@ -248,13 +248,13 @@ class Topic:
 
     # -- messages move ----------------------------------------------------------------
 
-    def withhold(self, offsets: Int64s, now_ms: int) -> None:
+    def withhold(self, offsets: Int64s) -> None:
         """These are being moved: no subscription is handed them that was not already."""
         for subscription in self.shared.values():
-            self.withdraw_from(subscription, offsets, now_ms)
+            self.withdraw_from(subscription, offsets)
         self.amendments.withhold(offsets)
 
-    def withdraw_from(self, subscription: Subscription, offsets: Int64s, now_ms: int) -> None:
+    def withdraw_from(self, subscription: Subscription, offsets: Int64s) -> None:
         """These change for a subscription, but for what it was handed, which it keeps."""
         handed = subscription.was_handed(offsets)
         if handed.any():
