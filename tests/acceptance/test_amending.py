@@ -15,6 +15,7 @@ import escapement
 from brokers import PATIENT, BrokerProcess, broker_process
 
 COUNT = 20_000
+HELD = 300
 KILLS = 3
 HOUR = timedelta(hours=1)
 
@@ -82,3 +83,37 @@ async def test_what_was_answered_holds_though_the_broker_is_killed(
                         if delivered.sum() >= left.sum():
                             break
             assert (delivered == left).all(), "lost, delivered twice, or at another time"
+
+
+@pytest.mark.parametrize("database", ["sqlite", "mysql"])
+async def test_what_consumers_held_when_the_broker_was_killed_was_fired(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Q2, V4, B1: that and how often is on record; what nobody had can be cancelled."""
+    url = request.getfixturevalue("mysql_url") if database == "mysql" else None
+    held, all_of_them = np.arange(HELD), np.arange(2 * HELD)
+    with broker_process(tmp_path / "data", url) as process:
+        async with escapement.connect(process.url, settings=PATIENT) as client:
+            names = {"topic": "t", "subscription": "s"}
+            await client.admin("subscriptions.create", **names)
+            bound = {"max_in_flight": HELD}
+            await client.admin("subscriptions.update", **names, policy=bound)
+            await (await client.producer("t")).send_many([b"%d" % n for n in all_of_them])
+            async with client.consumer("t", "s", ack_wait=HOUR) as inbox:
+                for _ in range(HELD):
+                    assert (await anext(inbox)).attempt == 1
+                await trio.sleep(0.2)  # a moment and a commit
+                process.kill()
+            await trio.to_thread.run_sync(process.start)
+        async with escapement.connect(process.url, settings=PATIENT) as client:
+            life = await client.show(HELD - 1, "t")
+            assert (life.state, life.subscriptions[0].attempts) == ("fired", 1)
+            outcomes = await client.cancel(all_of_them, topic="t")
+            delivered = outcomes.offsets[outcomes.fates == escapement.Fate.DELIVERED]
+            assert delivered.tolist() == held.tolist()
+            async with client.consumer("t", "s", ack_wait=HOUR) as inbox:
+                with trio.fail_after(60):
+                    again = [await anext(inbox) for _ in range(HELD)]
+                assert {(message.offset, message.attempt) for message in again} == {
+                    (offset, 2) for offset in held.tolist()
+                }

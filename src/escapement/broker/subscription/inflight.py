@@ -54,6 +54,7 @@ class InFlight:
         "_next_id",
         "_rows",
         "_unrecorded",
+        "_unstored",
         "_whereabouts",
         "offsets",
     )
@@ -67,6 +68,7 @@ class InFlight:
         self._found_id = 0  # in this delivery something was taken back last
         self._rows = 0
         self._unrecorded: deque[int] = deque()  # deliveries that were sent, in that order
+        self._unstored: list[int] = []  # those on record that no checkpoint has written
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -226,15 +228,28 @@ class InFlight:
         """
         parts = []
         while self._unrecorded:
-            delivery = self._deliveries.get(self._unrecorded[0])
+            delivery_id = self._unrecorded[0]
+            delivery = self._deliveries.get(delivery_id)
             # The wall clock may have gone back.
             if delivery is not None and 0 <= now_ms - delivery.since_ms < after_ms:
                 break
             self._unrecorded.popleft()
             if delivery is not None and delivery.next_offset is not None:
                 delivery.recorded = True
+                self._unstored.append(delivery_id)
                 parts.append(self._open(delivery))
         return Rows.concat(parts)
+
+    @property
+    def has_unstored(self) -> bool:
+        """Whether something went on record since ``take_unstored`` was last asked."""
+        return bool(self._unstored)
+
+    def take_unstored(self) -> Rows:
+        """What went on record since this was last asked and is still in hands."""
+        ids, self._unstored = self._unstored, []
+        there = (self._deliveries[id] for id in ids if id in self._deliveries)
+        return Rows.concat([self._open(delivery) for delivery in there])
 
     def take_back_consumer(self, consumer_id: int) -> tuple[Rows, Rows]:
         """Everything this consumer holds, because it is gone: what was sent, and what was not."""

@@ -243,9 +243,10 @@ class Subscription(ABC):
 
         Of what is in retry that is so already.
         """
-        rows = self.in_flight.find(offsets)
+        rows = counted(self.in_flight.find(offsets))
         if rows.height:
-            self._record(counted(rows), rows.due_ms)
+            self.retries.state(rows, rows.due_ms)
+            self._record(rows, rows.due_ms)
 
     def kept(self) -> OffsetSet:
         """What it keeps though it is cancelled for others, and more; not to be changed."""
@@ -307,7 +308,9 @@ class Subscription(ABC):
         rows = counted(rows)
         if self.expiry.ttl_ms:  # it waits no longer than it lives
             next_ms = np.minimum(next_ms, np.maximum(rows.due_ms + self.expiry.ttl_ms, now_ms))
-        self._record(rows, np.where(next_ms <= now_ms, rows.due_ms, next_ms))
+        stated_ms = np.where(next_ms <= now_ms, rows.due_ms, next_ms)
+        self.retries.state(rows, stated_ms)
+        self._record(rows, stated_ms)
         most = self.record.policy.max_deliveries
         if most and reason is not None:
             over = rows.counts >= most
@@ -323,7 +326,6 @@ class Subscription(ABC):
         Args:
           next_ms: when each is tried again; what need not wait, since it was due.
         """
-        self.retries.state(rows, next_ms)
         self._submit(
             Attempts(
                 self.record.topic_id,
@@ -511,12 +513,28 @@ class Subscription(ABC):
         if rows.height:
             self._again(rows, waited=False)
 
+    @property
+    def has_new_attempts(self) -> bool:
+        """Whether something became known of attempts that no checkpoint has written."""
+        return self.retries.has_stated or self.in_flight.has_unstored
+
+    def new_attempts(self) -> AttemptTable:
+        """What became known of attempts since this was last asked; the last that is said counts.
+
+        Among them may be some that were acknowledged since.
+        """
+        stated = self.retries.take_stated()
+        rows = counted(self.in_flight.take_unstored())
+        held = AttemptTable(rows.offsets, rows.to_store(), rows.due_ms, rows.due_ms)
+        return AttemptTable(*map(np.concatenate, zip(stated, held, strict=True)))
+
     def all_attempts(self, now_ms: int) -> AttemptTable:
         """Every message that was tried before and is not done, and when next.
 
         Among them may be some that were acknowledged while they waited.
         """
         self.retries.take_stated()
+        self.in_flight.take_unstored()
         waiting, next_ms = self.retries.waiting()
         recorded, flying = self.in_flight.parted_rows()
         # Of what was changed for others the journal says that it was handed out (``keep``).

@@ -315,17 +315,19 @@ class Checkpointer:
         id = subscription.record.id
         parts = self.parts.get(id)
         if parts is None:
-            if not subscription.retries.has_stated:
+            if not subscription.has_new_attempts:
                 return []
             parts = self.parts[id] = Parts()
         if parts.wants_rewrite(len(subscription.held)):
             table = subscription.all_attempts(self._clock.now_ms())
             restated.append(_Restated(subscription, parts, table))
             return []
-        if not subscription.retries.has_stated:
+        if not subscription.has_new_attempts:
             return []
-        stated = _open(subscription, subscription.retries.take_stated())
-        return [AttemptPart(id, parts.add(len(piece.offsets)), piece) for piece in _pieces(stated)]
+        return [
+            AttemptPart(id, parts.add(len(piece.offsets)), piece)
+            for piece in _pieces(subscription.new_attempts())
+        ]
 
     async def _with_attempts(self, checkpoint: Checkpoint, restated: list[_Restated]) -> Checkpoint:
         """The checkpoint with all attempts of some subscriptions, less what is done."""
@@ -335,7 +337,9 @@ class Checkpointer:
             id = subscription.record.id
             attempts_from[id] = parts.rewrite()
             for piece in _pieces(table):
-                live = _open(subscription, piece)
+                # What is done may come back until that is durable.
+                open_rows = ~subscription.acked.contains_durably(piece.offsets)
+                live = AttemptTable(*(column[open_rows] for column in piece))
                 attempts.append(AttemptPart(id, parts.add(len(live.offsets)), live))
                 await trio.lowlevel.checkpoint()
         return replace(checkpoint, attempts=attempts, attempts_from=attempts_from)
@@ -372,12 +376,6 @@ class _Restated(NamedTuple):
     subscription: Subscription
     parts: Parts
     table: AttemptTable
-
-
-def _open(subscription: Subscription, table: AttemptTable) -> AttemptTable:
-    """The attempts of what is not done; what is done may still come back until it is durable."""
-    open_rows = ~subscription.acked.contains_durably(table.offsets)
-    return AttemptTable(*(column[open_rows] for column in table))
 
 
 def _pieces(table: AttemptTable) -> list[AttemptTable]:
