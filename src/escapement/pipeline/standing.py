@@ -6,8 +6,8 @@ Seen from one subscription, in the words of ``escapement message show``:
     not covered    the subscription begins elsewhere
     pending        not due yet; of a shared subscription
     waiting        due, or in the order of the log its turn may come; not tried, as
-                   far as is recorded: it may be with a consumer
-    in retry       was delivered and not acknowledged: it waits, or is tried again
+                   far as is recorded: it may have come to a consumer just now
+    in retry       was delivered and not acknowledged: a consumer has it, or it waits
     acknowledged   done, by a consumer or because it expired, was dropped by a quota
                    or went to the dead letters
     cancelled      was cancelled before it was tried
