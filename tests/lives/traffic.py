@@ -66,6 +66,8 @@ class Traffic(Life):
         except escapement.EscapementError as error:
             if not error.retryable:
                 raise
+            # What it gave up may still be held back by the rate, and whoever asks stands behind it.
+            await self.catch_up()
             return
         await self.catch_up()
         for value, one, receipt in zip(values, sent, receipts, strict=True):
