@@ -92,6 +92,8 @@ def test_only_what_is_to_be_archived_is(spark: SparkSession, log: Kept) -> None:
         run(spark, ArchiveConfig(log.source, str(log.root), [TOPIC]))
     with pytest.raises(InvalidRequest, match=r'to nowhere://x: .*for scheme "nowhere"$'):
         run(spark, ArchiveConfig(log.source, "nowhere://x"))
+    with pytest.raises(InvalidRequest, match="for a pattern"):
+        run(spark, ArchiveConfig(log.source, f"{log.root}/[1]"))
 
 
 def test_a_topic_that_is_deleted_under_a_run_is_left_out(
@@ -137,8 +139,14 @@ def test_what_a_task_wrote_twice_is_found_and_does_not_count(
     assert not [path for path in log.root.rglob("*") if path.is_file()]
 
 
-def test_what_is_done_is_archived_as_it_is_read(spark: SparkSession, log: Kept) -> None:
-    """N8, V15: acknowledged and cancelled messages, once; nothing is lost on the way."""
+def test_what_is_done_is_archived_as_it_is_read(
+    spark: SparkSession, log: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N8, V15: acknowledged and cancelled messages, once; nothing is lost on the way.
+
+    In two steps: first what lies before the log's beginning, of which nothing is done.
+    """
+    monkeypatch.setattr(job, "_MESSAGES_AT_ONCE", 1)
     log.hold(True)
     live = spark.read.format("escapement").options(**log.source, topic=TOPIC).load()
     wanted = live.where("state IN ('acked', 'cancelled')").collect()
@@ -147,7 +155,7 @@ def test_what_is_done_is_archived_as_it_is_read(spark: SparkSession, log: Kept) 
         log.source, str(log.root), older_than_ms=0, show=lambda at: shown.append(at.messages)
     )
     (done,) = run(spark, config).topics
-    assert (done.topic, done.messages, shown) == (TOPIC, 30, [30])
+    assert (done.topic, done.messages, shown) == (TOPIC, 30, [0, 30])
     assert log.archived() == log.done == sorted(row.offset for row in wanted)
     plain = spark.read.parquet(str(log.root))
     found = plain.select(*READ_COLUMNS).collect()

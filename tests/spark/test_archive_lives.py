@@ -69,9 +69,12 @@ class Life:
         """Some of what the job would take is archived."""
         connection = self.engine.connect()
         now_ms = int(time.time() * 1000)
-        done = self.offsets(unarchived(self.engine, connection, TopicName.parse(TOPIC), now_ms))
+        name, since = TopicName.parse(TOPIC), self.random.randrange(self.published + 1)
+        done = self.offsets(unarchived(self.engine, connection, name, now_ms))
+        later = self.offsets(unarchived(self.engine, connection, name, now_ms, since))
         connection.close()
         assert len(done) == len(set(done))
+        assert later == [offset for offset in done if offset >= since]
         assert not set(done) & set(self.archived())
         done = [offset for offset in done if self.random.random() < share]
         if not done:

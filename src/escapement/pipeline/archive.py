@@ -25,6 +25,8 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
+
 from escapement.errors import EscapementError, InvalidRequest, NotFound, StorageError
 from escapement.names import NamespaceName, TopicName
 from escapement.pipeline.archivedigest import Digest
@@ -33,6 +35,7 @@ from escapement.pipeline.archivemanifest import Manifest
 from escapement.pipeline.archiveplan import unarchived
 from escapement.pipeline.archivetasks import SUFFIX, read_back, write
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
+from escapement.pipeline.part import Part
 from escapement.pipeline.place import Place
 from escapement.pipeline.planning import looking
 from escapement.pipeline.shelf import Ready, Shelf
@@ -48,8 +51,8 @@ from escapement.storage.topicstate import read_range
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Topics are archived together up to so many messages, and so many topics: what a run that is
-# killed does again, and what is seen of how far it is.
+# A step has up to so many messages, of one topic or of several, and so many topics: what a run
+# that is killed does again, and what is seen of how far it is.
 _MESSAGES_AT_ONCE: Final = 10_000_000
 _TOPICS_AT_ONCE: Final = 500
 _BUNDLE: Final = 0
@@ -75,7 +78,7 @@ class ArchiveConfig:
       output: the root of the archive, on any file system that Spark writes to.
       topics: their names; none: all of namespaces whose policy says ``archive``.
       older_than_ms: messages published longer ago; None: than their namespace's retention.
-      show: called whenever some topics are done.
+      show: called after each step.
     """
 
     source: Mapping[str, str]
@@ -100,7 +103,7 @@ class ArchivedTopic:
 
 @dataclass(slots=True)
 class Archived:
-    """What a run has done."""
+    """What a run has done; a large topic comes with each of its steps."""
 
     topics: list[ArchivedTopic] = field(default_factory=list)
 
@@ -122,6 +125,7 @@ class _Task(NamedTuple):
     id: int
     before_ms: int  # published before
     most: int  # so many messages, or fewer
+    since: int = 0  # from this offset on
 
 
 def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
@@ -150,10 +154,15 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
             tasks = run.tasks()
             behind = 0
             for some in _bounded(tasks):
-                done.topics += run.archive(some)
+                left = some
+                while left:
+                    step, left = run.archive(left)
+                    done.topics += step
+                    if config.show is not None:
+                        topics = behind + len(some) - len(left)
+                        sums = done.messages, done.size_bytes
+                        config.show(Progress(topics, len(tasks), *sums))
                 behind += len(some)
-                if config.show is not None:
-                    config.show(Progress(behind, len(tasks), done.messages, done.size_bytes))
             return done
 
 
@@ -238,14 +247,15 @@ class _Run:
 
     # -- the work ----------------------------------------------------------------------
 
-    def archive(self, tasks: Sequence[_Task]) -> list[ArchivedTopic]:
-        """Archive some topics."""
+    def archive(self, tasks: Sequence[_Task]) -> tuple[list[ArchivedTopic], list[_Task]]:
+        """Archive some topics, or a step of them; and what is left to be done of them."""
         self._steps += 1
         run = f"{self._name}-{self._steps}"
         directory = self._shelf.begin(run)
         done = []
         try:
-            read = self._write(tasks, directory)
+            parts, left = self._parts(tasks)
+            read = write(self._spark, self._address, parts, directory) if parts else Digest()
             if read.messages:
                 ready = self._verified(tasks, run, directory, read)
                 self._shelf.put(run, ready)
@@ -255,14 +265,20 @@ class _Run:
                 self._shelf.clear()
             raise
         self._shelf.clear()
-        return done
+        return done, left
 
-    def _write(self, tasks: Sequence[_Task], directory: str) -> Digest:
-        parts = []
+    def _parts(self, tasks: Sequence[_Task]) -> tuple[list[Part], list[_Task]]:
+        """What of these topics is to be read in a step, and what is left for others."""
+        parts, left = [], []
         for task in tasks:
             with suppress(NotFound):  # it was deleted meanwhile
-                parts += unarchived(self._engine, self._connection, task.name, task.before_ms)
-        return write(self._spark, self._address, parts, directory) if parts else Digest()
+                name, before_ms = task.name, task.before_ms
+                found = unarchived(self._engine, self._connection, name, before_ms, task.since)
+                messages = np.cumsum([part.first_stated for part in found])
+                count = max(int(messages.searchsorted(_MESSAGES_AT_ONCE, "right")), 1)
+                parts += found[:count]
+                left += [task._replace(since=part.offsets.low) for part in found[count : count + 1]]
+        return parts, left
 
     def _verified(
         self, tasks: Sequence[_Task], run: str, directory: str, read: Digest

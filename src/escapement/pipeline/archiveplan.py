@@ -19,9 +19,11 @@ _SAMPLE: Final = 256
 
 
 def unarchived(
-    engine: Engine, connection: Connection, topic: TopicName, before_ms: int
+    engine: Engine, connection: Connection, topic: TopicName, before_ms: int, since: int = 0
 ) -> list[Part]:
     """Of what was published before then, what nobody is to get any more, and is not archived.
+
+    From the offset ``since`` on, in the order of offsets.
 
     Raises:
       NotFound: if there is no such topic.
@@ -29,7 +31,7 @@ def unarchived(
     """
     state = read_topic(engine, connection, topic)
     end = state.log.first_accepted(connection, state.record.id, before_ms, state.end_offset)
-    done = Selection(Span(0, end), Span(0, before_ms))
+    done = Selection(Span(since, end), Span(0, before_ms))
     archived = archive.archived(connection, state.record.id, 0, end)
     return cut_unarchived(topic.full, state, done, archived, _file_messages(connection, state))
 

@@ -56,6 +56,11 @@ class Part:
     # If given, only what nobody is to get any more is wanted, and is not in there.
     archived: OffsetSet | None = None
 
+    @property
+    def first_stated(self) -> int:
+        """How many messages of it the log has in the rows that first stated them."""
+        return max(self.offsets.high - max(self.offsets.low, self.begin_offset), 0)
+
 
 def cut(
     topic: str,
@@ -110,13 +115,14 @@ def cut_unarchived(
 ) -> list[Part]:
     """Parts of what is done and not archived, in the order of offsets; they miss nothing."""
     high = min(selection.offsets.high, state.end_offset)
-    begin = min(state.begin_offset, high)
-    earlier = stated_again(state, 0, begin)
+    first = min(selection.offsets.low, high)
+    begin = min(max(state.begin_offset, first), high)
+    earlier = stated_again(state, first, begin)
     bounds = [*range(archived.first_missing(begin), high, most_records), high]
     spans = [Span(low, end) for low, end in pairwise(bounds)]
     spans = [span for span in spans if archived.first_missing(span.low) < span.high]
     if len(earlier) and not archived.contains(earlier).all():
-        spans.insert(0, Span(0, begin))
+        spans.insert(0, Span(first, begin))
     return [
         Part(
             topic,

@@ -5,9 +5,12 @@ Paths are relative to it, and are taken as they are: nothing in them is an escap
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from escapement.errors import InvalidRequest, StorageError
+
+# Characters by which a reader of Spark's may take a path for one that matches others.
+_PATTERN: Final = frozenset("[]{}")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,7 +20,9 @@ class Place:
     """See the module's docstring; blocking."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        """Raises ``InvalidRequest`` for a place that Spark does not know."""
+        """Raises ``InvalidRequest`` for a place that Spark does not know, or would not find."""
+        if set(root) & _PATTERN:
+            raise InvalidRequest(f"Spark takes {root} for a pattern: a path without any of []{{}}")
         jvm: Any = getattr(spark, "_jvm", None)
         if jvm is None:
             raise InvalidRequest("archiving needs a session with a JVM of its own, not Connect")
