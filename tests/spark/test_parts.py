@@ -222,6 +222,41 @@ def test_a_generation_that_is_dropped_under_a_task_is_noticed(
     engine.close()
 
 
+@pytest.mark.parametrize(
+    ("gone", "left"),
+    [
+        ((30, 49), [*range(30), *range(50, 110)]),
+        ((70, 89), [*range(70), *range(90, 110)]),
+        ((40, 999), [*range(40)]),
+    ],
+)
+def test_rows_that_go_one_by_one_under_a_task_are_noticed(
+    tmp_path: Path, gone: tuple[int, int], left: list[int]
+) -> None:
+    """B7: as those of a topic that is deleted do, and on SQLite those that are forgotten."""
+    engine = SqliteEngine(tmp_path / FILE_NAME)
+    begin_anew(engine, [10] * 9, [10, 10])
+    connection = engine.connect()
+    address = {"data": str(tmp_path), "topic": TOPIC}
+    schema = arrow_schema([("offset", True)])
+    (part,) = BatchPlan(Options(address), ["offset"]).parts()
+    for generation in (1, 2):
+        for shard in range(CONFIG.table_parallelism):
+            between = f"DELETE FROM log_{generation}_{shard} WHERE base_offset BETWEEN ? AND ?"
+            connection.execute(between, gone)
+    connection.close()
+    with pytest.raises(LogForgotten, match=f"messages from {gone[0]} on"):
+        list(read_part(engine, part, schema))
+    batches = read_part(engine, replace(part, fail_on_loss=False), schema)
+    assert [n for batch in batches for n in batch["offset"].to_pylist()] == left
+    engine.close()
+
+
+def test_spans_that_meet_are_one() -> None:
+    spans = [Span(5, 7), Span(0, 2), Span(7, 9), Span(1, 3), Span(20, 30), Span(22, 25)]
+    assert Span.merged(spans) == [Span(0, 3), Span(5, 9), Span(20, 30)]
+
+
 def test_what_cannot_be_meant_is_refused() -> None:
     """B7."""
     for options, said in (

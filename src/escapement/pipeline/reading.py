@@ -58,7 +58,8 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
             for rows in _rows(connection, ahead, part, forgotten):
                 published = Published.concat([Published.of(row) for row in rows])
                 yield from _batches(part, published, schema)
-        for span in forgotten:
+        # What was looked at again may be there twice.
+        for span in Span.merged(forgotten):
             yield from _archived(connection, part, span & part.offsets, schema)
     finally:
         connection.close()
@@ -87,8 +88,9 @@ def _rows(
 ) -> Iterator[list[LogRow]]:
     """The rows that first stated the part's messages, in steps.
 
-    A generation may be dropped under it: then it looks anew what there is. What is not there any
-    more is added to ``forgotten``.
+    A generation may be dropped under it: then it looks anew what there is. Rows may also go one
+    by one: those of a topic that was deleted, and on SQLite all. What is not there any more is
+    added to ``forgotten``.
     """
     at = max(part.offsets.low, part.begin_offset)
     while at < part.offsets.high:
@@ -100,7 +102,7 @@ def _rows(
             at = end
             continue
         try:
-            keys = _steps(_keys(log, connection, part, at))
+            keys = _steps(_keys(log, connection, part, at, forgotten))
             for step, found in ahead.steps(log, keys):
                 if len(found) < len(step):
                     there = {row.key for row in found}
@@ -135,11 +137,19 @@ def _archived(connection: Connection, part: Part, span: Span, schema: Any) -> It
         yield from read_archived(some, schema)
 
 
-def _keys(log: Log, connection: Connection, part: Part, start: int) -> Iterator[RowKey]:
-    """The rows that hold wanted messages from ``start`` on."""
-    for head in log.heads(connection, part.topic_id, start, part.offsets.high):
+def _keys(
+    log: Log, connection: Connection, part: Part, start: int, forgotten: list[Span]
+) -> Iterator[RowKey]:
+    """The rows that hold wanted messages from ``start`` on; gaps between rows are forgotten."""
+    at, high = start, part.offsets.high
+    for head in log.heads(connection, part.topic_id, start, high):
+        if head.key.base_offset > at:
+            forgotten.append(Span(at, head.key.base_offset))
+        at = head.key.base_offset + head.key.message_count
         if _wanted(part, head):
             yield head.key
+    if at < high:
+        forgotten.append(Span(at, high))
 
 
 def _steps(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -46,6 +47,17 @@ class Span:
 
     def __and__(self, other: Span) -> Span:
         return Span(max(self.low, other.low), min(self.high, other.high))
+
+    @staticmethod
+    def merged(spans: Iterable[Span]) -> list[Span]:
+        """Those that meet or overlap as one; ascending."""
+        found: list[Span] = []
+        for span in sorted(spans, key=lambda span: span.low):
+            if found and span.low <= found[-1].high:
+                found[-1] = replace(found[-1], high=max(found[-1].high, span.high))
+            else:
+                found.append(span)
+        return found
 
     def meets(self, lowest: int, highest: int) -> bool:
         """Whether any of ``[lowest, highest]``, both included, may be in it."""
