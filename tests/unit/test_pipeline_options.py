@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from escapement.errors import InvalidRequest
+from escapement.cli.pipeline.source import refusals
+from escapement.errors import InvalidRequest, StorageError
 from escapement.pipeline.options import LogAddress, Options
 from escapement.storage.engine.mysql import MysqlEngine
 
@@ -87,6 +88,28 @@ def test_what_cannot_be_meant_is_refused_by_name() -> None:
     assert options.text("topic") is None
     with pytest.raises(InvalidRequest, match="not both"):
         LogAddress.of(Options({"url": "mysql://db/log", "data": "/var/lib/x"}))
+
+
+def test_what_stops_spark_is_said_in_one_line_and_what_may_be_our_mistake_is_not() -> None:
+    """B7."""
+    begun = "An error occurred while calling o67.text.\n: org.apache.spark.SparkException: Job"
+    stopped = "Caused by: java.io.IOException: Mkdirs failed to create file:/archive\n\tat x\n"
+    with (
+        pytest.raises(StorageError, match=r"^Spark has failed: java.io.IOException: Mkdirs .*ve$"),
+        refusals(),
+    ):
+        raise RuntimeError(f"{begun}\n\tat y\nCaused by: another\n{stopped}\t... 1 more")
+    refused = "Caused by: org.apache.spark.api.python.PythonException: Traceback"
+    with (
+        pytest.raises(InvalidRequest, match=r"^the log begins at 5$"),
+        refusals(),
+    ):
+        raise RuntimeError(
+            f"{begun}\n{refused}\nescapement.errors.LogForgotten: the log begins at 5"
+        )
+    for mistake in (f"{begun}\n{refused}\nKeyError: 1", begun):
+        with pytest.raises(RuntimeError), refusals():
+            raise RuntimeError(mistake)
 
 
 def test_a_directory_without_a_log_is_left_without_one(tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
-from escapement.errors import EscapementError, InvalidRequest
+from escapement.errors import EscapementError, InvalidRequest, StorageError
 from escapement.pipeline.options import LogAddress, Options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+# What Java says of a failure, the innermost last.
+_CAUSE: Final = "Caused by: "
 _OPTIONS = (
     click.option(
         "--log",
@@ -60,13 +62,20 @@ def given(**options: str | None) -> dict[str, str]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What Spark reports of our own refusals, as one line instead of its traceback."""
+    """What Spark reports as one line, of our own refusals and of what stops Java.
+
+    Whatever else fails comes with its traceback: it may be our mistake.
+    """
     try:
         yield
     except EscapementError:
         raise
     except Exception as error:  # Spark has many kinds, of its own and of the bridge to Java
-        ours = [line for line in str(error).splitlines() if line.startswith("escapement.errors.")]
-        if not ours:
+        said = str(error).splitlines()
+        ours = [line for line in said if line.startswith("escapement.errors.")]
+        if ours:
+            raise InvalidRequest(ours[-1].partition(": ")[2]) from None
+        causes = [line for line in said if line.startswith(_CAUSE)]
+        if not causes or "PythonException" in causes[-1]:
             raise
-        raise InvalidRequest(ours[-1].partition(": ")[2]) from None
+        raise StorageError(f"Spark has failed: {causes[-1].removeprefix(_CAUSE)}") from None
