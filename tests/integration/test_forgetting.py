@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 
 import pytest
@@ -514,6 +514,26 @@ async def test_of_what_is_forgotten_cancel_and_reschedule_say_the_same(
             assert cancelled.fates.tolist() == moved.fates.tolist()
             assert moved.fates.tolist() == [Fate.DELIVERED, Fate.DELIVERED, Fate.UNKNOWN]
             assert [one.handed for one in moved] == [one.handed for one in cancelled]
+
+
+async def test_what_the_log_has_forgotten_may_be_cancelled_for_who_might_come_upon_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: what is answered as delivered comes to nobody any more, also by chance."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await begin(broker)
+        await producer.send_many([b"0", b"1"])
+        await world.checkpoint()
+        assert await take(broker) == [b"0", b"1"]
+        began = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC)
+        await a_day_later(world)
+        names = {"topic": TOPIC, "subscription": "latest"}
+        await broker.admin("subscriptions.create", **names)
+        assert [one.fate for one in await broker.cancel([0], topic=TOPIC)] == [Fate.DELIVERED]
+        async with broker.consumer(TOPIC, "past", position=began - timedelta(hours=1)):
+            pass
+        assert [one.fate for one in await broker.cancel([0], topic=TOPIC)] == [Fate.DONE]
+        assert b"0" not in await take(broker, "past")
 
 
 async def test_who_comes_later_gets_what_was_moved_and_is_done_once_at_most(

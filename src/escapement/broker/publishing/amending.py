@@ -22,7 +22,7 @@ import numpy as np
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.logreader import LogReader
-from escapement.broker.publishing.outcome import Outcome, decide, still_wanted
+from escapement.broker.publishing.outcome import FORGOTTEN_MS, Outcome, decide, still_wanted
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
 from escapement.errors import StorageReadOnly, StorageUnavailable
@@ -36,8 +36,8 @@ from escapement.storage.lane import State
 
 # How much of the log is read at once for times.
 _STEP_BYTES: Final = 1024 * 1024
-# When nobody wants a message any more that the log has forgotten.
-_LONG_AGO_MS: Final = -1
+# Nobody wants a message for being due then.
+_NEVER_MS: Final = -1
 
 
 class Amending:
@@ -85,7 +85,7 @@ class Amending:
                 break
             moves = topic.amendments.moves
             found, count = await self._log.published(topic.id, unknown, moves, _STEP_BYTES)
-            first_ms = np.full(count, _LONG_AGO_MS)
+            first_ms = np.full(count, FORGOTTEN_MS)
             first_ms[np.searchsorted(unknown[:count], found.offsets)] = found.due_ms
             known = np.concatenate((known, unknown[:count]))
             due_ms = np.concatenate((due_ms, first_ms))
@@ -129,7 +129,7 @@ def _settle_by_time(
 
     Args:
       known: messages whose times are known; ascending.
-      due_ms: when these were due at first.
+      due_ms: when these were due at first, or ``FORGOTTEN_MS``.
 
     Returns:
       The messages of which that must be known, too; ascending.
@@ -144,7 +144,7 @@ def _settle_by_time(
         return at
     split = offsets[at]
     masks = {name: mask[at] for name, mask in outcome.handed.items()}
-    at_least = still_wanted(topic.subscriptions(), split, np.full(len(at), _LONG_AGO_MS), masks)
+    at_least = still_wanted(topic.subscriptions(), split, np.full(len(at), _NEVER_MS), masks)
     at, split = at[~at_least], split[~at_least]
     has_time = np.isin(split, known, assume_unique=True)
     if not has_time.all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.message import Int64s
 from escapement.protocol.fate import Fate
+
+FORGOTTEN_MS: Final = -2
 
 
 class Outcome(NamedTuple):
@@ -36,13 +38,15 @@ def still_wanted(
     """Which messages one of these subscriptions is to get and has not been handed; bool[n].
 
     Args:
-      due_ms: when each is due now.
+      due_ms: when each is due now; ``FORGOTTEN_MS`` of what the log does not have any more.
       handed: of each subscription that has been handed some, which.
     """
     wanted = np.zeros(len(offsets), bool)
     none = np.zeros(len(offsets), bool)
     for one in concerned:
-        wanted |= one.covers(due_ms, offsets) & ~handed.get(one.record.name, none)
+        # Whoever began at a time that was past may come upon what is left in the index.
+        known_ms = np.where(due_ms == FORGOTTEN_MS, one.record.created_at_ms, due_ms)
+        wanted |= one.covers(known_ms, offsets) & ~handed.get(one.record.name, none)
     return wanted
 
 
