@@ -40,7 +40,9 @@ class Subscribers(Life):
         elif is_new:
             await self.limit(name, {"order": self.rng.choice(["any", "key", "topic"])})
         if name == MORTAL:
-            await self.limit(name, {"max_deliveries": 2})
+            kept = self.rng.choice([False, True])  # what expires or is dropped dies, too
+            deaths = {"expired_to_dead_letter": kept, "dropped_to_dead_letter": kept}
+            await self.limit(name, {"max_deliveries": 2, **deaths})
 
     async def limit(self, name: str, policy: Mapping[str, Any]) -> None:
         """Change the policy of a subscription, or of the topic (no name)."""
