@@ -133,7 +133,9 @@ class Life:
                     name,
                     inbox.id,
                     key_range,
-                    any(other == name and wanted for other, _, wanted in self.inboxes),
+                    # Who leaves may have had a range.
+                    self._closing
+                    or any(other == name and wanted for other, _, wanted in self.inboxes),
                     self._is_active(name, inbox),
                     self.model.policies[name],
                     self.model.policies[""],
