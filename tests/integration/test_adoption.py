@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import trio
@@ -14,6 +14,7 @@ from bulk import commit, stage_letters
 from committing import AtStep, FaultyEngine, Once
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
+from escapement.broker.letters.opening import Found, open_steps
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import NotFound, OutcomeUnknown, StorageUnavailable
 from escapement.storage import inbox, job
@@ -287,6 +288,36 @@ async def test_a_job_keeps_to_the_publish_rate_of_its_topic(
             (row,) = await jobs(broker)
         took_s = (world.clock.now_ms() - began_ms) / 1000
         assert 19 <= took_s <= 23, "200 messages at 10 a second"
+
+
+class Counting:
+    """Runs blocking calls at once, and counts the letters that they open."""
+
+    def __init__(self) -> None:
+        self.letters = 0
+
+    async def __call__(self, function: Callable[..., T], /, *arguments: Any) -> T:
+        result = await inline(function, *arguments)
+        if open_steps in arguments:
+            self.letters += sum(len(found.letters) for found in cast("list[Found]", result))
+        return result
+
+
+async def test_a_job_that_keeps_to_a_high_rate_is_read_once(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V18: what has its turn soon is not given up and read again."""
+    counting = Counting()
+    async with bulk_world(TINY, run=counting) as (world, broker, writer):
+        await broker.admin("topics.create", topic="t/n/x")
+        await broker.admin("topics.update", topic="t/n/x", policy={"max_publish_rate": 1000})
+        writer.write(*(letter("t/n/x", f"{n}", *[b"x"] * 50) for n in range(60)))
+        began_ms = world.clock.now_ms()
+        while not (rows := await jobs(broker)) or rows[0]["state"] != "adopted":
+            await world.clock.advance(ms=100)
+        took_s = (world.clock.now_ms() - began_ms) / 1000
+        assert 2.8 <= took_s <= 4.2, "3000 messages at 1000 a second, and the look for them"
+        assert counting.letters == 60
 
 
 async def test_a_letter_that_can_never_be_moved_is_held_and_named(

@@ -70,6 +70,9 @@ _ROUND_MAILBOXES: Final = 256
 _STEPS_AT_ONCE: Final = 16
 # ... of them in memory: one that is read while one is committed, and one that waits for that.
 _STEPS_AHEAD: Final = 3
+# So long a publish rate is waited for with a letter in hand, where no other mailbox waits behind:
+# given up, it would have to be read again.
+_WAIT_IN_HAND_MS: Final = 100
 # The shortest pause between two rounds that moved nothing.
 _SHORTEST_S: Final = 0.01
 # Reasons that are remembered; there may be any number of mailboxes.
@@ -284,7 +287,8 @@ class Postman:
           before: what is under way of the letters before these, without which they do not go.
         """
         held: list[tuple[int, EscapementError]] = []
-        loads = [self._admit(one, held, blocked) for one in found]
+        alone = len(found) == 1
+        loads = [await self._admit(one, held, blocked, alone) for one in found]
         for id, error in held:
             _logger.error("letter %d of the inbox is held: %s", id, error)
             await self._pipeline.transact(
@@ -313,11 +317,12 @@ class Postman:
         self.moved += under_way.moved
         return bool(under_way.moved or under_way.held)
 
-    def _admit(
+    async def _admit(
         self,
         found: Found,
         held: list[tuple[int, EscapementError]],
         blocked: dict[str, str],
+        alone: bool,
     ) -> Load:
         """What of these letters the topic takes; the others are held, or wait."""
         topic, of_jobs = found.topic, found.step.of_jobs
@@ -332,7 +337,7 @@ class Postman:
                 continue
             try:
                 self._publishing.check_times(topic, times)
-                if of_jobs and not self._has_turn(topic, len(batch), blocked):
+                if of_jobs and not await self._has_turn(topic, len(batch), blocked, alone):
                     break
             except DelaysDisabled as error:
                 _block(blocked, topic.name.full, str(error))
@@ -351,9 +356,14 @@ class Postman:
         load.whole = len(load.ids) == len(found.letters)
         return load
 
-    def _has_turn(self, topic: Topic, count: int, blocked: dict[str, str]) -> bool:
+    async def _has_turn(
+        self, topic: Topic, count: int, blocked: dict[str, str], alone: bool
+    ) -> bool:
         """Whether so many messages of a job may be published now; else it is waited."""
         wait_ms = self._publishing.wait_ms(topic, count)
+        while alone and 0 < wait_ms <= _WAIT_IN_HAND_MS:
+            await trio.sleep(wait_ms / 1000)
+            wait_ms = self._publishing.wait_ms(topic, count)
         if wait_ms:
             why, target = "the topic's maximum publish rate is met", topic.name.full
             until_s = trio.current_time() + wait_ms / 1000
