@@ -536,6 +536,43 @@ async def test_what_the_log_has_forgotten_may_be_cancelled_for_who_might_come_up
         assert b"0" not in await take(broker, "past")
 
 
+@pytest.mark.parametrize("dies", [False, True])
+async def test_what_neither_log_nor_index_has_any_more_is_let_go(
+    mock_clock: trio.testing.MockClock, dies: bool
+) -> None:
+    """Invariant 7: it was come upon in an index that is lost since, and waits for a retry."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            await producer.send_many([b"0", b"1"])
+            await world.checkpoint()
+            assert await take(broker) == [b"0", b"1"]
+            await a_day_later(world)
+            await subscribe(broker, "late", "shared")
+            late = {"topic": TOPIC, "subscription": "late"}
+            async with broker.consumer(TOPIC, "late") as inbox:
+                messages = await arrived(inbox)
+                assert len(messages) == 2, "it was merged away: nothing is shown"
+                await inbox.nack(messages, timedelta(hours=1))
+            if dies:
+                policy = {"expired_to_dead_letter": True}
+                await broker.admin("subscriptions.update", **late, policy=policy)
+                await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": 3_600_000})
+        await without_index(world)
+        async with world.connect() as broker, broker.consumer(TOPIC, "late") as inbox:
+            await world.clock.advance(hours=2)
+            assert await arrived(inbox) == []
+            producer = await broker.producer(TOPIC)
+            await producer.send(b"2")
+            assert [message.value for message in await arrived(inbox)] == [b"2"]
+            (row,) = [
+                row
+                for row in await broker.admin("subscriptions.list", topic=TOPIC)
+                if row["subscription"] == "late"
+            ]
+            assert (row["unacknowledged"], row["in_flight"]) == (1, 1)
+
+
 async def test_who_comes_later_gets_what_was_moved_and_is_done_once_at_most(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -32,8 +32,8 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.shedding import Shedding
 from escapement.clock import Clock
-from escapement.errors import StorageUnavailable
-from escapement.message import Int64s, MessageBatch, UInt32s
+from escapement.errors import IndexDamaged, StorageUnavailable
+from escapement.message import Blobs, Int64s, MessageBatch, UInt32s
 from escapement.storage.blocking import Run
 from escapement.storage.index import DelayedIndex, Key, Plan
 
@@ -45,6 +45,8 @@ READ_BYTES: Final = 1024 * 1024
 # What is not handed out in the order of the index lies in many of its blocks, each of which
 # is read for what goes out together: so many frames do.
 _SCATTERED_FRAMES: Final = 4
+# Before the log is asked again while the database is away.
+_RETRY_S: Final = 1.0
 # How often a frame that was decided on asks whether it may leave by now; it is rare.
 _PAUSE_S: Final = 0.05
 
@@ -366,11 +368,21 @@ class Pump:
         # What is still to be filled in may have left the index since it was found there.
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)
         at_hand = fetch.in_memory
-        if at_hand:
-            there, batch = fetch.read_there(*unfilled)
-        else:
-            self._reschedule(topic)  # ack timeouts run while the disk is slow
-            there, batch = await self._run(fetch.read_there, *unfilled)
+        try:
+            if at_hand:
+                there, batch = fetch.read_there(*unfilled)
+            else:
+                self._reschedule(topic)  # ack timeouts run while the disk is slow
+                there, batch = await self._run(fetch.read_there, *unfilled)
+        except IndexDamaged:
+            left = await self._without_forgotten(topic, subscription, rows)
+            if left.height == rows.height:
+                raise
+            rows = left
+            if not rows.height:
+                return rows, MessageBatch(Blobs.empty(0)), True
+            rows, batch, _ = await self._payloads(topic, subscription, rows)
+            return rows, batch, True
         if there is not None:
             assert isinstance(subscription, SharedSubscription)
             gone = np.ones(rows.height, bool)
@@ -380,3 +392,21 @@ class Pump:
         if rows.height:
             topic.sizes.saw(batch)
         return rows, batch, not at_hand
+
+    async def _without_forgotten(
+        self, topic: Topic, subscription: Subscription, rows: Rows
+    ) -> Rows:
+        """Let go of what the log has forgotten; returns the rest.
+
+        A subscription that began in the past came upon it in an index that is lost since.
+        """
+        moves = topic.amendments.moves
+        while True:
+            try:
+                gone = await self._log.forgotten(topic.id, rows.offsets, topic.next_offset, moves)
+                break
+            except StorageUnavailable:
+                await trio.sleep(_RETRY_S)
+        if gone.any():
+            subscription.acknowledge(rows.offsets[gone], None)
+        return rows.pick(~gone)

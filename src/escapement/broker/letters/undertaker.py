@@ -35,6 +35,7 @@ from escapement.clock import Clock
 from escapement.errors import (
     AlreadyExists,
     EscapementError,
+    IndexDamaged,
     LogDamaged,
     NotFound,
     ShuttingDown,
@@ -145,7 +146,12 @@ class Undertaker:
         if not dead.rows.height or self._gone(subscription):
             return
         if isinstance(subscription, SharedSubscription):
-            batch = await self._from_index(topic, subscription, dead)
+            try:
+                batch = await self._from_index(topic, subscription, dead)
+            except IndexDamaged:
+                if await self._let_go_of_forgotten(topic, subscription, dead):
+                    return
+                raise
         else:
             batch = await self._from_log(topic, dead)
         moves = topic.amendments.moves
@@ -203,6 +209,19 @@ class Undertaker:
         if there is not None:
             raise StorageUnavailable("what is to be buried has not been filled in yet")
         return batch
+
+    async def _let_go_of_forgotten(
+        self, topic: Topic, subscription: SharedSubscription, dead: Dead
+    ) -> bool:
+        """Be done with what neither the log nor the index has any more; whether there was any.
+
+        A subscription that began in the past came upon it in an index that is lost since.
+        """
+        offsets, moves = dead.rows.offsets, topic.amendments.moves
+        gone = await self._log.forgotten(topic.id, offsets, topic.next_offset, moves)
+        if gone.any() and not self._gone(subscription):
+            subscription.acknowledge(offsets[gone], None)
+        return bool(gone.any())
 
     async def _from_log(self, topic: Topic, dead: Dead) -> MessageBatch:
         """For who reads the log: the index has only what shared subscriptions want.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import trio
 
 from escapement.broker.log.keptrows import Kept, KeptRows
@@ -220,6 +221,23 @@ class LogReader:
     def _first_offset(self, topic_id: int) -> int | None:
         with self._connected() as connection:
             return self._log.first_offset(connection, topic_id)
+
+    async def forgotten(
+        self, topic_id: int, offsets: Int64s, end_offset: int, moves: Moves
+    ) -> npt.NDArray[np.bool_]:
+        """Which of these messages the log does not have any more, in whichever row; bool[n].
+
+        Args:
+          end_offset: where the topic's log ends.
+          moves: the topic's, which know what was stated again.
+
+        Raises:
+          StorageUnavailable: when the database cannot be reached.
+        """
+        first = await self.first_offset(topic_id)
+        begin = end_offset if first is None else first
+        gone: npt.NDArray[np.bool_] = (offsets < begin) & ~moves.contains(offsets)
+        return gone
 
     async def lowest_base(self, topic_id: int) -> int:
         """The key of the topic's newest restatement; 0 if it has none."""
