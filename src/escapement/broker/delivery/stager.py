@@ -51,8 +51,12 @@ class Stager:
         pieces = [rows.pick(slice(at, at + step)) for at in range(0, rows.height, step)]
         fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)
-        read, part = await self._run(_read, pieces, fetches, unfilled, self._room_bytes())
-        if part is not None:
+        read, found_rows, batches = await self._run(
+            _read, pieces, fetches, unfilled, self._room_bytes()
+        )
+        if batches:
+            # Here rather than in the thread, whose memory for it would be fresh each time.
+            part = Part.of(Rows.concat(found_rows), MessageBatch.concat(batches))
             topic.sizes.saw(part.batch)
             subscription.staged.put(part)
             self._staged.add(subscription.staged)
@@ -66,8 +70,8 @@ class Stager:
 
 def _read(
     pieces: Sequence[Rows], fetches: Sequence[Fetch], unfilled: tuple[int, int], room_bytes: int
-) -> tuple[int, Part | None]:
-    """Read pieces until there is no room; how many, and the messages. Blocking.
+) -> tuple[int, list[Rows], list[MessageBatch]]:
+    """Read pieces until there is no room; how many, and what was there. Blocking.
 
     Args:
       unfilled: of this range of offsets messages may be gone.
@@ -84,4 +88,4 @@ def _read(
             batches.append(batch)
             room_bytes -= batch.size_bytes
         read += 1
-    return read, Part.of(Rows.concat(rows), MessageBatch.concat(batches)) if batches else None
+    return read, rows, batches

@@ -38,9 +38,6 @@ from escapement.traits import priorities_of
 
 URGENT, NORMAL, LOW = -1, 0, 1
 BANDS: Final = (URGENT, NORMAL, LOW)
-# So many are worth a scan, and twice as many one that does not keep others waiting for long: what
-# is ready must last until what is read is there.
-PIECE: Final = 32_768
 # Who has room for one in so many of those takes part in the scan of another.
 _JOIN_SHARE: Final = 4
 
@@ -186,20 +183,13 @@ class Band:
 
     # -- scans ---------------------------------------------------------------------
 
-    @property
-    def wants_scan(self) -> bool:
+    def wants_scan(self, piece: int) -> bool:
         """Behind, nothing being read, and room for a worthwhile piece."""
-        return self.mark is not None and self._scan_until is None and self.room >= self._piece
+        return self.mark is not None and self._scan_until is None and self.room >= piece
 
-    @property
-    def may_join(self) -> bool:
+    def may_join(self, piece: int) -> bool:
         """Whether there is some room, if another that is as far wants a scan."""
-        return self.room * _JOIN_SHARE >= self._piece
-
-    @property
-    def _piece(self) -> int:
-        """The room that is worth a scan: of a small ready, half."""
-        return min(PIECE, self.ready.limit - self.ready.limit // 2)
+        return self.room * _JOIN_SHARE >= piece
 
     @property
     def may_precede(self) -> bool:
@@ -218,10 +208,9 @@ class Band:
         """Whether a scan is under way."""
         return self._scan_until is not None
 
-    @property
-    def is_stuck(self) -> bool:
+    def is_stuck(self, piece: int) -> bool:
         """Behind, nothing being read, and too little room."""
-        return self.mark is not None and self._scan_until is None and not self.wants_scan
+        return self.mark is not None and self._scan_until is None and self.room < piece
 
     def has_unread(self, until_ms: int) -> bool:
         """Whether what was due by then may not have been looked at, and nobody is looking."""

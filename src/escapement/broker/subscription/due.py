@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
-from escapement.broker.subscription.band import BANDS, NORMAL, PIECE, Band, bands_of
+from escapement.broker.subscription.band import BANDS, NORMAL, Band, bands_of
 from escapement.broker.subscription.keyorder import KeyOrder
 from escapement.broker.subscription.keyqueues import KeyQueues
 from escapement.broker.subscription.keyranges import KeyRanges
@@ -37,6 +37,9 @@ from escapement.storage.index import Key
 from escapement.storage.items import Acks, Attempts
 from escapement.storage.offsets import OffsetSet
 
+# Where messages are read ahead, so many are worth a scan, and one of twice as many does not take
+# too long: what is ready must last until what is read is there.
+_PIECE: Final = 32_768
 # Expired messages that are let go in one step, and one acknowledgement.
 EXPIRED_AT_ONCE: Final = 65_536
 
@@ -304,9 +307,20 @@ class DueSubscription(Subscription):
             if (
                 self.may_let_go
                 if band.has_unread(until_ms)
-                else bool(self.consumers) and band.wants_scan
+                else bool(self.consumers) and band.wants_scan(self._piece)
             )
         ]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a band is behind, and has too little room."""
+        return any(band.is_stuck(self._piece) for band in self.bands)
+
+    @property
+    def _piece(self) -> int:
+        """How much room is worth a scan."""
+        half = self.limits.ready_messages - self.limits.ready_messages // 2
+        return min(_PIECE, half) if self.scatters else half
 
     def must_read(self, wanting: list[Band]) -> bool:
         """Whether to hand nothing out until what is being read is there.
@@ -334,8 +348,10 @@ class DueSubscription(Subscription):
         if start.due_ms <= until_ms:  # what has expired needs no room, and is read by itself
             return Scan(here, start, Key(until_ms + 1, 0), EXPIRED_AT_ONCE, until_ms)
         # What one alone reads, others read again: who has a little room, has it read less now.
-        bands = [band for band in here if band in wanting or band.may_join]
-        most = min(2 * PIECE, *(band.room for band in bands))
+        bands = [band for band in here if band in wanting or band.may_join(self._piece)]
+        most = min(band.room for band in bands)
+        if self.scatters:
+            most = min(most, 2 * _PIECE)
         ahead = [band.mark for band in self.bands if band.mark is not None and band.mark > start]
         return Scan(bands, start, min([max(frontier, start), *ahead]), most, until_ms)
 

@@ -332,7 +332,7 @@ class SharedSubscription(DueSubscription):
         closed, ranged = self._closed(order, room), self._ranges is not None
         count = order.queues.count_open(closed)
         assert self._skipping is not None
-        is_stuck = count < wanted and any(band.is_stuck for band in self.bands)
+        is_stuck = count < wanted and self.is_stuck
         self._skipping.found_stuck(is_stuck, now_ms)
         if not order.is_worthwhile(count, wanted, out, soon, now_ms):
             return []
@@ -385,7 +385,7 @@ class SharedSubscription(DueSubscription):
             band.ready.put_first(part)
         for band, part in self._split(Rows.concat(aside[1])):
             band.ready.push_tried(part)
-        is_stuck = any(band.is_stuck for band in self.bands)
+        is_stuck = self.is_stuck
         # Nothing of all that is ready is for those who have room; or else it is not known.
         if not is_stuck or (wanted > 0 and not runs):
             self._skipping.found_stuck(is_stuck, now_ms)
