@@ -17,6 +17,7 @@ from escapement.client.schedule import moment
 from escapement.errors import InvalidRequest, NotFound
 from escapement.storage.rule import FOREVER_MS
 from escapement.testing import World, arrived
+from held import FETCH, Held, uncached
 from received import values
 
 CALM = BrokerConfig(seed=0)
@@ -159,3 +160,23 @@ async def test_what_cannot_be_meant_is_refused(mock_clock: trio.testing.MockCloc
         assert shown["paused_until_ms"] == 0
         await broker.pause("x")
         assert (await broker.admin("topics.get", topic="x"))["paused_until_ms"] == FOREVER_MS
+
+
+async def test_what_was_decided_before_a_pause_waits_for_its_end(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Its messages were still being read when the pause was answered."""
+    held = Held()
+    async with testing.start(run=held, config=uncached(CALM)) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="x", subscription="s")
+        await (await broker.producer("x")).send_many([b"one", b"two"])
+        await world.checkpoint()
+        async with broker.consumer("x", "s", permits=2) as inbox:
+            with held.hold(FETCH):
+                await held.reached()
+                await broker.pause("x", "s", duration="1h")
+            await world.clock.advance(minutes=59)
+            assert await arrived(inbox) == []
+            await world.clock.advance(minutes=1)
+            messages = await arrived(inbox)
+            assert [(m.value, m.attempt) for m in messages] == [(b"one", 1), (b"two", 1)]

@@ -333,6 +333,10 @@ class Pump:
         # Leaving takes back what was not sent, as untried.
         if consumer.closed or consumer.halted:
             return
+        now_ms = self._clock.now_ms()
+        if not fresh and subscription.throttle.is_paused(now_ms):
+            subscription.put_back(hand, now_ms)
+            return
         if not fresh:
             held = hand.rows.pick(subscription.still_held(hand))
             consumer.permits += hand.rows.height - held.height

@@ -483,6 +483,12 @@ class Subscription(ABC):
             self._record(counted(rows), rows.due_ms)
         return self.in_flight.has_unrecorded
 
+    def put_back(self, hand: HandOver, now_ms: int) -> None:
+        """It was decided and not sent, and must not be: its messages come later, untried."""
+        hand.consumer.permits += hand.rows.height
+        held = hand.rows.offsets[self.still_held(hand)]
+        self._return_untried(self.in_flight.take_back(held, hand.consumer.id), 0, now_ms)
+
     def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
         """Which rows are still in this very hand: not acknowledged, not taken back."""
         return self.in_flight.holds(hand.delivery_id, hand.rows.height)

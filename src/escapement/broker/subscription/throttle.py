@@ -38,6 +38,10 @@ class Throttle:
         """Nothing is handed out before this moment."""
         return max(self._policy.paused_until_ms, self.topic_paused_until_ms)
 
+    def is_paused(self, now_ms: int) -> bool:
+        """Whether nothing may be handed out now, whatever was granted before."""
+        return now_ms < self.paused_until_ms
+
     def set_policy(self, policy: SubscriptionPolicy) -> None:
         """Go by another policy from now on; what was spent at the old rate stays so."""
         self._policy = policy
@@ -51,8 +55,8 @@ class Throttle:
         Args:
           in_flight: how many are in consumers' hands.
         """
-        until_ms = self.paused_until_ms
-        if now_ms < until_ms:
+        if self.is_paused(now_ms):
+            until_ms = self.paused_until_ms
             self._wake_ms = None if until_ms == FOREVER_MS else until_ms
             return 0
         most = self._policy.max_in_flight
