@@ -1,6 +1,7 @@
 """Rows a second from a DataFrame to the commit, and from there into a topic's log.
 
-    python benchmarks/spark_write.py [--rows 10000000] [--runs 2] [--log URL] [--json FILE]
+    python benchmarks/spark_write.py [--rows 10000000] [--runs 2] [--rate N] [--log URL]
+                                     [--json FILE]
 
 A broker, Spark with two tasks, and, without a URL, a private MariaDB or MySQL with its default
 durability, all on this machine. Spark takes the rows, 100 characters each, from Parquet; a run
@@ -8,7 +9,8 @@ that reads them and writes nothing says what that costs, and one that hands them
 drops them there what can be had at best. Up to the commit counts from before Spark plans.
 While the broker adopts them, `escapement bench lateness` measures another topic of the same
 broker, as it did before. Prints the median, the lowest and the highest of the runs, and the
-processor seconds of a run, by kind of process. Ten million rows twice take some three minutes.
+processor seconds of a run, by kind of process. With ``--rate`` the topic has that publish rate,
+which adoptions keep to. Ten million rows twice take some three minutes.
 """
 
 from __future__ import annotations
@@ -120,6 +122,12 @@ async def adopted(process: BrokerProcess) -> tuple[int, float]:
             await trio.sleep(POLL_S)
 
 
+async def hold_back(process: BrokerProcess, rate: int) -> None:
+    """Have the topic take no more than ``rate`` messages a second."""
+    async with escapement.connect(process.url, settings=PATIENT) as broker:
+        await broker.admin("topics.update", topic=TOPIC, policy={"max_publish_rate": rate})
+
+
 def lateness(process: BrokerProcess, seconds: float) -> subprocess.Popen[str]:
     """Another topic of this broker, measured in a process of its own."""
     command = [sys.executable, "-m", "escapement", "bench", "lateness", "--broker", process.url]
@@ -141,12 +149,19 @@ def figures_of(measured: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def measure(
-    spark: SparkSession, process: BrokerProcess, url: str, rows: int, runs: int, file: Path
+    spark: SparkSession,
+    process: BrokerProcess,
+    url: str,
+    rows: int,
+    runs: int,
+    rate: int,
+    file: Path,
 ) -> dict[str, Any]:
     make(spark, WARM_ROWS, file)
     write(spark, file, url)
     drop(spark, file)
     trio.run(adopted, process)
+    trio.run(hold_back, process, rate)
     make(spark, rows, file)
     read_s = seconds_of(lambda: read(spark, file))
     dropped_s = seconds_of(lambda: drop(spark, file))
@@ -199,6 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--rate", type=int, default=0, help="messages a second; 0: no bound")
     add_options(parser)
     parser.add_argument("--log", help="of an empty database on MariaDB or MySQL")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
@@ -207,9 +223,8 @@ def main() -> None:
 
         def run(url: str) -> dict[str, Any]:
             with broker_process(Path(directory) / "data", url) as process:
-                return measure(
-                    spark, process, url, given.rows, given.runs, Path(directory) / "rows"
-                )
+                file = Path(directory) / "rows"
+                return measure(spark, process, url, given.rows, given.runs, given.rate, file)
 
         if given.log:
             figures = run(given.log)
