@@ -141,7 +141,7 @@ def test_attempts_are_counted_up_to_what_is_kept_of_them() -> None:
     """V4: of a message that was once handed back untried and has failed since for ever."""
     made = subscription()
     tried = Rows(column(500, 500), column(0, 1), column(RELEASED | MOST_ATTEMPTS, RELEASED))
-    made.retries.recover(tried, column(900, 900), stored=True)
+    made.attempts.recover(tried, column(900, 900), stored=True)
     made.begin(1_000)
     for count in (1, 2, 3):
         (hand,) = made.assign(1_000, 100)

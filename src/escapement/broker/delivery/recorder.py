@@ -41,5 +41,5 @@ class Recorder:
             await trio.sleep(AFTER_MS / 1000)
             now_ms = self._clock.now_ms()
             for subscription in list(self._holding):
-                if not subscription.record_sent(now_ms, AFTER_MS):
+                if not subscription.attempts.record_sent(now_ms, AFTER_MS):
                     self._holding.discard(subscription)

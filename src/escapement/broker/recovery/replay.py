@@ -125,7 +125,7 @@ class Replay:
             subscription = self._subscription(subscription_id)
             if subscription is not None:
                 rows = Rows.recalled(table.due_ms, table.offsets, table.attempts)
-                subscription.retries.recover(rows, table.next_ms, stored=False)
+                subscription.attempts.recover(rows, table.next_ms, stored=False)
 
     def _replay_keys(self) -> None:
         # What is stored is brought to life at once, because it has to be forgotten in time.
@@ -196,7 +196,7 @@ class Replay:
             topic.recovered(now_ms)
             for subscription in topic.subscriptions():
                 subscription.begin(now_ms)
-                if subscription.retries.has_stated:
+                if subscription.attempts.has_stated:
                     # A checkpoint on the way has not written them, and the next one trims
                     # the journal that says them.
                     self._progress.touched.add(topic.id)

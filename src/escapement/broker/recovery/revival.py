@@ -196,7 +196,7 @@ class Revival:
         for _, data in self._attempts.pop(subscription_id, []):
             table = decode_attempts(data)
             rows = Rows.recalled(table.due_ms, table.offsets, table.attempts)
-            subscription.retries.recover(rows, table.next_ms, stored=True)
+            subscription.attempts.recover(rows, table.next_ms, stored=True)
         if not self.replaying:
             subscription.begin(now_ms)
 

@@ -262,6 +262,12 @@ class InFlight:
                 self._drop(delivery_id)
         return Rows.concat(sent), Rows.concat(unsent)
 
+    def clear(self) -> None:
+        """Nothing is in anybody's hands any more."""
+        for delivery_id in list(self._deliveries):
+            self._drop(delivery_id)
+        self.offsets = OffsetSet()
+
     def expire(self, delivery_id: int, now_ms: int) -> tuple[Rows, int | None]:
         """Take back what of one delivery is past its deadline.
 

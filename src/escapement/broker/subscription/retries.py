@@ -1,9 +1,7 @@
 """What of a subscription waits for another attempt, and until when others may be held.
 
 One wheel has both: a *retry* is a message and the time of its next attempt, a *watch* is a
-delivery and its first deadline. And one book has what must be known of attempts after a
-restart: what was *stated* since the last checkpoint, and, while a broker starts, what is
-*recovered*.
+delivery and its first deadline.
 
 Pure: it does not know who acknowledges, and what it is told may be over by the time it
 fires. All retries run on the wheel, whatever gave the message back. V4.
@@ -14,12 +12,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.broker.subscription.ready import Rows
 from escapement.message import Int64s
-from escapement.storage.attempts import MOST_ATTEMPTS, AttemptTable, last_stated
-from escapement.storage.offsets import OffsetSet
 from escapement.timewheel import Entries, TimingWheel
 
 # Retries and ack timeouts are watched at this resolution, whatever the topic's tick:
@@ -41,12 +36,10 @@ class Fired(NamedTuple):
 class Retries:
     """See the module's docstring."""
 
-    __slots__ = ("_recovered", "_stated", "_wheel")
+    __slots__ = ("_wheel",)
 
     def __init__(self, now_ms: int) -> None:
         self._wheel = TimingWheel(TIMER_TICK_MS, now_ms)
-        self._stated: list[tuple[Rows, Int64s]] = []  # attempts that no checkpoint has written
-        self._recovered: list[tuple[Rows, Int64s]] = []
 
     # -- the wheel -------------------------------------------------------------------
 
@@ -107,54 +100,6 @@ class Retries:
         entries = self._wheel.entries()
         entries = entries.take(np.flatnonzero(entries.ids >= 0))
         return _timed(entries), entries.when_ms
-
-    # -- the book --------------------------------------------------------------------
-
-    @property
-    def has_stated(self) -> bool:
-        """Whether something was stated that no checkpoint has written yet."""
-        return bool(self._stated)
-
-    def state(self, rows: Rows, next_ms: Int64s) -> None:
-        """Attempts that become durable now; later statements win."""
-        self._stated.append((rows, next_ms))
-
-    def take_stated(self) -> AttemptTable:
-        """What was stated since this was last asked, in the order in which it was."""
-        stated, self._stated = self._stated, []
-        rows, next_ms = _concat(stated)
-        return AttemptTable(rows.offsets, rows.to_store(), next_ms, rows.due_ms)
-
-    def recover(self, rows: Rows, next_ms: Int64s, *, stored: bool) -> None:
-        """These were tried; ``stored``: a checkpoint has written them, not only the journal."""
-        self._recovered.append((rows, next_ms))
-        if not stored:
-            self.state(rows, next_ms)
-
-    def take_recovered(self, done: OffsetSet) -> tuple[Rows, Int64s]:
-        """The last that was said of each message, but for those that are done."""
-        recovered, self._recovered = self._recovered, []
-        rows, next_ms = _concat(recovered)
-        at = last_stated(rows.offsets)
-        at = at[~done.contains(rows.offsets[at])]
-        return rows.pick(at), next_ms[at]
-
-    def has_recovered(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these were recovered and not yet taken; bool[n]."""
-        found = np.zeros(len(offsets), bool)
-        for rows, _ in self._recovered:
-            found |= np.isin(offsets, rows.offsets)
-        return found
-
-
-def counted(rows: Rows) -> Rows:
-    """The rows with their count of attempts at its bound at most."""
-    return rows._replace(attempts=rows.attempts - (rows.counts > MOST_ATTEMPTS))
-
-
-def _concat(parts: list[tuple[Rows, Int64s]]) -> tuple[Rows, Int64s]:
-    next_ms = np.concatenate([np.zeros(0, np.int64), *(next_ms for _, next_ms in parts)])
-    return Rows.concat([rows for rows, _ in parts]), next_ms
 
 
 def _timed(timers: Entries) -> Rows:

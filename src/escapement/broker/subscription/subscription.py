@@ -31,6 +31,7 @@ import numpy.typing as npt
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.log.cursor import Cursor
+from escapement.broker.subscription.attemptbook import AttemptBook, counted
 from escapement.broker.subscription.backoff import CEILING_MS
 from escapement.broker.subscription.consumer import Consumer
 from escapement.broker.subscription.counts import Counts
@@ -40,7 +41,7 @@ from escapement.broker.subscription.expiry import Expiry
 from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.inflight import NEVER_MS, InFlight
 from escapement.broker.subscription.ready import Rows
-from escapement.broker.subscription.retries import Retries, counted
+from escapement.broker.subscription.retries import Retries
 from escapement.broker.subscription.throttle import Throttle
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.attempts import RELEASED, AttemptTable
@@ -83,6 +84,9 @@ class Subscription(ABC):
         self.expiry = Expiry()
         self.dead = Doomed()  # held until they are buried
         self.retries = Retries(now_ms)
+        self.attempts = AttemptBook(
+            record.topic_id, record.id, submit, self.in_flight, self.retries, amendments
+        )
         self.keep_most: int | None = None  # of what waits; the oldest beyond it are to go
         self.gave_back = False  # since it was looked at for a quota: what was in hands may go now
         self._submit = submit
@@ -168,7 +172,7 @@ class Subscription(ABC):
     def give_up(self) -> list[Consumer]:
         """Another takes this one's place: its consumers; nothing is in their hands any more."""
         consumers, self.consumers = self.consumers, []
-        self.in_flight = InFlight()
+        self.in_flight.clear()
         return consumers
 
     # -- acknowledgements --------------------------------------------------------
@@ -238,16 +242,6 @@ class Subscription(ABC):
         if self.held.discard(offsets):
             self._forget_ready(offsets)
 
-    def keep(self, offsets: Int64s) -> None:
-        """Have it on record that these were handed out, before they are changed for others.
-
-        Of what is in retry that is so already.
-        """
-        rows = counted(self.in_flight.find(offsets))
-        if rows.height:
-            self.retries.state(rows, rows.due_ms)
-            self._record(rows, rows.due_ms)
-
     def kept(self) -> OffsetSet:
         """What it keeps though it is cancelled for others, and more; not to be changed."""
         return self.held
@@ -257,7 +251,7 @@ class Subscription(ABC):
 
         Or would be again after a crash, because an acknowledgement is not durable yet.
         """
-        holds = self.held.contains(offsets) | self.retries.has_recovered(offsets)
+        holds = self.held.contains(offsets) | self.attempts.has_recovered(offsets)
         if len(self.acked.undurable):
             holds |= self.acked.undurable.contains(offsets)
         return holds
@@ -309,8 +303,7 @@ class Subscription(ABC):
         if self.expiry.ttl_ms:  # it waits no longer than it lives
             next_ms = np.minimum(next_ms, np.maximum(rows.due_ms + self.expiry.ttl_ms, now_ms))
         stated_ms = np.where(next_ms <= now_ms, rows.due_ms, next_ms)
-        self.retries.state(rows, stated_ms)
-        self._record(rows, stated_ms)
+        self.attempts.state(rows, stated_ms)
         most = self.record.policy.max_deliveries
         if most and reason is not None:
             over = rows.counts >= most
@@ -319,23 +312,6 @@ class Subscription(ABC):
                 self._on_dead(self)
                 rows, next_ms = rows.pick(~over), next_ms[~over]
         self._retry(rows, next_ms, now_ms)
-
-    def _record(self, rows: Rows, next_ms: Int64s) -> None:
-        """Have attempts made durable.
-
-        Args:
-          next_ms: when each is tried again; what need not wait, since it was due.
-        """
-        self._submit(
-            Attempts(
-                self.record.topic_id,
-                self.record.id,
-                rows.offsets,
-                rows.to_store(),
-                next_ms,
-                rows.due_ms,
-            )
-        )
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
         at_once = next_ms <= now_ms
@@ -473,16 +449,6 @@ class Subscription(ABC):
         """It is on its way: its messages count as tried, unless they are released."""
         self.in_flight.note_sent(hand.delivery_id)
 
-    def record_sent(self, now_ms: int, after_ms: int) -> bool:
-        """Have it on record what consumers were sent and have held for ``after_ms``; Q2.
-
-        Returns whether to ask again: something was sent later than that.
-        """
-        rows = self.in_flight.take_unrecorded(now_ms, after_ms)
-        if rows.height:
-            self._record(counted(rows), rows.due_ms)
-        return self.in_flight.has_unrecorded
-
     def put_back(self, hand: HandOver, now_ms: int) -> None:
         """It was decided and not sent, and must not be: its messages come later, untried."""
         hand.consumer.permits += hand.rows.height
@@ -504,11 +470,11 @@ class Subscription(ABC):
             self.retries.tidy(self.in_flight.delivery_ids())
         self.retries.watch(delivery_id, deadline_ms)
 
-    # -- durable attempts ------------------------------------------------------------
+    # -- a restart --------------------------------------------------------------------
 
     def begin(self, now_ms: int) -> None:
         """Everything that was stored is known: lay out what waits for another attempt."""
-        rows, next_ms = self.retries.take_recovered(self.acked)
+        rows, next_ms = self.attempts.take_recovered(self.acked)
         if not rows.height:
             return
         self.held.add(rows.offsets)
@@ -519,40 +485,10 @@ class Subscription(ABC):
         if rows.height:
             self._again(rows, waited=False)
 
-    @property
-    def has_new_attempts(self) -> bool:
-        """Whether something became known of attempts that no checkpoint has written."""
-        return self.retries.has_stated or self.in_flight.has_unstored
-
-    def new_attempts(self) -> AttemptTable:
-        """What became known of attempts since this was last asked; the last that is said counts.
-
-        Among them may be some that were acknowledged since.
-        """
-        stated = self.retries.take_stated()
-        rows = counted(self.in_flight.take_unstored())
-        held = AttemptTable(rows.offsets, rows.to_store(), rows.due_ms, rows.due_ms)
-        return AttemptTable(*map(np.concatenate, zip(stated, held, strict=True)))
-
     def all_attempts(self, now_ms: int) -> AttemptTable:
-        """Every message that was tried before and is not done, and when next.
-
-        Among them may be some that were acknowledged while they waited.
-        """
-        self.retries.take_stated()
-        self.in_flight.take_unstored()
-        waiting, next_ms = self.retries.waiting()
-        recorded, flying = self.in_flight.parted_rows()
-        # Of what was changed for others the journal says that it was handed out (``keep``).
-        kept = self._amendments.changed(flying.offsets)
-        flying = counted(flying._replace(attempts=flying.attempts - ~kept))
-        flying = Rows.concat([counted(recorded), flying])
+        """Every message that was tried before and is not done, and when next; see the book."""
         others = Rows.concat([self._ready_again(), self.dead.rows])
-        next_ms = np.concatenate((next_ms, flying.due_ms, np.full(others.height, now_ms)))
-        rows = Rows.concat([waiting, flying, others])
-        tried = rows.attempts > 0
-        rows, next_ms = rows.pick(tried), next_ms[tried]
-        return AttemptTable(rows.offsets, rows.to_store(), next_ms, rows.due_ms)
+        return self.attempts.take_all(others, now_ms)
 
     def tries_of(self, offset: int) -> tuple[int, int | None]:
         """How often a held message was delivered, and when it is tried again if it waits."""

@@ -259,7 +259,7 @@ class Topic:
         handed = subscription.was_handed(offsets)
         if handed.any():
             # After a crash it must still get them as they were.
-            subscription.keep(offsets[handed])
+            subscription.attempts.keep(offsets[handed])
         subscription.withdraw(offsets[~handed])
 
     def move(self, moved: Moved, batch: MessageBatch, now_ms: int) -> None:

@@ -315,18 +315,18 @@ class Checkpointer:
         id = subscription.record.id
         parts = self.parts.get(id)
         if parts is None:
-            if not subscription.has_new_attempts:
+            if not subscription.attempts.has_new:
                 return []
             parts = self.parts[id] = Parts()
         if parts.wants_rewrite(len(subscription.held)):
             table = subscription.all_attempts(self._clock.now_ms())
             restated.append(_Restated(subscription, parts, table))
             return []
-        if not subscription.has_new_attempts:
+        if not subscription.attempts.has_new:
             return []
         return [
             AttemptPart(id, parts.add(len(piece.offsets)), piece)
-            for piece in _pieces(subscription.new_attempts())
+            for piece in _pieces(subscription.attempts.take_new())
         ]
 
     async def _with_attempts(self, checkpoint: Checkpoint, restated: list[_Restated]) -> Checkpoint:

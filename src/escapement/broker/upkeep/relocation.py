@@ -81,7 +81,7 @@ class Relocation:
             return False
         for subscription in self._topic.shared.values():
             # As before any restatement: what was handed out is on record.
-            subscription.keep(offsets[subscription.was_handed(offsets)])
+            subscription.attempts.keep(offsets[subscription.was_handed(offsets)])
         await self._restate(gathered.take(first[at]), due_ms)
         return True
 
