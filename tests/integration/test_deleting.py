@@ -92,6 +92,10 @@ async def fill(world: World) -> None:
     async with world.connect() as broker:
         await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
         producer = await broker.producer(TOPIC, name="p")
+        await producer.send(b"expired in nobody's hands")
+        await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": "1s"})
+        await world.clock.advance(seconds=2)
+        await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": None})
         await producer.send_many([b"now"] * 10)
         await producer.send_many(
             [b"grouped"] * 2, groups=["open", "closed"], delay=timedelta(hours=9)

@@ -516,6 +516,34 @@ async def test_of_what_is_forgotten_cancel_and_reschedule_say_the_same(
             assert [one.handed for one in moved] == [one.handed for one in cancelled]
 
 
+async def test_of_what_is_forgotten_it_is_not_known_any_more_what_lapsed(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1, invariant 9: where anything did; or one bit of each message would be kept for ever."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            await producer.send_many([b"0", b"1"])
+            assert await take(broker) == [b"0", b"1"]
+            await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": "1m"})
+            await producer.send_many([b"2", b"3"])
+            await world.clock.advance(minutes=2)
+            cancelled = await broker.cancel(range(4), topic=TOPIC)
+            assert cancelled.fates.tolist() == [Fate.DELIVERED] * 2 + [Fate.OVER] * 2
+        await world.checkpoint()
+        await a_day_later(world)
+        await a_day_later(world)
+        async with world.connect() as broker:
+            cancelled = await broker.cancel(range(4), topic=TOPIC)
+            assert cancelled.fates.tolist() == [Fate.OVER] * 4
+        await world.checkpoint()
+        await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            cancelled = await broker.cancel(range(4), topic=TOPIC)
+            assert cancelled.fates.tolist() == [Fate.OVER] * 4
+
+
 async def test_what_the_log_has_forgotten_may_be_cancelled_for_who_might_come_upon_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -352,8 +352,10 @@ class Life:
             await self.letters()
         wanted = self.model.wanted(claim)
         done = claim.done()
-        # Of what is gone from the log any of its keys may have been left in the index.
-        known = {o for o in done - claim.lucky if self.model.stored[o] is not None}
+        # Of what is gone from the log any of its keys may have been left in the index, and what
+        # was dropped here may have been cancelled for others since.
+        known = done - claim.lucky - (claim.dropped & claim.spared)
+        known = {offset for offset in known if self.model.stored[offset] is not None}
         assert known <= wanted
         missing = wanted - claim.lucky - claim.perhaps - done
         assert not missing, f"{name}: lost {sorted(missing)}"

@@ -235,16 +235,22 @@ class Traffic(Life):
         """``racing``: it may have been given another time just before, or after."""
         model, offset = self.model, outcome.id.offset
         known = outcome.fate is not escapement.Fate.UNKNOWN
+        over = outcome.fate is escapement.Fate.OVER
         assert offset < model.end or not known
-        if known and not racing and outcome.handed and not offset < model.begin:
+        if known and not over and not racing and outcome.handed and not offset < model.begin:
             wanted = self.still_wanted(outcome)
             assert outcome.done == wanted or (outcome.done and offset in model.cancelled)
         for name, claim in model.claims.items():
-            assert name in outcome.handed or offset not in claim.acked.keys() | claim.fired.keys()
+            had = offset in claim.acked or offset in claim.fired
+            assert name in outcome.handed or not had or offset < model.begin
             if outcome.done and name not in outcome.handed:
                 claim.spared.add(offset)
         if outcome.done:
             model.cancelled.add(offset)
+        elif over:
+            assert offset < model.begin or any(
+                name not in outcome.handed for name in model.claims
+            ), "everybody was handed it"
         elif known:
             assert outcome.handed, "delivered to nobody"
 

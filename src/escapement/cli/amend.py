@@ -49,6 +49,7 @@ _WORDS: Final = {
     Fate.UNKNOWN: "unknown",
     Fate.DELIVERED: "delivered",
     Fate.CANCELLED: "cancelled",
+    Fate.OVER: "over",
 }
 
 
@@ -173,7 +174,8 @@ def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
 
     An ID is what `produce` printed, or the offset in it; `-` reads them from standard input.
     Of each message it is said whether it is cancelled, delivered (every subscription has been
-    handed it already) or unknown, and which subscriptions have been handed it. The exit code
+    handed it already), over (none is to get it any more: it has expired or was dropped, or is
+    forgotten) or unknown, and which subscriptions have been handed it. The exit code
     is 1 if any of them was not cancelled. With filters it acts on what is pending when it
     begins, and says how many became what.
     """

@@ -203,7 +203,8 @@ class Broker:
         """Cancel messages for every subscription that has not been handed them yet.
 
         The answer is final: what is ``done`` is never handed to any of these again, whatever
-        crashes; a message that is ``DELIVERED`` had been handed to every subscription. A
+        crashes; a message that is ``DELIVERED`` had been handed to every subscription, one that is
+        ``OVER`` is to come to none any more and had not been handed to all. A
         subscription in ``handed`` keeps what it had, with its retries. Cancelling again what
         is cancelled is answered the same.
 

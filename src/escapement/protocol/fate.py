@@ -12,3 +12,6 @@ class Fate(IntEnum):
     DONE = 1  # it was changed for every subscription that had not been handed it
     DELIVERED = 2  # every subscription that is to get it had been handed it: nothing was changed
     CANCELLED = 3  # it is cancelled, and stays so whatever time it is given
+    # No subscription is to get it any more, and not all are known to have been handed it: it
+    # expired or was dropped, or the log has forgotten it. Nothing was changed.
+    OVER = 4

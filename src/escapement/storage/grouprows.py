@@ -15,6 +15,7 @@ from escapement.storage.journalentry import (
     Grouped,
     JournalEntry,
     ProducerMark,
+    lapses_id,
 )
 from escapement.storage.lag import count_lags
 from escapement.storage.logrow import Restating, encode_row
@@ -100,6 +101,8 @@ def _acked(group: Group) -> list[Acked]:
     parts: dict[int, list[Int64s]] = {}
     for acks in group.acks:
         parts.setdefault(acks.subscription_id, []).append(acks.offsets)
+        if acks.lapsed is not None:
+            parts.setdefault(lapses_id(acks.subscription_id), []).append(acks.lapsed)
     return [
         Acked(id, offsets[0] if len(offsets) == 1 else np.concatenate(offsets))
         for id, offsets in parts.items()

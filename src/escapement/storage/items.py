@@ -89,7 +89,8 @@ class Acks:
     ``letters`` are what the acknowledgement causes (a dead letter, a follow-up): they
     become durable with it.
     Under the negative id of its topic it says which messages were cancelled. ``timing`` is of
-    what consumers acknowledged, and nothing else.
+    what consumers acknowledged, and nothing else. ``lapsed`` are those of the offsets that the
+    subscription let go before anybody was handed them.
     """
 
     topic_id: int
@@ -98,10 +99,12 @@ class Acks:
     context: Any = None
     letters: Sequence[Letter] = ()
     timing: Timing | None = None
+    lapsed: Int64s | None = None
 
     @property
     def size_bytes(self) -> int:
-        return 8 * len(self.offsets) + self.letter_bytes
+        lapsed = 0 if self.lapsed is None else len(self.lapsed)
+        return 8 * (len(self.offsets) + lapsed) + self.letter_bytes
 
     @property
     def letter_bytes(self) -> int:

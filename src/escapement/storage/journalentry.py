@@ -55,6 +55,9 @@ _HEAD: Final = struct.Struct("<BxxxIIII")
 _START: Final = _HEAD.size + SEAL_BYTES
 _COUNT: Final = struct.Struct("<I")
 
+# No subscription has so high an id.
+_LAPSED: Final = 1 << 62
+
 Table = npt.NDArray[np.int64]
 
 
@@ -63,10 +66,15 @@ def cancellations_id(topic_id: int) -> int:
     return -topic_id
 
 
+def lapses_id(subscription_id: int) -> int:
+    """Under which id those stand of which nobody was handed any; its own inverse."""
+    return subscription_id ^ _LAPSED
+
+
 class Acked(NamedTuple):
     """Offsets that a subscription acknowledged; sorted when read back.
 
-    The id may be that of a topic's cancellations, which is negative.
+    The id may be that of a topic's cancellations, which is negative, or of a subscription's lapses.
     """
 
     subscription_id: int

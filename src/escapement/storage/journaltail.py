@@ -23,7 +23,7 @@ from escapement.message import Int64s
 from escapement.storage.attempts import AttemptTable
 from escapement.storage.engine.base import Connection
 from escapement.storage.journal import JournalRow
-from escapement.storage.journalentry import Acked, ProducerMark, cancellations_id
+from escapement.storage.journalentry import Acked, ProducerMark, cancellations_id, lapses_id
 from escapement.storage.log import Log
 
 # Log rows read at once: a few group commits.
@@ -86,7 +86,16 @@ class JournalTail:
     def acknowledged(self) -> Iterator[Acked]:
         """What subscriptions acknowledged."""
         for row in self.rows:
-            yield from (acked for acked in row.entry.acks if acked.subscription_id >= 0)
+            for acked in row.entry.acks:
+                if 0 <= acked.subscription_id < lapses_id(acked.subscription_id):
+                    yield acked
+
+    def lapsed(self) -> Iterator[Acked]:
+        """What of it nobody had been handed."""
+        for row in self.rows:
+            for acked in row.entry.acks:
+                if acked.subscription_id > (id := lapses_id(acked.subscription_id)) >= 0:
+                    yield Acked(id, acked.offsets)
 
     def cancelled(self) -> Iterator[tuple[int, Int64s]]:
         """What was cancelled: ``(topic id, offsets)``."""

@@ -18,6 +18,7 @@ from typing import Final, Literal
 
 from escapement.storage.engine.base import Connection
 from escapement.storage.generation import Generation
+from escapement.storage.journalentry import cancellations_id, lapses_id
 
 # Rows deleted in one step: log rows are up to some megabytes each.
 _STEP_ROWS: Final = 64
@@ -47,8 +48,9 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = any(_free_log(connection, generation, id) for generation in generations)
         more = more or _free(connection, "producers", "topic_id", "id", id)
         more = more or _free(connection, "dedup_keys", "topic_id", "part", id)
-        # Its cancelled messages stand under the negative id.
-        more = more or _free(connection, "cursor_chunks", "subscription_id", "chunk", -id)
+        more = more or _free(
+            connection, "cursor_chunks", "subscription_id", "chunk", cancellations_id(id)
+        )
         more = more or _free(connection, "moves", "topic_id", "chunk", id)
         more = more or _free(connection, "group_members", "topic_id", "name", id)
         more = more or _free(connection, "group_closings", "topic_id", "id", id)
@@ -64,6 +66,7 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = _free_letters(connection, "mailbox_id = ? AND held = 0", -id)
     else:
         more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
+        more = more or _free(connection, "cursor_chunks", "subscription_id", "chunk", lapses_id(id))
         more = more or _free(connection, "attempts", "subscription_id", "part", id)
     if not more:
         done(connection, kind, id)

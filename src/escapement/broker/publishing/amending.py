@@ -22,7 +22,13 @@ import numpy as np
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.logreader import LogReader
-from escapement.broker.publishing.outcome import FORGOTTEN_MS, Outcome, decide, still_wanted
+from escapement.broker.publishing.outcome import (
+    FORGOTTEN_MS,
+    Decision,
+    Outcome,
+    decide,
+    still_wanted,
+)
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
 from escapement.errors import StorageReadOnly, StorageUnavailable
@@ -79,8 +85,8 @@ class Amending:
         known = due_ms = np.zeros(0, np.int64)  # when some of them were due at first
         while True:
             self._check(topic, len(offsets))
-            outcome = decide(topic, wanted, topic.subscriptions())
-            unknown = _settle_by_time(topic, wanted, outcome, known, due_ms)
+            decision = decide(topic, wanted, topic.subscriptions())
+            unknown = _settle_by_time(topic, wanted, decision, known, due_ms)
             if not len(unknown):
                 break
             moves = topic.amendments.moves
@@ -91,6 +97,7 @@ class Amending:
             due_ms = np.concatenate((due_ms, first_ms))
             order = np.argsort(known)
             known, due_ms = known[order], due_ms[order]
+        outcome = decision.outcome()
         self._cancel(topic, wanted, outcome, partial(done, outcome.take(back)))
 
     def _cancel(
@@ -102,7 +109,10 @@ class Amending:
         if len(fresh):
             self._withdraw(topic, fresh)
             topic.amendments.cancelled.take(fresh)
-        elif not topic.amendments.cancelled.undurable.intersects(open_offsets):
+        elif not (
+            topic.amendments.cancelled.undurable.intersects(open_offsets)
+            or topic.is_settling(wanted[outcome.fates == Fate.OVER])
+        ):
             tell()
             return
         self._pipeline.submit(Acks(topic.id, cancellations_id(topic.id), fresh, tell))
@@ -123,7 +133,7 @@ class Amending:
 
 
 def _settle_by_time(
-    topic: Topic, offsets: Int64s, outcome: Outcome, known: Int64s, due_ms: Int64s
+    topic: Topic, offsets: Int64s, decision: Decision, known: Int64s, due_ms: Int64s
 ) -> Int64s:
     """Enter as delivered what has been handed to all that were to get it.
 
@@ -135,23 +145,23 @@ def _settle_by_time(
       The messages of which that must be known, too; ascending.
     """
     handed = np.zeros(len(offsets), bool)
-    for mask in outcome.handed.values():
+    for mask in decision.settled.values():
         handed |= mask
-    handed &= outcome.fates == Fate.DONE
+    handed &= decision.fates == Fate.DONE
     handed &= ~topic.amendments.cancelled.contains(offsets)
     at = np.flatnonzero(handed)
     if not len(at):
         return at
     split = offsets[at]
-    masks = {name: mask[at] for name, mask in outcome.handed.items()}
+    masks = {name: mask[at] for name, mask in decision.settled.items()}
     at_least = still_wanted(topic.subscriptions(), split, np.full(len(at), _NEVER_MS), masks)
     at, split = at[~at_least], split[~at_least]
     has_time = np.isin(split, known, assume_unique=True)
     if not has_time.all():
         return split[~has_time]
-    masks = {name: mask[at] for name, mask in outcome.handed.items()}
+    masks = {name: mask[at] for name, mask in decision.settled.items()}
     first_ms = due_ms[np.searchsorted(known, split)]
     now_due_ms = topic.amendments.moves.current(split, first_ms)
     delivered = ~still_wanted(topic.subscriptions(), split, now_due_ms, masks)
-    outcome.fates[at[delivered]] = Fate.DELIVERED
+    decision.fates[at[delivered]] = Fate.DELIVERED
     return split[:0]

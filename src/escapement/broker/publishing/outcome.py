@@ -29,38 +29,69 @@ class Outcome(NamedTuple):
         return Outcome(self.fates[rows], handed)
 
 
+class Decision(NamedTuple):
+    """Whether each message can still be changed, and what each subscription is done with.
+
+    ``settled`` has of each subscription that had been handed some, or has let them go, which;
+    ``lapsed`` which of these it let go without having been handed them. In ``concerned`` stand
+    those for which messages are changed.
+    """
+
+    fates: npt.NDArray[np.uint8]
+    settled: Mapping[str, Bools]
+    lapsed: Mapping[str, Bools]
+    concerned: frozenset[str]
+
+    def outcome(self) -> Outcome:
+        """What is answered: delivered is what all had been handed, and nobody let go."""
+        fates = self.fates.copy()
+        handed = dict(self.settled)
+        for name, mask in self.lapsed.items():
+            if name in self.concerned:
+                fates[mask & (fates == Fate.DELIVERED)] = Fate.OVER
+            handed[name] = handed[name] & ~mask
+        return Outcome(fates, _some(handed))
+
+
 def still_wanted(
     concerned: Iterable[Subscription],
     offsets: Int64s,
     due_ms: Int64s,
-    handed: Mapping[str, Bools],
+    settled: Mapping[str, Bools],
 ) -> Bools:
-    """Which messages one of these subscriptions is to get and has not been handed; bool[n].
+    """Which messages one of these subscriptions is to get and is not done with; bool[n].
 
     Args:
       due_ms: when each is due now; ``FORGOTTEN_MS`` of what the log does not have any more.
-      handed: of each subscription that has been handed some, which.
+      settled: of each subscription that is done with some, which.
     """
     wanted = np.zeros(len(offsets), bool)
     none = np.zeros(len(offsets), bool)
     for one in concerned:
         # Whoever began at a time that was past may come upon what is left in the index.
         known_ms = np.where(due_ms == FORGOTTEN_MS, one.record.created_at_ms, due_ms)
-        wanted |= one.covers(known_ms, offsets) & ~handed.get(one.record.name, none)
+        wanted |= one.covers(known_ms, offsets) & ~settled.get(one.record.name, none)
     return wanted
 
 
-def decide(topic: Topic, offsets: Int64s, concerned: Iterable[Subscription]) -> Outcome:
+def decide(topic: Topic, offsets: Int64s, concerned: Iterable[Subscription]) -> Decision:
     """Whether each message can still be changed.
 
     Args:
       concerned: the subscriptions for which it would be.
     """
-    handed = {one.record.name: one.was_handed(offsets) for one in topic.subscriptions()}
-    masks = [handed[one.record.name] for one in concerned]
+    everyone = list(topic.subscriptions())
+    names = frozenset(one.record.name for one in concerned)
+    settled = {one.record.name: one.was_handed(offsets) for one in everyone}
+    lapsed = {one.record.name: one.has_lapsed(offsets) for one in everyone if one.lets_go}
+    masks = [settled[name] for name in names]
     everybody = np.logical_and.reduce(masks) if masks else np.zeros(1, bool)
     # Of those that had it one may be the only subscription left: it stays cancelled.
     delivered = everybody & ~topic.amendments.cancelled.contains(offsets)
     fates = np.where(delivered, Fate.DELIVERED, Fate.DONE).astype(np.uint8)
     fates[(offsets < 0) | (offsets >= topic.next_offset)] = Fate.UNKNOWN
-    return Outcome(fates, {name: mask for name, mask in handed.items() if mask.any()})
+    return Decision(fates, _some(settled), _some(lapsed), names)
+
+
+def _some(masks: dict[str, Bools]) -> dict[str, Bools]:
+    return {name: mask for name, mask in masks.items() if mask.any()}

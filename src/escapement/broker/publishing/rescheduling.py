@@ -17,7 +17,7 @@ import numpy as np
 import trio
 
 from escapement.broker.log.logreader import LogReader
-from escapement.broker.publishing.outcome import Outcome, decide, still_wanted
+from escapement.broker.publishing.outcome import Decision, Outcome, decide, still_wanted
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
@@ -27,7 +27,8 @@ from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
 from escapement.names import TopicName
 from escapement.protocol.fate import Fate
 from escapement.storage.commit import CommitPipeline
-from escapement.storage.items import Restate
+from escapement.storage.items import Acks, Restate
+from escapement.storage.journalentry import cancellations_id
 from escapement.storage.published import Published
 
 # What is read, decided and stated again at once.
@@ -124,14 +125,24 @@ class Rescheduling:
         while topic.amendments.withheld.intersects(found.offsets):
             await self._moved.park()
         self._registry.check_open(topic)
-        outcome, due_ms = _decide(topic, found)
-        at = np.flatnonzero(outcome.fates == Fate.DONE)
+        decision, due_ms = _decide(topic, found)
+        at = np.flatnonzero(decision.fates == Fate.DONE)
         if len(at):
             wait = self._restate(topic, found, at, due_ms[at], _times(delay_ms, at_ms, len(at)))
             await wait.over.wait()
             if wait.error is not None:
                 raise wait.error
+        outcome = decision.outcome()
+        await self._settled(topic, found.offsets[outcome.fates == Fate.OVER])
         return outcome
+
+    async def _settled(self, topic: Topic, offsets: Int64s) -> None:
+        """That they are over is durable: it may just have been decided."""
+        if topic.is_settling(offsets):
+            durable = trio.Event()
+            behind = Acks(topic.id, cancellations_id(topic.id), offsets[:0], durable.set)
+            self._pipeline.submit(behind)
+            await durable.wait()
 
     def _restate(
         self, topic: Topic, found: Published, at: Int64s, due_ms: Int64s, times: Times
@@ -172,24 +183,24 @@ class Rescheduling:
         return wait
 
 
-def _decide(topic: Topic, found: Published) -> tuple[Outcome, Int64s]:
+def _decide(topic: Topic, found: Published) -> tuple[Decision, Int64s]:
     """What can become of each message now, and when it is due now."""
     offsets = found.offsets
     due_ms = topic.amendments.moves.current(offsets, found.due_ms)
-    outcome = decide(topic, offsets, topic.shared.values())
+    decision = decide(topic, offsets, topic.shared.values())
     if topic.shared:
         # Of the subscriptions that were not handed it, one must be to get it at all.
-        wanted = still_wanted(topic.shared.values(), offsets, due_ms, outcome.handed)
-        outcome.fates[(outcome.fates == Fate.DONE) & ~wanted] = Fate.DELIVERED
-    outcome.fates[topic.amendments.cancelled.contains(offsets)] = Fate.CANCELLED
-    return outcome, due_ms
+        wanted = still_wanted(topic.shared.values(), offsets, due_ms, decision.settled)
+        decision.fates[(decision.fates == Fate.DONE) & ~wanted] = Fate.DELIVERED
+    decision.fates[topic.amendments.cancelled.contains(offsets)] = Fate.CANCELLED
+    return decision, due_ms
 
 
 def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
     """The log has forgotten these, because nobody is to get them any more."""
     cancelled = topic.amendments.cancelled.contains(offsets)
     fates = np.where(cancelled, Fate.CANCELLED, Fate.DELIVERED).astype(np.uint8)
-    return decide(topic, offsets, topic.subscriptions())._replace(fates=fates)
+    return decide(topic, offsets, topic.subscriptions())._replace(fates=fates).outcome()
 
 
 def _times(delay_ms: int, at_ms: int, count: int) -> Times:

@@ -110,6 +110,10 @@ class Replay:
             subscription = self._subscription(acked.subscription_id)
             if subscription is not None:
                 subscription.acked.add(acked.offsets)
+        for lapsed in self._ground.tail.lapsed():
+            subscription = self._subscription(lapsed.subscription_id)
+            if subscription is not None:
+                subscription.lapsed.add(lapsed.offsets)
         for topic_id, offsets in self._ground.tail.cancelled():
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id).amendments.cancelled.add(offsets)

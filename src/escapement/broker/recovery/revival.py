@@ -30,7 +30,7 @@ from escapement.storage.commit import CommitPipeline
 from escapement.storage.dedupkeys import decode_keys
 from escapement.storage.eventgroup import Closing
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key
-from escapement.storage.journalentry import cancellations_id
+from escapement.storage.journalentry import cancellations_id, lapses_id
 
 
 class Revival:
@@ -193,6 +193,8 @@ class Revival:
         subscription_id = subscription.record.id
         for chunk, data in self._chunks.pop(subscription_id, []):
             subscription.acked.load_chunk(chunk, data)
+        for chunk, data in self._chunks.pop(lapses_id(subscription_id), []):
+            subscription.lapsed.load_chunk(chunk, data)
         for _, data in self._attempts.pop(subscription_id, []):
             table = decode_attempts(data)
             rows = Rows.recalled(table.due_ms, table.offsets, table.attempts)

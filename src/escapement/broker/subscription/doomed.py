@@ -52,9 +52,9 @@ class Doomed:
             self._parts.appendleft(found)
         return found
 
-    def take_next(self) -> None:
+    def take_next(self) -> Dead:
         """What ``next`` gave is buried."""
-        self._parts.popleft()
+        return self._parts.popleft()
 
     def clear(self) -> None:
         """Nobody is to bury any of them."""

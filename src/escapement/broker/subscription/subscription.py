@@ -76,6 +76,7 @@ class Subscription(ABC):
         self.record = record
         self.limits = limits
         self.acked = Cursor()
+        self.lapsed = OffsetSet()  # of these those that nobody had been handed when it let them go
         self.held = OffsetSet()
         self.in_flight = InFlight()
         self.consumers: list[Consumer] = []
@@ -184,6 +185,7 @@ class Subscription(ABC):
         letters: Callable[[Int64s], Sequence[Letter]] | None = None,
         *,
         at_ms: int | None = None,
+        lapsed: Int64s | None = None,
     ) -> int:
         """Take acknowledgements; returns how many took effect.
 
@@ -195,9 +197,10 @@ class Subscription(ABC):
           letters: called with those on which it takes effect; what it returns becomes
             durable with them.
           at_ms: when a consumer said so; None: nobody did, and they do not count for the lag.
+          lapsed: those of them that nobody was handed.
         """
         fresh = self.acked.new_of(offsets)
-        timing = None
+        timing = unsent = None
         if len(fresh):
             if at_ms is not None:
                 # In the order in which they came, where all count: mostly that of the delivery.
@@ -208,10 +211,13 @@ class Subscription(ABC):
             if self.held.discard(fresh) > settled:
                 self._forget_ready(fresh)
             self.counts.acknowledged += len(fresh)
+            if lapsed is not None and len(lapsed):
+                unsent = lapsed[np.isin(lapsed, fresh)]
+                self.lapsed.add(unsent)
         told = None if done is None else partial(done, len(fresh))
         if len(fresh) or (told is not None and self.acked.undurable.intersects(offsets)):
             written = letters(fresh) if letters is not None and len(fresh) else ()
-            acks = Acks(self.record.topic_id, self.record.id, fresh, told, written, timing)
+            acks = Acks(self.record.topic_id, self.record.id, fresh, told, written, timing, unsent)
             self._submit(acks)
         elif told is not None:
             told()
@@ -226,12 +232,31 @@ class Subscription(ABC):
     # -- cancelling ----------------------------------------------------------------
 
     def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these it has acknowledged, or was handed and has not let go; bool[n]."""
+        """Which of these it is done with, or was handed and has not given back; bool[n]."""
         handed = self.acked.contains(offsets)
         held = np.flatnonzero(self.held.contains(offsets))
         if len(held):
             handed[held] |= ~self._never_sent(offsets[held])
         return handed
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether it ever let go of anything without having handed it out."""
+        return bool(self.lapsed or self.dead)
+
+    def has_lapsed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these it has let go, or is about to, without having handed them out; bool[n]."""
+        lapsed = self.acked.contains(offsets) & self.lapsed.contains(offsets)
+        if self.dead:
+            lapsed |= np.isin(offsets, _unsent(self.dead.rows))
+        return lapsed
+
+    def forget_lapses(self, below: int) -> bool:
+        """Remember no more which of the offsets below lapsed; whether that changed anything.
+
+        All of them count as if, or one bit of each would be kept for ever.
+        """
+        return bool(self.lapsed) and self.lapsed.add_range(0, below) > 0
 
     @abstractmethod
     def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
@@ -332,10 +357,10 @@ class Subscription(ABC):
           offsets: those of them that are not acknowledged; int64[n].
           done: called when that is durable.
         """
-        self.dead.take_next()
+        unsent = _unsent(self.dead.take_next().rows)
         self.held.discard(offsets)
         self.counts.dead_lettered += len(offsets)
-        self.acknowledge(offsets, lambda count: done(), lambda fresh: letters)
+        self.acknowledge(offsets, lambda count: done(), lambda fresh: letters, lapsed=unsent)
 
     def expire(self, rows: Rows) -> None:
         """The time of these is over; they are in nobody's hands and not ready any more.
@@ -357,7 +382,7 @@ class Subscription(ABC):
             self._on_dead(self)
         else:
             self.held.discard(rows.offsets)
-            self.acknowledge(rows.offsets, None)
+            self.acknowledge(rows.offsets, None, lapsed=_unsent(rows))
 
     @property
     def may_let_go(self) -> bool:
@@ -509,3 +534,9 @@ class Subscription(ABC):
         for consumer in list(self.consumers):
             # That the broker stops is no failure of a message.
             self._leave(consumer, now_ms, None)
+
+
+def _unsent(rows: Rows) -> Int64s:
+    """Those that nobody was ever handed."""
+    unsent: Int64s = rows.offsets[rows.attempts == 0]
+    return unsent

@@ -404,6 +404,10 @@ class Topic:
             for due in reader.end_window(_entries(due_ms, offsets, traits)):
                 self._offer(due)
 
+    def is_settling(self, offsets: Int64s) -> bool:
+        """Whether a subscription is done with one of these, and that is not durable yet."""
+        return any(one.acked.undurable.intersects(offsets) for one in self.subscriptions())
+
     def unacknowledged(self, subscription: Subscription, start: int = 0) -> int:
         """How many messages, from ``start`` on, a subscription is still to be done with."""
         done: OffsetSet = subscription.acked

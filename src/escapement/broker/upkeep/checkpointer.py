@@ -49,7 +49,7 @@ from escapement.storage.engine.base import Connection, Engine, TransactionAborte
 from escapement.storage.index import DelayedIndex, Lineage, Mark
 from escapement.storage.index.checkpoint import Part
 from escapement.storage.journal import JournalPosition
-from escapement.storage.journalentry import cancellations_id
+from escapement.storage.journalentry import cancellations_id, lapses_id
 from escapement.storage.lagtable import LagRow
 from escapement.storage.lease import Lease
 from escapement.storage.log import Log
@@ -236,6 +236,7 @@ class Checkpointer:
         subscriptions |= {row.subscription_id: row for row in fills}
         # What was deleted meanwhile must not come back.
         alive = {record.id for record in self._registry.all_subscriptions()}
+        alive.update([lapses_id(id) for id in alive])
         alive.update(cancellations_id(record.id) for record in self._registry.topics.values())
         self.parts = {id: parts for id, parts in self.parts.items() if id in alive}
         checkpoint = Checkpoint(
@@ -394,6 +395,7 @@ def _take_cursors(
     for subscription in topic.subscriptions():
         subscription_id = subscription.record.id
         _take_set(subscription_id, subscription.acked, chunks)
+        _take_set(lapses_id(subscription_id), subscription.lapsed, chunks)
 
 
 def _take_set(id: int, offsets: OffsetSet, chunks: dict[tuple[int, int], ChunkRow]) -> None:

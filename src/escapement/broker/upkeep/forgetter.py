@@ -125,7 +125,7 @@ class Forgetter:
                 await self._go(generation)
             while len(self._log.generations) > 1 and await self._forget(self._log.generations[0]):
                 pass
-            await self._forget_moves()
+            await self._forget_details()
 
     async def _forget(self, oldest: Generation) -> bool:
         """Drop a generation if it may go; whether it is gone."""
@@ -153,21 +153,30 @@ class Forgetter:
         await self._go(oldest)
         return True
 
-    async def _forget_moves(self) -> None:
-        """What was moved and is done needs no entry once the row that first stated it is gone."""
+    async def _forget_details(self) -> None:
+        """Of messages whose first row is gone it is not remembered when, or to whom, they went."""
         for topic in list(self._registry.active.values()):
-            if not topic.amendments.moves.empty:
+            moved = not topic.amendments.moves.empty
+            if moved or any(one.lapsed for one in topic.subscriptions()):
                 end = topic.next_offset
                 first = await self._reader.first_offset(topic.id)
                 begin = end if first is None else first
-                over = topic.moves_over(begin, self._clock.now_ms())
-                released = await self._archive.released(topic, over)
-                # Meanwhile a subscription may have come to want some of it again.
-                over = topic.moves_over(begin, self._clock.now_ms())
-                over = over[np.isin(over, released, assume_unique=True)]
-                if len(over):
-                    topic.amendments.moves.discard(over)
-                    self._checkpointer.touch(topic.id)
+                if moved:
+                    await self._forget_moves(topic, begin)
+                for one in topic.subscriptions():
+                    if one.forget_lapses(begin):
+                        self._checkpointer.touch(topic.id)
+
+    async def _forget_moves(self, topic: Topic, begin: int) -> None:
+        """What was moved, is done, and lies before ``begin`` needs no entry."""
+        over = topic.moves_over(begin, self._clock.now_ms())
+        released = await self._archive.released(topic, over)
+        # Meanwhile a subscription may have come to want some of it again.
+        over = topic.moves_over(begin, self._clock.now_ms())
+        over = over[np.isin(over, released, assume_unique=True)]
+        if len(over):
+            topic.amendments.moves.discard(over)
+            self._checkpointer.touch(topic.id)
 
     # -- what is there ---------------------------------------------------------
 

@@ -50,8 +50,9 @@ class Reschedule(Command):
 class Amended(Command):
     """What became of the messages of a Cancel or Reschedule, in the order of their naming.
 
-    A fate is 0 (there is no such message), 1 (done), 2 (no subscription was still to be
-    handed it) or 3 (it is cancelled, and was not rescheduled). ``handed`` has for each
+    A fate is 0 (there is no such message), 1 (done), 2 (every subscription that was to get it
+    had been handed it), 3 (it is cancelled, and was not rescheduled) or 4 (no subscription is
+    to get it any more, and not all are known to have been handed it). ``handed`` has for each
     subscription that had been handed any of them which these were: a bit for each message,
     the first in the highest bit of the first byte.
     """
