@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -13,6 +12,7 @@ from committing import FaultyEngine, no_fault
 from dying import DiesAt
 from escapement.errors import Conflict, EscapementError, StorageError
 from escapement.pipeline.archivemanifest import ArchivedFile, Manifest
+from escapement.pipeline.localplace import LocalPlace, local_path
 from escapement.pipeline.selection import Selection, Span
 from escapement.pipeline.shelf import Ready, Shelf
 from escapement.storage import archive, catalog
@@ -20,39 +20,24 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.offsets import OffsetSet
 
 
-class LocalPlace:
-    """A directory of this machine, on which the process may die before each step."""
+class Dying(LocalPlace):
+    """A place before each of whose changes the process may die."""
 
     def __init__(self, root: Path, before: Callable[[str], None] = no_fault) -> None:
-        self.root = str(root)
-        self._root = root
+        super().__init__(f"file:{root}")
         self._before = before
-
-    def directories(self, path: str) -> list[str]:
-        found = self._root / path
-        return sorted(one.name for one in found.iterdir()) if found.exists() else []
-
-    def read(self, path: str) -> bytes | None:
-        found = self._root / path
-        return found.read_bytes() if found.exists() else None
 
     def write(self, path: str, content: bytes) -> None:
         self._before("write")
-        (self._root / path).parent.mkdir(parents=True, exist_ok=True)
-        (self._root / path).write_bytes(content)
+        super().write(path, content)
 
     def move(self, path: str, to: str) -> None:
         self._before("move")
-        (self._root / to).parent.mkdir(parents=True, exist_ok=True)
-        (self._root / path).rename(self._root / to)
+        super().move(path, to)
 
     def delete(self, path: str) -> None:
         self._before("delete")
-        found = self._root / path
-        if found.is_dir():
-            shutil.rmtree(found)
-        else:
-            found.unlink(missing_ok=True)
+        super().delete(path)
 
 
 def file(path: str, low: int, high: int) -> ArchivedFile:
@@ -65,7 +50,9 @@ def ready(shelf: Shelf, topic_id: int, run: str) -> Ready:
     for low in (0, 100):
         files.append(file(f"topic={topic_id}/part-{run}-{low}", low, low + 100))
         names.append(f"{topic_id}-{low}")
-        there = Path(shelf.begin(run), names[-1])
+        directory = local_path(shelf.begin(run))
+        assert directory is not None
+        there = directory / names[-1]
         there.parent.mkdir(parents=True, exist_ok=True)
         there.write_bytes(b"content")
     offsets = OffsetSet()
@@ -92,7 +79,7 @@ def test_whatever_step_is_the_last_nothing_is_archived_twice_and_nothing_lost(
         victim = faulty.connect()
         faulty.before = dies = DiesAt(number)
         try:
-            shelf = Shelf(LocalPlace(root, dies), faulty, victim)
+            shelf = Shelf(Dying(root, dies), faulty, victim)
             some = [ready(shelf, id, "one") for id in ids]
             shelf.put("one", some)
             assert [shelf.record(one) for one in some] == [True, True]
@@ -101,7 +88,7 @@ def test_whatever_step_is_the_last_nothing_is_archived_twice_and_nothing_lost(
             pass
         faulty.before = no_fault
         victim.close()
-        shelf = Shelf(LocalPlace(root), engine, connection)
+        shelf = Shelf(Dying(root), engine, connection)
         shelf.clear()
         for id in ids:
             recorded = archive.records(connection, id)
@@ -130,7 +117,7 @@ def test_what_is_another_logs_is_left_alone(
     other = tmp_path / "_runs" / "0123-one" / "part"
     other.parent.mkdir(parents=True)
     other.write_bytes(b"theirs")
-    Shelf(LocalPlace(tmp_path), engine, connection).clear()
+    Shelf(Dying(tmp_path), engine, connection).clear()
     assert other.read_bytes() == b"theirs"
 
 
@@ -140,7 +127,7 @@ def test_files_of_a_topic_that_was_deleted_or_is_archived_already_do_not_stay(
     """N8."""
     space = catalog.create_namespace(connection, "t", "n", 0)
     topic = catalog.create_topic(connection, space.id, "x", 0)
-    shelf = Shelf(LocalPlace(tmp_path / "root"), engine, connection)
+    shelf = Shelf(Dying(tmp_path / "root"), engine, connection)
     for run in ("one", "two"):
         once = ready(shelf, topic.id, run)
         shelf.put(run, [once])

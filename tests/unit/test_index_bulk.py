@@ -15,7 +15,7 @@ from index_samples import Row, batch_of, row_of, rows_of
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits
 from escapement.storage.index.building import Building
 from escapement.storage.index.bulk import BulkTable
-from escapement.storage.index.directfile import DirectFile
+from escapement.storage.index.directfile import DirectFile, read_direct
 from escapement.storage.index.writer import SegmentWriter
 
 Content = dict[tuple[int, int, int], Row]
@@ -133,6 +133,7 @@ def test_a_direct_file_has_the_bytes_in_order(tmp_path: Path, sizes: list[int]) 
     file.close()
     file.close()
     assert (tmp_path / "new").read_bytes() == b"".join(pieces)
+    assert read_direct(tmp_path / "new") == b"".join(pieces)
     with pytest.raises(FileExistsError):
         DirectFile(tmp_path / "new")
 

@@ -33,10 +33,10 @@ from escapement.pipeline.archivedigest import Digest
 from escapement.pipeline.archivefile import FoundFile
 from escapement.pipeline.archivemanifest import Manifest
 from escapement.pipeline.archiveplan import unarchived
-from escapement.pipeline.archivetasks import SUFFIX, read_back, write
+from escapement.pipeline.archivetasks import Made, make
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.part import Part
-from escapement.pipeline.place import Place
+from escapement.pipeline.place import place
 from escapement.pipeline.planning import looking
 from escapement.pipeline.shelf import Ready, Shelf
 from escapement.storage import archive, removal
@@ -142,13 +142,13 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
     """
     options = Options(config.source)
     options.check(ADDRESS_OPTIONS)
-    place = Place(spark, config.output)
+    root = place(spark, config.output)
     address = LogAddress.of(options)
     with looking(address) as (engine, connection):
         require(connection)
         with archive.alone(engine, connection):
             done = Archived()
-            shelf = Shelf(place, engine, connection)
+            shelf = Shelf(root, engine, connection)
             shelf.clear()
             run = _Run(spark, config, shelf, address, engine, connection)
             tasks = run.tasks()
@@ -255,9 +255,9 @@ class _Run:
         done = []
         try:
             parts, left = self._parts(tasks)
-            read = write(self._spark, self._address, parts, directory) if parts else Digest()
-            if read.messages:
-                ready = self._verified(tasks, run, directory, read)
+            made = make(self._spark, self._address, parts, directory) if parts else None
+            if made is not None and made.read.messages:
+                ready = self._verified(tasks, run, directory, made)
                 self._shelf.put(run, ready)
                 done = [self._shown(one) for one in ready if self._shelf.record(one)]
         except BaseException:
@@ -281,10 +281,10 @@ class _Run:
         return parts, left
 
     def _verified(
-        self, tasks: Sequence[_Task], run: str, directory: str, read: Digest
+        self, tasks: Sequence[_Task], run: str, directory: str, made: Made
     ) -> list[Ready]:
         """What is in the files, if it is what was read."""
-        files = read_back(self._spark, directory)
+        read, files = made
         written = sum((file.digest for file in files.values()), Digest())
         if written != read:
             raise StorageError(
@@ -293,8 +293,7 @@ class _Run:
                 " nothing is archived"
             )
         by_topic: dict[str, dict[str, FoundFile]] = {}
-        for path, file in sorted(files.items()):
-            name = path.removeprefix(f"{directory}/")
+        for name, file in sorted(files.items()):
             by_topic.setdefault(file.topic, {})[name] = file
         return [
             self._ready(task, run, by_topic[task.name.full])
@@ -306,8 +305,8 @@ class _Run:
         whole = OffsetSet()
         described = {}
         for name, file in files.items():
-            place = f"{_directory(task.name, file.day)}/{name.removesuffix(SUFFIX)}{_SUFFIX}"
-            described[name] = replace(file.described, path=place)
+            path = f"{_directory(task.name, file.day)}/{name.partition('.')[0]}{_SUFFIX}"
+            described[name] = replace(file.described, path=path)
             if whole.union_update(file.offsets) != file.digest.messages:
                 raise StorageError(f"a message of {task.name.full} was written twice")
         manifest = Manifest(

@@ -18,6 +18,7 @@ import numpy as np
 from escapement.errors import EscapementError
 from escapement.pipeline.archived import ArchivedPart, archived_parts, opened
 from escapement.pipeline.archivemanifest import ArchivedFile
+from escapement.pipeline.arrow import values_of
 from escapement.pipeline.part import stated_again
 from escapement.pipeline.recount import Digest
 from escapement.pipeline.selection import Selection
@@ -112,7 +113,7 @@ def _count(root: str, file: ArchivedFile, counted: FileCount) -> None:
 
         messages = 0
         for batch in parquet.ParquetFile(stream).iter_batches(columns=["offset"]):
-            offsets = np.asarray(batch.column("offset"))
+            offsets = values_of(batch.column("offset"), np.int64)
             counted.found.add(np.zeros(len(offsets), np.int64), offsets)
             messages += len(offsets)
     if messages != file.messages:

@@ -24,6 +24,7 @@ from escapement.errors import InvalidRequest, LogDamaged
 from escapement.message import Int64s
 from escapement.pipeline import arrow
 from escapement.pipeline.archivemanifest import ArchivedFile, Manifest
+from escapement.pipeline.localplace import local_path
 from escapement.pipeline.selection import Selection, Span
 from escapement.pipeline.standing import NO_COUNT, STATES, Standing
 from escapement.storage import archive
@@ -121,9 +122,10 @@ def _system(root: str) -> tuple[Any, str]:
     """The file system, and the root's path in it; nothing in a path is an escape."""
     from pyarrow import fs
 
+    local = local_path(root)
+    if local is not None:
+        return fs.LocalFileSystem(), str(local)
     scheme, _, rest = root.partition(":")
-    if scheme == "file":
-        return fs.LocalFileSystem(), "/" + rest.lstrip("/")
     authority, slash, path = rest.removeprefix("//").partition("/")
     try:
         system, base = fs.FileSystem.from_uri(f"{_SCHEMES.get(scheme, scheme)}://{authority}")
@@ -188,7 +190,7 @@ def _may_have(group: Any, selection: Selection) -> bool:
 
 def _batches(part: ArchivedPart, batch: Any, schema: Any) -> Iterator[Any]:
     """One record batch, or none if nothing of it is wanted."""
-    offsets = np.asarray(batch.column("offset"))
+    offsets = arrow.values_of(batch.column("offset"), np.int64)
     span = part.selection.offsets
     wanted: Bools = (offsets >= span.low) & (offsets < span.high)
     wanted &= ~np.isin(offsets, part.live)
@@ -207,7 +209,10 @@ def _batches(part: ArchivedPart, batch: Any, schema: Any) -> Iterator[Any]:
         for name in schema.names
     }
     if part.standing is not None:
-        offsets, due_ms = np.asarray(batch.column("offset")), _times_ms(batch, "deliver_at")
+        offsets, due_ms = (
+            arrow.values_of(batch.column("offset"), np.int64),
+            _times_ms(batch, "deliver_at"),
+        )
         codes, counts = part.standing.codes_and_counts(due_ms, offsets)
         filled["state"] = arrow.words(STATES, codes)
         filled["attempt"] = arrow.integers(counts, counts != NO_COUNT)
@@ -215,4 +220,4 @@ def _batches(part: ArchivedPart, batch: Any, schema: Any) -> Iterator[Any]:
 
 
 def _times_ms(batch: Any, name: str) -> Int64s:
-    return np.asarray(batch.column(name).cast("int64")) // 1000
+    return arrow.values_of(batch.column(name).cast("int64"), np.int64) // 1000

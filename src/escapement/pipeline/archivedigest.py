@@ -18,7 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from escapement.message import Buffer
+from escapement.pipeline.arrow import present, values_of
 
+_NUMBERS: Final[dict[int, type[np.signedinteger[Any]]]] = {
+    16: np.int16,
+    32: np.int32,
+    64: np.int64,
+}
 _MASK: Final = (1 << 64) - 1
 # Of a file's SHA-256: a signed integer that is mixed, and an unsigned one that is added.
 _MIXED_BYTES: Final = 8
@@ -74,13 +80,14 @@ def _parts(name: str, column: Any) -> Iterator[tuple[str, Buffer]]:
     """The bytes that tell what is in a column, by names; those of a name follow each other."""
     kind = column.type
     if pa.types.is_map(kind):
-        places = np.asarray(column.offsets)
+        places = values_of(column.offsets, np.int32)
         yield f"{name} counts", np.diff(places).data
         for part, child in (("keys", column.keys), ("items", column.items)):
             inside = child[int(places[0]) : int(places[-1])]
             yield from _parts(f"{name} {part}", inside)
         return
-    yield f"{name} present", np.asarray(column.is_valid()).data
+    there = present(column)
+    yield f"{name} present", there.data
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         # A null one has no bytes.
         _, where, data = column.buffers()
@@ -89,6 +96,5 @@ def _parts(name: str, column: Any) -> Iterator[tuple[str, Buffer]]:
         if places[-1] > places[0]:
             yield f"{name} bytes", memoryview(data)[int(places[0]) : int(places[-1])]
         return
-    if pa.types.is_timestamp(kind):
-        column = column.view(pa.int64())
-    yield name, np.ascontiguousarray(column.fill_null(0)).data
+    numbers = values_of(column, _NUMBERS[kind.bit_width])
+    yield name, (numbers if there.all() else numbers * there).data

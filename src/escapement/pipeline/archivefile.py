@@ -22,7 +22,7 @@ from escapement.errors import StorageError
 from escapement.message import Int64s
 from escapement.pipeline.archivedigest import Content, Digest
 from escapement.pipeline.archivemanifest import ArchivedFile
-from escapement.pipeline.arrow import arrow_schema
+from escapement.pipeline.arrow import arrow_schema, longs, values_of
 from escapement.pipeline.columns import NULLABLE, READ_COLUMNS
 from escapement.storage.offsets import OffsetSet
 
@@ -116,7 +116,7 @@ def _by_day(batch: Any) -> Iterator[tuple[int, Any]]:
         rows = np.flatnonzero(days == day)
         low, high = int(rows[0]), int(rows[-1]) + 1
         whole = len(rows) == high - low
-        yield day, batch.slice(low, high - low) if whole else batch.take(pa.array(rows))
+        yield day, batch.slice(low, high - low) if whole else batch.take(longs(rows))
 
 
 class FoundFile(NamedTuple):
@@ -149,7 +149,7 @@ def _decode(content: Any) -> FoundFile:
     for number in range(file.metadata.num_row_groups):
         for batch in file.iter_batches(_STEP_ROWS, row_groups=[number], use_threads=False):
             sums.add(batch)
-            found = np.asarray(batch.column("offset"))
+            found = values_of(batch.column("offset"), np.int64)
             if offsets.add(found) != len(found):
                 raise StorageError("it has a message twice")
             for name, ends in bounds.items():
@@ -179,4 +179,4 @@ def _decode(content: Any) -> FoundFile:
 
 
 def _microseconds(batch: Any, name: str) -> Int64s:
-    return np.asarray(batch.column(name).view(pa.int64()))
+    return values_of(batch.column(name), np.int64)

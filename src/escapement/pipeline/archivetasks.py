@@ -1,9 +1,12 @@
-"""The tasks of the job ``archive``: some make files, and others read them back.
+"""The tasks of the job ``archive``, which make files, and read them back.
 
-Arrow makes the files (pipeline/archivefile.py), and Spark writes them, to any file system that it
-knows, and commits each task once. What writes bytes in Spark is its format for text: it writes a
-string as it is, and behind each the separator of lines. A file of Parquet ends with four fixed
-bytes: those are the separator here, and each string is a file without them.
+Arrow makes the files (pipeline/archivefile.py). On a local file system a task writes and reads
+them itself; what counts is what its one attempt that succeeds has told the driver.
+
+On any other file system Spark does, which commits each task once, and other tasks read back what
+is there. What writes bytes in Spark is its format for text: it writes a string as it is, and
+behind each the separator of lines. A file of Parquet ends with four fixed bytes: those are the
+separator here, and each string is a file without them.
 """
 
 from __future__ import annotations
@@ -11,26 +14,73 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
+from escapement.message import Blobs
 from escapement.pipeline.archivedigest import Digest
 from escapement.pipeline.archivefile import FILE_SCHEMA, Encoded, FoundFile, decode, encode
+from escapement.pipeline.archivelocal import Stored, store
+from escapement.pipeline.arrow import binaries
+from escapement.pipeline.keptmemory import keep_memory
+from escapement.pipeline.localplace import local_path
 from escapement.pipeline.options import LogAddress
 from escapement.pipeline.part import Part
 from escapement.pipeline.reading import read_part
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _MAGIC: Final = b"PAR1"
 # What Spark calls files of its format for text.
-SUFFIX: Final = ".txt"
+_SUFFIX: Final = ".txt"
 
 
-def write(
+class Made(NamedTuple):
+    """What tasks have made."""
+
+    read: Digest  # of the messages, taken when they came from the log
+    files: dict[str, FoundFile]  # what was read back, by names in the directory
+
+
+def make(spark: SparkSession, address: LogAddress, parts: Sequence[Part], directory: str) -> Made:
+    """Write all messages of the parts to files in a directory, a URI, and read these back.
+
+    Raises:
+      PySparkException: if one is damaged, among others.
+    """
+    local = local_path(directory)
+    if local is not None:
+        return _make_locally(spark, address, parts, local)
+    read = _write(spark, address, parts, directory)
+    return Made(read, read_back(spark, directory) if read.messages else {})
+
+
+def _make_locally(
+    spark: SparkSession, address: LogAddress, parts: Sequence[Part], directory: Path
+) -> Made:
+    pickled = [pickle.dumps(part) for part in parts]
+
+    def stored(numbers: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for number, part in _of_task(numbers, pickled):
+            for one in store(directory, number, _encoded(address, part)):
+                told = binaries(Blobs.of([pickle.dumps(one)]))
+                yield pa.record_batch([told], ["stored"])
+
+    rows = _numbers(spark, parts).mapInArrow(stored, "stored BINARY").collect()
+    found: list[Stored] = [pickle.loads(row["stored"]) for row in rows]
+    read = sum((one.digest for one in found), Digest())
+    return Made(read, {one.name: one.found for one in found})
+
+
+def _write(
     spark: SparkSession, address: LogAddress, parts: Sequence[Part], directory: str
 ) -> Digest:
-    """Write all messages of the parts to files in a directory; what they are, taken on the way."""
+    """Have Spark write the files; what is in them, taken on the way."""
     from pyspark.accumulators import AccumulatorParam
 
     class Sum(AccumulatorParam[Digest]):
@@ -44,17 +94,15 @@ def write(
     # Of each part what one task has added that succeeded, and no other.
     passed = spark.sparkContext.accumulator(Digest(), Sum())
 
-    def make(numbers: Iterator[Any]) -> Iterator[Any]:
-        for batch in numbers:
-            for number in batch["id"].to_pylist():
-                part: Part = pickle.loads(pickled[number])
-                for content, digest in _made(address, part):
-                    passed.add(digest)
-                    yield _row(content)
+    def made(numbers: Iterator[Any]) -> Iterator[Any]:
+        for _, part in _of_task(numbers, pickled):
+            for content, digest in _encoded(address, part):
+                passed.add(digest)
+                yield _row(content)
 
     (
-        spark.range(0, len(parts), 1, len(parts))
-        .mapInArrow(make, "content STRING")
+        _numbers(spark, parts)
+        .mapInArrow(made, "content STRING")
         .write.option("lineSep", _MAGIC.decode())
         .option("maxRecordsPerFile", "1")
         .option("compression", "none")
@@ -64,7 +112,19 @@ def write(
     return read
 
 
-def _made(address: LogAddress, part: Part) -> Iterator[Encoded]:
+def _numbers(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
+    """A task for each part, which gets its number."""
+    return spark.range(0, len(parts), 1, len(parts))
+
+
+def _of_task(numbers: Iterator[Any], pickled: Sequence[bytes]) -> Iterator[tuple[int, Part]]:
+    keep_memory()
+    for batch in numbers:
+        for number in batch["id"].to_pylist():
+            yield number, pickle.loads(pickled[number])
+
+
+def _encoded(address: LogAddress, part: Part) -> Iterator[Encoded]:
     engine = address.engine()
     try:
         yield from encode(part.topic, read_part(engine, part, FILE_SCHEMA))
@@ -78,37 +138,33 @@ def _row(content: Any) -> Any:
 
     length = len(content) - len(_MAGIC)
     assert content[length:].to_pybytes() == _MAGIC
-    places = pa.array([0, length], pa.int32()).buffers()[1]
-    string = pa.Array.from_buffers(pa.string(), 1, [None, places, content])
-    return pa.record_batch([string], ["content"])
+    string = binaries(Blobs(np.array([length], np.uint32), content[:length]))
+    return pa.record_batch([string.view(pa.string())], ["content"])
 
 
 def read_back(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
-    """What is in all files of a directory, by their whole paths.
-
-    Raises:
-      PySparkException: if one is damaged, among others.
-    """
+    """What is in all files of a directory."""
 
     def found(files: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
+        keep_memory()
         for batch in files:
-            for path, content in zip(batch["path"], batch["content"], strict=True):
+            for number, content in enumerate(batch["content"]):
                 if len(content.as_buffer()):  # a task that made none may leave an empty one
-                    row = [[path.as_py()], [pickle.dumps(decode(content.as_buffer()))]]
-                    yield pa.record_batch(row, ["path", "found"])
+                    told = binaries(Blobs.of([pickle.dumps(decode(content.as_buffer()))]))
+                    yield pa.record_batch([batch["path"].slice(number, 1), told], ["path", "found"])
 
     # A file at a time, and not a column less: Java would copy all files to leave one out.
     with _setting(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", "1"):
         rows = (
             spark.read.format("binaryFile")
-            .option("pathGlobFilter", f"*{SUFFIX}")
+            .option("pathGlobFilter", f"*{_SUFFIX}")
             .load(directory)
             .mapInArrow(found, "path STRING, found BINARY")
             .collect()
         )
-    return {row["path"]: pickle.loads(row["found"]) for row in rows}
+    return {row["path"].rpartition("/")[2]: pickle.loads(row["found"]) for row in rows}
 
 
 @contextmanager

@@ -2,12 +2,15 @@
 
 Arrow's columns are what ours are: numbers as they are, and strings as all bytes end to end with
 the place where each begins. So no message is looked at; only lengths are summed up.
+
+Every column is made of its bytes, and read as such: to take lists or to give arrays pyarrow first
+imports pandas, if it is there, which in a new process takes longer than many a task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +19,8 @@ import pyarrow as pa
 from escapement.message import Blobs, Int64s
 from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.maps import Maps
+
+Number = TypeVar("Number", bound=np.generic)
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _STRINGS: Final = pa.map_(pa.string(), pa.string())
@@ -76,9 +81,14 @@ def binaries(blobs: Blobs, empty_is_null: bool = False) -> Any:
     return pa.Array.from_buffers(pa.binary(), len(blobs), buffers)
 
 
+def texts(values: Sequence[str]) -> Any:
+    """A ``STRING``, of a few."""
+    return binaries(Blobs.of([value.encode() for value in values])).cast(pa.string())
+
+
 def words(vocabulary: Sequence[str], codes: npt.NDArray[np.uint8]) -> Any:
     """A ``STRING``: of each message the word that its code names."""
-    return pa.array(vocabulary, pa.string()).take(pa.array(codes))
+    return texts(vocabulary).take(numbers(codes, pa.uint8(), None))
 
 
 def same(text: str, count: int) -> Any:
@@ -111,6 +121,19 @@ def no_maps(count: int) -> Any:
 def no_binaries(count: int) -> Any:
     """A ``BINARY`` of nulls."""
     return pa.nulls(count, pa.binary())
+
+
+def values_of(column: Any, kind: type[Number]) -> npt.NDArray[Number]:
+    """The numbers of a column, over the same bytes; anything where it has a null."""
+    if not len(column):
+        return np.zeros(0, kind)
+    size_bytes = np.dtype(kind).itemsize
+    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * size_bytes)
+
+
+def present(column: Any) -> npt.NDArray[np.bool_]:
+    """Which are not null."""
+    return values_of(column.is_valid().cast(pa.uint8()), np.bool_)
 
 
 def record_batch(schema: Any, columns: Mapping[str, Any]) -> Any:

@@ -1,6 +1,8 @@
 """A directory on any file system that Spark knows, seen from the driver.
 
-Paths are relative to it, and are taken as they are: nothing in them is an escape.
+Paths are relative to it, and are taken as they are: nothing in them is an escape. What is local
+needs no Java to be reached, but Java says what is: a path without a scheme is so only where
+Spark's own file system is.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from escapement.errors import InvalidRequest, StorageError
+from escapement.pipeline.localplace import LocalPlace, local_path
+from escapement.pipeline.shelf import Place
 
 # Characters by which a reader of Spark's may take a path for one that matches others.
 _PATTERN: Final = frozenset("[]{}")
@@ -16,11 +20,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Place:
+def place(spark: SparkSession, root: str) -> Place:
+    """Where ``root`` is. Raises ``InvalidRequest`` where Spark does not know it, or not find it."""
+    found = SparkPlace(spark, root)
+    return found if local_path(found.root) is None else LocalPlace(found.root)
+
+
+class SparkPlace:
     """See the module's docstring; blocking."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        """Raises ``InvalidRequest`` for a place that Spark does not know, or would not find."""
         if set(root) & _PATTERN:
             raise InvalidRequest(f"Spark takes {root} for a pattern: a path without any of []{{}}")
         jvm: Any = getattr(spark, "_jvm", None)
@@ -76,6 +85,9 @@ class Place:
         self._fs.mkdirs(target.getParent())
         if not self._fs.rename(self._path(self.at(path)), target):
             raise StorageError(f"{self.at(path)} cannot be moved to {self.at(to)}")
+
+    def settle(self) -> None:
+        """What these file systems have confirmed counts as durable."""
 
     def delete(self, path: str) -> None:
         """A file, or a directory with all that is in it; nothing if it is not there."""

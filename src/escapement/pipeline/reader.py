@@ -21,6 +21,7 @@ from escapement.errors import InvalidRequest
 from escapement.pipeline.archived import ArchivedPart, read_archived
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import INSTANT, NULLABLE, READ_COLUMNS
+from escapement.pipeline.keptmemory import keep_memory
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.part import Part
 from escapement.pipeline.planning import BatchPlan
@@ -87,6 +88,7 @@ def read_partition(
     part: Part | ArchivedPart | None = partition.value
     if part is None:
         return
+    keep_memory()
     if isinstance(part, ArchivedPart):
         yield from read_archived(part, arrow_schema(columns))
         return

@@ -33,7 +33,7 @@ _NOTE: Final = "moving.json"
 
 
 class Place(Protocol):
-    """A directory; pipeline/place.py says what each of these does."""
+    """A directory; pipeline/localplace.py says what each of these does."""
 
     root: str
 
@@ -44,6 +44,8 @@ class Place(Protocol):
     def write(self, path: str, content: bytes) -> None: ...
 
     def move(self, path: str, to: str) -> None: ...
+
+    def settle(self) -> None: ...
 
     def delete(self, path: str) -> None: ...
 
@@ -94,6 +96,7 @@ class Shelf:
             for file, name in zip(one.manifest.files, one.names, strict=True):
                 self._place.move(f"{directory}/{name}", file.path)
             self._place.write(one.manifest_path, one.manifest.encode())
+        self._place.settle()
 
     def record(self, one: Ready) -> bool:
         """From now on it counts; False if its topic was deleted, and all of it with it."""
