@@ -89,7 +89,7 @@ def adopted(engine: Engine, connection: Connection) -> dict[str, list[bytes]]:
         for box in boxes:
             (step,) = inbox.read_steps(connection, [(box.id, True)], 1 << 20, 1 << 20)
             for one in step.letters:
-                batch, _ = decode_letter(one.data)
+                batch = decode_letter(one.data).batch
                 found.setdefault(box.target, []).extend(batch.payloads.to_list())
             take_out(engine, connection, step)
     return found

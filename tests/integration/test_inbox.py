@@ -42,7 +42,7 @@ def contents(connection: Connection) -> dict[str, list[bytes]]:
     found: dict[str, list[bytes]] = {}
     for mailbox in inbox.occupied(connection, 0, 100):
         for one in inbox.read_step(connection, mailbox.id, 1 << 20):
-            batch, _ = decode_letter(one.data)
+            batch = decode_letter(one.data).batch
             found.setdefault(mailbox.target, []).extend(batch.payloads.to_list())
     return found
 

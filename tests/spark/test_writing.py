@@ -48,7 +48,7 @@ class Log:
             for box in boxes:
                 step = inbox.read_parcels(self.connection, box.id, 8 << 20)
                 for one in step.letters:
-                    batch, times = decode_letter(one.data)
+                    batch, times, _ = decode_letter(one.data)
                     none = [b""] * len(batch)
                     absent = np.full(len(batch), 50, np.uint8)
                     columns = (

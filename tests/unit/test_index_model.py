@@ -29,8 +29,9 @@ from escapement.traits import traits_of
 
 Entries = dict[tuple[int, int, int], Row]  # (topic, due, offset)
 
-# Blocks and tables of a few rows, so that a short life crosses many of their borders.
-LIMITS = IndexLimits(block_rows=5, table_rows=16, cache_bytes=2000)
+# Blocks and tables of a few rows, and batches that are kept from a few bytes on, so that a short
+# life crosses many of their borders.
+LIMITS = IndexLimits(block_rows=5, table_rows=16, cache_bytes=2000, kept_bytes=60)
 TOPICS = st.integers(1, 3)
 KEYS = st.one_of(
     st.sampled_from([KEY_MIN, KEY_MAX]),

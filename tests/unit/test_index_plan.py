@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,32 @@ def test_topics_with_one_message_are_small(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert used / count < 1500
     assert used == pytest.approx(index.memory_bytes, rel=0.2)
+
+
+def test_a_large_batch_is_kept_as_it_came_and_counted(tmp_path: Path) -> None:
+    """Invariant 9."""
+    index = DelayedIndex.open(tmp_path, IndexLimits(kept_bytes=100_000))
+    batch = MessageBatch.decode(MessageBatch(Blobs.of([b"x" * 1000] * 200)).encode())
+    due_ms = np.full(200, 5)
+    tracemalloc.start()
+    index.add(1, 0, due_ms, batch)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 20_000
+    assert 200_000 < index.memory_bytes < 220_000
+    assert index.fetch(1, due_ms, np.arange(200)).read().payloads.to_list() == [b"x" * 1000] * 200
+
+
+def test_what_lies_in_much_more_than_itself_is_copied(tmp_path: Path) -> None:
+    """Invariant 9: nothing stays in memory that is not counted."""
+    index = DelayedIndex.open(tmp_path, IndexLimits(kept_bytes=100_000))
+    whole = np.zeros(1_000_000, np.uint8)
+    gone = weakref.ref(whole)
+    part = Blobs(np.full(200, 1000, np.uint32), whole[:200_000].data)
+    index.add(1, 0, np.full(200, 5), MessageBatch(part))
+    del whole, part
+    assert gone() is None
+    assert index.memory_bytes < 220_000
 
 
 def test_memory_asks_for_a_checkpoint_at_half_and_is_full_at_its_bound(tmp_path: Path) -> None:

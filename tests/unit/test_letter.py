@@ -33,7 +33,8 @@ def test_a_letter_comes_back_as_it_was(data: some.DataObject, payloads: list[byt
     written = letter("t/n/x", "s", *payloads, delay_ms=delay_ms, at_ms=at_ms)
     encoded = encode_letter(written)
     assert len(encoded) == written.size_bytes
-    batch, times = decode_letter(encoded)
+    batch, times, body = decode_letter(encoded)
+    assert bytes(body) == written.body
     assert batch.payloads.to_list() == payloads
     for got, given_ms in ((times.delay_ms, delay_ms), (times.at_ms, at_ms)):
         assert (None if got is None else got.tolist()) == given_ms
@@ -75,7 +76,8 @@ def test_a_body_is_compressed_where_that_pays_and_nowhere_else() -> None:
     assert small is not None
     assert len(small) < len(body) // 3
     letter = Letter("t/n/x", "s", small, 500, NO_TIMES, len(body))
-    batch, _ = decode_letter(encode_letter(letter))
+    batch, _, inflated = decode_letter(encode_letter(letter))
+    assert bytes(inflated) == body
     assert batch.payloads.to_list() == repetitive.payloads.to_list()
     assert letter.size_bytes > len(body) > len(encode_letter(letter))
     assert compressed(random.Random(1).randbytes(100_000)) is None

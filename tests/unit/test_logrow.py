@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from damage import damaged
 from escapement.errors import LogDamaged
 from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.storage.engine.landing import Landing
 from escapement.storage.logrow import Restating, decode_row, encode_row
 
 payloads = st.lists(st.binary(max_size=12), min_size=1, max_size=5)
@@ -46,6 +47,16 @@ def test_equal_times_take_no_room() -> None:
     bodies = bodies_of([[b"x"] * 1000])
     due = np.full(1000, 5, np.int64)
     assert len(encode_row(5, due, bodies)) < len(bodies[0]) + 64
+
+
+def test_a_long_row_is_the_same_in_memory_that_is_used_again() -> None:
+    """And so are those behind it: what does not fit any more has memory of its own."""
+    room = Landing(300_000)
+    bodies = bodies_of([[b"one" * 30_000], [], [b"two"]])
+    for _ in range(2):
+        room.clear()
+        rows = [encode_row(n, column([n, 9]), bodies, into=room) for n in range(4)]
+        assert rows == [encode_row(n, column([n, 9]), bodies) for n in range(4)]
 
 
 @settings(max_examples=80)

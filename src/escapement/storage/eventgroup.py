@@ -109,7 +109,7 @@ def fire(
             ((data,),) = connection.execute(
                 "SELECT letter FROM group_closings WHERE id = ?", (closing.id,)
             ).rows
-            batch, times = decode_letter(data)
+            batch, times, _ = decode_letter(data)
             source_id = f"group/{closing.id}"
             letters.append(Letter(closing.target, source_id, batch.encode(), len(batch), times))
     if letters:

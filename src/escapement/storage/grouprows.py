@@ -8,6 +8,7 @@ import numpy as np
 
 from escapement.message import Int64s
 from escapement.storage.dedupkeys import Keyed
+from escapement.storage.engine.landing import Landing
 from escapement.storage.group import Group, Restated, TopicGroup
 from escapement.storage.journalentry import (
     Acked,
@@ -26,9 +27,13 @@ from escapement.storage.logtable import NewRow, RowKey
 MAX_ROW_BYTES: Final = 8 << 20
 
 
-def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
-    """The rows that make ``group`` durable. Copies all bodies once: for a thread."""
-    rows = [row for topic in group.topics for row in _encode_topic(group, topic)]
+def encode_group(group: Group, into: Landing | None = None) -> tuple[list[NewRow], JournalEntry]:
+    """The rows that make ``group`` durable. Copies all bodies once: for a thread.
+
+    Args:
+      into: where long rows may be put; they are of no more use once it is cleared.
+    """
+    rows = [row for topic in group.topics for row in _encode_topic(group, topic, into)]
     rows += [_encode_restated(group, restated) for restated in group.restated]
     group.log_bytes = sum(len(row.data) for row in rows)
     group.lags = count_lags(acks.timing for acks in group.acks if acks.timing is not None)
@@ -47,7 +52,7 @@ def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
     )
 
 
-def _encode_topic(group: Group, topic: TopicGroup) -> list[NewRow]:
+def _encode_topic(group: Group, topic: TopicGroup, into: Landing | None) -> list[NewRow]:
     appends, bases = topic.appends, topic.base_offsets
     if not all(append.count for append in appends):
         bases = [base for append, base in zip(appends, bases, strict=True) if append.count]
@@ -75,7 +80,7 @@ def _encode_topic(group: Group, topic: TopicGroup) -> list[NewRow]:
                 int(due_ms.min()),
                 int(due_ms.max()),
                 group.accepted_at_ms,
-                encode_row(group.accepted_at_ms, due_ms, bodies),
+                encode_row(group.accepted_at_ms, due_ms, bodies, into=into),
             )
         )
         first = end

@@ -25,8 +25,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from escapement.errors import StorageError
+from escapement.message import Buffer
 from escapement.storage import parcel, removal
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.landing import Landing
 from escapement.storage.letter import MAX_SOURCE_ID_CHARS, Letter, encode_letter
 
 # Ids in one statement: its text stays short.
@@ -49,7 +51,7 @@ class Stored(NamedTuple):
 
     id: int
     size_bytes: int  # of its messages
-    data: bytes
+    data: Buffer
     advance: parcel.Advance | None = None  # what moving it does to its parcel, if it is in one
 
 
@@ -208,9 +210,17 @@ def read_steps(
 def _fetch(connection: Connection, ids: Sequence[int]) -> list[Stored]:
     """Letters in the order of ``ids``, which ascend but for where a parcel ends."""
     found: dict[int, Stored] = {}
-    for some in _portions(ids):
-        rows = connection.execute(f"SELECT id, size_bytes, data FROM inbox WHERE id IN ({some})")
-        found.update((id, Stored(id, size, _bytes(data))) for id, size, data in rows.rows)
+    own = Landing(0)  # each long one in memory of its own, which the index may keep
+    for low in range(0, len(ids), _IDS_AT_ONCE):
+        some = list(ids[low : low + _IDS_AT_ONCE])
+        # As many as the next power of two, so that few statements need preparing.
+        some += [some[-1]] * ((1 << (len(some) - 1).bit_length()) - len(some))
+        rows = connection.execute(
+            f"SELECT id, size_bytes, data FROM inbox WHERE id IN ({', '.join('?' * len(some))})",
+            some,
+            own,
+        ).rows
+        found.update((id, Stored(id, size, _buffer(data))) for id, size, data in rows)
     return [found[id] for id in ids if id in found]
 
 
@@ -293,10 +303,10 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
     ]
 
 
-def _bytes(value: bytes | str) -> bytes:
+def _buffer(value: Buffer | str) -> Buffer:
     """What a column holds; where others write too, SQLite keeps text as text."""
-    return value.encode() if isinstance(value, str) else bytes(value)
+    return value.encode() if isinstance(value, str) else value
 
 
 def _text(value: bytes | str) -> str:
-    return _bytes(value).decode("utf-8", "replace")
+    return bytes(_buffer(value)).decode("utf-8", "replace")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -84,7 +84,15 @@ def encode_letter(letter: Letter) -> bytes:
     return sealed(head, [*parts, letter.body])
 
 
-def decode_letter(data: Buffer) -> tuple[MessageBatch, Times]:
+class Content(NamedTuple):
+    """What is in a letter."""
+
+    batch: MessageBatch
+    times: Times
+    body: Buffer  # the batch as it is encoded; not compressed
+
+
+def decode_letter(data: Buffer) -> Content:
     """The messages of a letter and their times, as views into ``data``.
 
     Raises:
@@ -109,12 +117,14 @@ def decode_letter(data: Buffer) -> tuple[MessageBatch, Times]:
         columns.append(np.frombuffer(view, "<i8", count, at).astype(np.int64, copy=False))
         at += 8 * count
     try:
-        batch = MessageBatch.decode(_inflated(view[at:]) if flags & _COMPRESSED else view[at:])
+        body: Buffer = _inflated(view[at:]) if flags & _COMPRESSED else view[at:]
+        batch = MessageBatch.decode(body)
     except RemoteProtocolError as error:
         raise LetterDamaged(f"a letter's body does not decode: {error}") from error
     if len(batch) != count or not 0 < count <= MAX_LETTER_MESSAGES:
         raise LetterDamaged(f"a letter of {count} messages has {len(batch)} in its body")
-    return batch, Times(*columns) if flags & (_HAS_DELAYS | _HAS_TIMES) else NO_TIMES
+    times = Times(*columns) if flags & (_HAS_DELAYS | _HAS_TIMES) else NO_TIMES
+    return Content(batch, times, body)
 
 
 def compressed(body: bytes) -> bytes | None:

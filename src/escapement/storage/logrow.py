@@ -32,8 +32,9 @@ import numpy as np
 
 from escapement.errors import LogDamaged, RemoteProtocolError, StorageError
 from escapement.message import Buffer, Int64s, MessageBatch
+from escapement.storage.engine.landing import Landing
 from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
-from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
+from escapement.storage.seal import SEAL_BYTES, is_whole, sealed, sealed_into
 
 _FIRST, _RESTATED_BARELY, _RESTATED = 1, 2, 3
 _LENGTH: Final = struct.Struct("<I")
@@ -88,8 +89,13 @@ def encode_row(
     due_ms: Int64s,
     bodies: Sequence[Buffer],
     restating: Restating | None = None,
-) -> bytes:
-    """The bytes of one row; ``due_ms`` has a value for each message of all ``bodies``."""
+    into: Landing | None = None,
+) -> Buffer:
+    """The bytes of one row; ``due_ms`` has a value for each message of all ``bodies``.
+
+    Args:
+      into: where they may be put; the row is of no more use once it is cleared.
+    """
     assert bodies, "a log row without bodies"
     assert len(due_ms), "a log row without messages"
     first = int(due_ms.min())
@@ -107,7 +113,7 @@ def encode_row(
     version = _FIRST if restating is None else _RESTATED
     head = _HEAD.pack(version, width, len(due_ms), len(bodies))
     parts = [_TIMES.pack(accepted_at_ms, first), due, restated, lengths, *bodies]
-    return sealed(head, parts)
+    return sealed(head, parts) if into is None else sealed_into(into, head, parts)
 
 
 def decode_row(data: Buffer) -> RowContent:

@@ -12,10 +12,12 @@ Whatever is raised, nothing of the group was committed, except for ``OutcomeUnkn
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from escapement.errors import LeaseLost, StorageError, StorageUnavailable
 from escapement.storage import inbox, journal, parcel
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine, TransactionAborted
+from escapement.storage.engine.landing import Landing
 from escapement.storage.group import Group
 from escapement.storage.grouprows import encode_group
 from escapement.storage.items import Statement
@@ -24,6 +26,10 @@ from escapement.storage.lease import Lease, Recorded, answer, check, question
 from escapement.storage.logtable import insertion
 
 logger = logging.getLogger(__name__)
+
+# Rows of a group are put together in memory that the next group uses again; of larger groups
+# what does not fit has its own.
+_ROW_BYTES: Final = 4 << 20
 
 
 class Writer:
@@ -34,6 +40,7 @@ class Writer:
         self._lease = lease
         self._recorded = recorded
         self._connection: Connection | None = None
+        self._rows = Landing(_ROW_BYTES)
         self._last_id = 0  # of the connection before, which may still hang somewhere
 
     @property
@@ -100,7 +107,8 @@ class Writer:
 
     def _insert(self, connection: Connection, group: Group) -> None:
         """Lock and check the lease, write log and journal: one round trip for all of it."""
-        rows, entry = encode_group(group)
+        self._rows.clear()
+        rows, entry = encode_group(group, self._rows)
         entry_step = journal.insertion(
             self._lease.bundle_id,
             group.lane,

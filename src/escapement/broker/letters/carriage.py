@@ -14,7 +14,7 @@ import trio
 
 from escapement.broker.topic.topic import Topic
 from escapement.errors import Busy, EscapementError, NotFound, ShuttingDown, StorageError
-from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
+from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times
 from escapement.storage.items import Append
 from escapement.storage.parcel import Advance
 
@@ -43,6 +43,7 @@ class Load:
     ids: list[int] = field(default_factory=list)
     advances: dict[int, Advance] = field(default_factory=dict)  # of jobs: by parcel, the last one
     batches: list[MessageBatch] = field(default_factory=list)
+    bodies: list[Buffer] = field(default_factory=list)  # the batches, encoded
     times: list[Times] = field(default_factory=list)
 
 
@@ -86,7 +87,7 @@ class Submitted:
         self._open += 1
         return Append(
             load.topic.id,
-            batch.encode(),
+            load.bodies[0] if len(load.bodies) == 1 else batch.encode(),
             len(batch),
             _concat(load),
             context=Carriage(batch, done),

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from escapement.broker.topic.topic import Topic
 from escapement.errors import LetterDamaged
-from escapement.message import MessageBatch, Times
 from escapement.storage.engine.base import Connection
 from escapement.storage.inbox import Mailbox, Step, Stored
-from escapement.storage.letter import decode_letter
+from escapement.storage.letter import Content, decode_letter
 from escapement.storage.parcel import Advance
 
 
@@ -19,7 +18,7 @@ class Opened(NamedTuple):
 
     id: int
     advance: Advance | None  # as of inbox.Stored
-    content: tuple[MessageBatch, Times] | LetterDamaged
+    content: Content | LetterDamaged
 
 
 class Found(NamedTuple):

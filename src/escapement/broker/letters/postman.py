@@ -331,7 +331,7 @@ class Postman:
             if isinstance(letter.content, LetterDamaged):
                 held.append((letter.id, letter.content))
                 continue
-            batch, times = letter.content
+            batch, times, body = letter.content
             if batch.groups is not None:
                 held.append((letter.id, InvalidRequest("a letter cannot belong to a group")))
                 continue
@@ -352,6 +352,7 @@ class Postman:
             if letter.advance is not None:
                 load.advances[letter.advance.parcel_id] = letter.advance
             load.batches.append(batch)
+            load.bodies.append(body)
             load.times.append(times)
         load.whole = len(load.ids) == len(found.letters)
         return load

@@ -187,7 +187,16 @@ class PreparedStatements:
                     f"a statement of {packet.size_bytes} bytes is larger than the server's "
                     f"max_allowed_packet of {self._limit_bytes}; raise that, or send less at once"
                 )
-        self._wire._write_bytes(b"".join([part for packet in packets for part in packet.parts]))
+        gathered: list[bytes | memoryview] = []
+        for part in (part for packet in packets for part in packet.parts):
+            if len(part) < _LONG_BYTES:
+                gathered.append(part)
+                continue
+            self._wire._write_bytes(b"".join(gathered))
+            self._wire._write_bytes(part)  # as it is: copying it would take longer
+            gathered = []
+        if gathered:
+            self._wire._write_bytes(b"".join(gathered))
 
     def _read_result(self, into: Landing | None = None) -> Result:
         wire = self._wire

@@ -76,13 +76,20 @@ class Arena:
     def memory_bytes(self) -> int:
         return self._bytes.nbytes + self.starts.nbytes + self.lengths.nbytes
 
-    def append(self, row: int, blobs: Blobs) -> None:
-        """Put the strings at ``row`` and on; the rows must have been made room for."""
+    def append(self, row: int, blobs: Blobs, keep: bool = False) -> None:
+        """Put the strings at ``row`` and on; the rows must have been made room for.
+
+        With ``keep`` they are the first, and their bytes are not copied but kept.
+        """
         size = len(blobs.data)
         used = self.used
-        if used + size > len(self._bytes):
-            self._grow(used + size)
-        self._bytes.data[used : used + size] = blobs.data
+        if keep and size:
+            assert not used, "bytes are kept in an arena that has some"
+            self._bytes = np.frombuffer(blobs.data, np.uint8)
+        else:
+            if used + size > len(self._bytes):
+                self._grow(used + size)
+            self._bytes.data[used : used + size] = blobs.data
         count = len(blobs.lengths)
         self.lengths[row : row + count] = blobs.lengths
         self.starts[row] = used
@@ -104,6 +111,21 @@ class Arena:
         larger = np.empty(max(2 * len(self._bytes), needed_bytes), np.uint8)
         larger[: self.used] = self._bytes[: self.used]
         self._bytes = larger
+
+
+def pinned_bytes(*columns: Blobs | None) -> int:
+    """What stays in memory as long as these are kept: all that their bytes are views of."""
+    pinned: dict[int, int] = {}
+    for column in columns:
+        owner: object = None if column is None else column.data
+        while isinstance(owner, memoryview | np.ndarray):
+            base = owner.obj if isinstance(owner, memoryview) else owner.base
+            if base is None:
+                break
+            owner = base
+        if owner is not None:
+            pinned[id(owner)] = memoryview(owner).nbytes  # type: ignore[arg-type]
+    return sum(pinned.values())
 
 
 class Columns(Protocol):

@@ -75,7 +75,7 @@ class DelayedIndex:
         self._failpoint = failpoint
         self.full_checkpoints = 0  # begun since it was opened because memory was half full
         self._segments = segments
-        self._active = Generation(limits.table_rows)
+        self._active = Generation(limits.table_rows, limits.kept_bytes)
         self._frozen: list[Generation] = []
         self._dropped: set[int] = set()
         self._checkpoint: Checkpoint | None = None
@@ -134,6 +134,7 @@ class DelayedIndex:
     ) -> UInt32s | None:
         """Take a live group: offsets contiguous from ``base_offset``; O(bytes).
 
+        Bytes of a large one are kept as they are; nobody may change them any more.
         Returns the messages' traits, None if none has any.
         """
         assert len(due_ms) == len(batch)
@@ -150,6 +151,7 @@ class DelayedIndex:
         """Take messages of any age, offsets strictly ascending; known ones do no harm.
 
         Successive calls should ascend as well: each stream that does has its own table.
+        Bytes are kept as by ``add``.
         Returns the messages' traits, None if none has any.
         """
         assert len(offsets) == len(due_ms) == len(batch)
@@ -309,7 +311,7 @@ class DelayedIndex:
         self.full_checkpoints += self.needs_checkpoint
         if self._active.rows:
             self._frozen.append(self._active)
-            self._active = Generation(self.limits.table_rows)
+            self._active = Generation(self.limits.table_rows, self.limits.kept_bytes)
         self._checkpoint = Checkpoint(
             tuple(self._frozen),
             self._segments.next_path(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escapement.storage.index.memory import TABLE_ROWS
+from escapement.storage.index.memory import KEPT_BYTES, TABLE_ROWS
 from escapement.storage.index.segment import BLOCK_ROWS
 
 
@@ -33,3 +33,4 @@ class IndexLimits:
     merge_width: int = 4
     block_rows: int = BLOCK_ROWS
     table_rows: int = TABLE_ROWS
+    kept_bytes: int = KEPT_BYTES

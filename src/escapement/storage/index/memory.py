@@ -2,9 +2,11 @@
 
 Owns the young end of the LSM tree. A :class:`MemoryTable` takes messages of one topic
 in ascending offsets, copies their bytes into its arena, and keeps its keys sorted well
-enough that a plan costs a few binary searches. A :class:`TopicMemory` is a topic's
-tables: a live stream of commits, and beside it the streams of older offsets that fills
-from the log bring. A :class:`Generation` is all topics' tables between two freezes.
+enough that a plan costs a few binary searches. A large batch is a table by itself, whose bytes
+are kept as they came: copying them would take long, mostly because new memory is dear. A
+:class:`TopicMemory` is a topic's tables: a live stream of commits, and beside it the streams of
+older offsets that fills from the log bring. A :class:`Generation` is all topics' tables between
+two freezes.
 
 Knows nothing of files, and does no I/O. Invariants:
 
@@ -32,16 +34,16 @@ from escapement.message import (
     UInt8s,
     UInt32s,
 )
-from escapement.storage.index.columns import Arena, Pick
-from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
-from escapement.storage.index.plan import Landmarks
+from escapement.storage.index.columns import Arena, Pick, pinned_bytes
+from escapement.storage.index.sortedrun import ROW_BITS, SortedRun
 
-_ROW_BITS: Final = 16
-TABLE_ROWS: Final = 1 << _ROW_BITS
-_ROW_MASK: Final = TABLE_ROWS - 1
+TABLE_ROWS: Final = 1 << ROW_BITS
 # A full table's payloads. Large, so that a lookup searches few tables; small enough
 # that doubling the arena (a copy on the event loop) stays near a millisecond.
 TABLE_BYTES: Final = 8 << 20
+# Payloads of a batch that is a table by itself: a few hundred of them fill the memory, and no
+# lookup searches more.
+KEPT_BYTES: Final = 256 << 10
 _FIRST_ROWS: Final = 2
 # Unsorted rows that are sorted by themselves before they are merged into the rest.
 _TAIL_ROWS: Final = 256
@@ -49,74 +51,6 @@ _TAIL_ROWS: Final = 256
 _OPEN_TABLES: Final = 4
 # What the Python objects of a topic with one table weigh, beside its arrays.
 _TOPIC_OVERHEAD_BYTES: Final = 900
-
-
-class SortedRun:
-    """Some rows of a table by (due time, row): ``due_ms << 16 | row`` in one int64."""
-
-    __slots__ = ("offsets", "packed")
-
-    def __init__(self, packed: Int64s, offsets: Int64s) -> None:
-        self.packed = packed
-        self.offsets = offsets
-
-    def position(self, key: Key) -> int:
-        """How many keys of the run are smaller; O(log n)."""
-        if key.due_ms > MAX_DUE_MS:
-            return len(self.packed)
-        row = int(self.offsets.searchsorted(key.offset))
-        return int(self.packed.searchsorted((key.due_ms << _ROW_BITS) + row))
-
-    def keys(self, low: int, high: int) -> Keys:
-        packed = self.packed[low:high]
-        return packed >> _ROW_BITS, self.offsets[packed & _ROW_MASK]
-
-    def between(self, start: Key, until: Key) -> RunSpan | None:
-        """The part in ``[start, until)``."""
-        low, high = self.position(start), self.position(until)
-        return RunSpan(self, low, high) if low < high else None
-
-    def next_due_ms(self, after: Key) -> int | None:
-        """When the first key at or past ``after`` is due."""
-        at = self.position(after)
-        return int(self.packed[at]) >> _ROW_BITS if at < len(self.packed) else None
-
-
-class RunSpan:
-    """The part of a sorted run that lies in a plan's range."""
-
-    on_disk: Final = False
-
-    __slots__ = ("_high", "_low", "_run")
-
-    def __init__(self, run: SortedRun, low: int, high: int) -> None:
-        self._run = run
-        self._low = low
-        self._high = high
-
-    @property
-    def count(self) -> int:
-        return self._high - self._low
-
-    @property
-    def likely_count(self) -> int:
-        return self.count
-
-    def landmarks(self, wanted: int, stride: int) -> Landmarks:
-        """Every ``stride``-th key, as far as a plan of ``wanted`` messages can reach."""
-        firsts = np.arange(self._low, min(self._high, self._low + wanted), stride)
-        lasts = np.minimum(firsts + stride, self._high) - 1
-        packed = self._run.packed[np.concatenate((firsts, lasts))]
-        half = (lasts - firsts + 1) / 2
-        return Landmarks(
-            packed >> _ROW_BITS,
-            self._run.offsets[packed & _ROW_MASK],
-            np.concatenate((half, half)),
-            np.arange(len(packed)) >= len(firsts),
-        )
-
-    def keys(self, stop: Key) -> Keys:
-        return self._run.keys(self._low, min(self._high, self._run.position(stop)))
 
 
 class MemoryTable:
@@ -132,6 +66,7 @@ class MemoryTable:
         "last_offset",
         "most_traits",
         "payloads",
+        "pinned_bytes",
         "priorities",
         "properties",
         "traits",
@@ -148,6 +83,7 @@ class MemoryTable:
         self.traits: UInt32s | None = None
         self.most_traits = 0
         self.count = 0
+        self.pinned_bytes = 0  # beside the columns', by bytes that are kept as they came
         self.last_offset = -1
         self._sorted: SortedRun | None = None
         self._tail: SortedRun | None = None
@@ -155,7 +91,7 @@ class MemoryTable:
     @property
     def memory_bytes(self) -> int:
         """What the arrays take, whether filled or not."""
-        size = self._array.nbytes + self.payloads.memory_bytes
+        size = self._array.nbytes + self.payloads.memory_bytes + self.pinned_bytes
         for column in (self.keys, self.properties, self.groups):
             size += 0 if column is None else column.memory_bytes
         for numbers in (self.priorities, self.traits):
@@ -188,8 +124,12 @@ class MemoryTable:
         due_ms: Int64s,
         batch: MessageBatch,
         traits: UInt32s | None,
+        keep: bool = False,
     ) -> None:
-        """Take the batch; ``offsets`` is a column, or the first of contiguous ones."""
+        """Take the batch; ``offsets`` is a column, or the first of contiguous ones.
+
+        With ``keep`` it is the table's only one, and its bytes are not copied but kept.
+        """
         row, rows = self.count, len(due_ms)
         end = row + rows
         if end > self._array.shape[1]:
@@ -201,13 +141,15 @@ class MemoryTable:
         else:
             self._array[1, row:end] = offsets
             self.last_offset = int(offsets[-1])
-        self.payloads.append(row, batch.payloads)
+        self.payloads.append(row, batch.payloads, keep)
         if batch.keys is not None or self.keys is not None:
-            self.keys = self._append_optional(self.keys, row, rows, batch.keys)
+            self.keys = self._append_optional(self.keys, row, rows, batch.keys, keep)
         if batch.properties is not None or self.properties is not None:
-            self.properties = self._append_optional(self.properties, row, rows, batch.properties)
+            self.properties = self._append_optional(
+                self.properties, row, rows, batch.properties, keep
+            )
         if batch.groups is not None or self.groups is not None:
-            self.groups = self._append_optional(self.groups, row, rows, batch.groups)
+            self.groups = self._append_optional(self.groups, row, rows, batch.groups, keep)
         if batch.priorities is not None:
             if self.priorities is None:
                 self.priorities = np.full(self._array.shape[1], DEFAULT_PRIORITY, np.uint8)
@@ -220,12 +162,12 @@ class MemoryTable:
         self.count = end  # last: what a reader counts, it may read
 
     def _append_optional(
-        self, arena: Arena | None, row: int, rows: int, blobs: Blobs | None
+        self, arena: Arena | None, row: int, rows: int, blobs: Blobs | None, keep: bool
     ) -> Arena:
         if arena is None:
             arena = Arena(self._array.shape[1], 0)  # earlier rows are empty strings
         if blobs is not None:
-            arena.append(row, blobs)
+            arena.append(row, blobs, keep)
         else:
             arena.starts[row : row + rows] = arena.used
         return arena
@@ -258,7 +200,7 @@ class MemoryTable:
         tail = 0 if self._tail is None else len(self._tail.packed)
         offsets = self.offsets
         if done + tail < count:
-            packed = self._array[0, done:count] << _ROW_BITS
+            packed = self._array[0, done:count] << ROW_BITS
             packed |= np.arange(done, count)
             packed.sort()
             self._tail = SortedRun(packed, offsets)
@@ -337,12 +279,30 @@ class TopicMemory:
         self.memory_bytes += table.memory_bytes - before
         self.rows += rows
 
+    def keep(
+        self, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch, traits: UInt32s | None
+    ) -> bool:
+        """Make a table of the batch, unless its bytes are a small part of what they lie in."""
+        columns = (batch.payloads, batch.keys, batch.properties, batch.groups)
+        pinned = pinned_bytes(*columns)
+        if pinned > 2 * batch.size_bytes:
+            return False
+        table = MemoryTable(len(due_ms), 0)
+        table.append(offsets, due_ms, batch, traits, keep=True)
+        table.pinned_bytes = max(pinned - table.message_bytes, 0)
+        table.runs()
+        self.tables.append(table)
+        self.memory_bytes += table.memory_bytes
+        self.rows += len(due_ms)
+        return True
+
 
 class Generation:
     """What all topics took between two freezes."""
 
-    def __init__(self, table_rows: int = TABLE_ROWS) -> None:
+    def __init__(self, table_rows: int = TABLE_ROWS, kept_bytes: int = KEPT_BYTES) -> None:
         assert table_rows <= TABLE_ROWS
+        self._kept_bytes = kept_bytes
         self.topics: dict[int, TopicMemory] = {}
         self._table_rows = table_rows
         self.memory_bytes = 0
@@ -363,15 +323,28 @@ class Generation:
         before = topic.memory_bytes
         step = self._table_rows
         if len(due_ms) <= step:
-            topic.append(offsets, due_ms, batch, traits, step)
+            self._append(topic, offsets, due_ms, batch, traits)
         else:
             for low in range(0, len(due_ms), step):
-                rows = np.arange(low, min(low + step, len(due_ms)))
+                rows = slice(low, min(low + step, len(due_ms)))
                 part = offsets + low if isinstance(offsets, int) else offsets[rows]
                 part_traits = None if traits is None else traits[rows]
-                topic.append(part, due_ms[rows], batch.take(rows), part_traits, step)
+                some = batch.part(rows.start, rows.stop)
+                self._append(topic, part, due_ms[rows], some, part_traits)
         self.memory_bytes += topic.memory_bytes - before
         self.rows += len(due_ms)
+
+    def _append(
+        self,
+        topic: TopicMemory,
+        offsets: Int64s | int,
+        due_ms: Int64s,
+        batch: MessageBatch,
+        traits: UInt32s | None,
+    ) -> None:
+        large = len(batch.payloads.data) >= self._kept_bytes
+        if not (large and topic.keep(offsets, due_ms, batch, traits)):
+            topic.append(offsets, due_ms, batch, traits, self._table_rows)
 
     def drop(self, topic_id: int) -> None:
         topic = self.topics.pop(topic_id, None)

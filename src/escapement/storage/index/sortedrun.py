@@ -1,0 +1,87 @@
+"""Rows of a memory table in the order of their keys.
+
+Offsets ascend in a table, so a row's number stands for its offset: a key is packed into one
+integer, ``due_ms << 16 | row``, and sorting and searching are numpy's on a plain column.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from escapement.message import Int64s
+from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
+from escapement.storage.index.plan import Landmarks
+
+# No table has more rows than these can number.
+ROW_BITS: Final = 16
+_ROW_MASK: Final = (1 << ROW_BITS) - 1
+
+
+class SortedRun:
+    """Some rows of a table by (due time, row): ``due_ms << 16 | row`` in one int64."""
+
+    __slots__ = ("offsets", "packed")
+
+    def __init__(self, packed: Int64s, offsets: Int64s) -> None:
+        self.packed = packed
+        self.offsets = offsets
+
+    def position(self, key: Key) -> int:
+        """How many keys of the run are smaller; O(log n)."""
+        if key.due_ms > MAX_DUE_MS:
+            return len(self.packed)
+        row = int(self.offsets.searchsorted(key.offset))
+        return int(self.packed.searchsorted((key.due_ms << ROW_BITS) + row))
+
+    def keys(self, low: int, high: int) -> Keys:
+        packed = self.packed[low:high]
+        return packed >> ROW_BITS, self.offsets[packed & _ROW_MASK]
+
+    def between(self, start: Key, until: Key) -> RunSpan | None:
+        """The part in ``[start, until)``."""
+        low, high = self.position(start), self.position(until)
+        return RunSpan(self, low, high) if low < high else None
+
+    def next_due_ms(self, after: Key) -> int | None:
+        """When the first key at or past ``after`` is due."""
+        at = self.position(after)
+        return int(self.packed[at]) >> ROW_BITS if at < len(self.packed) else None
+
+
+class RunSpan:
+    """The part of a sorted run that lies in a plan's range."""
+
+    on_disk: Final = False
+
+    __slots__ = ("_high", "_low", "_run")
+
+    def __init__(self, run: SortedRun, low: int, high: int) -> None:
+        self._run = run
+        self._low = low
+        self._high = high
+
+    @property
+    def count(self) -> int:
+        return self._high - self._low
+
+    @property
+    def likely_count(self) -> int:
+        return self.count
+
+    def landmarks(self, wanted: int, stride: int) -> Landmarks:
+        """Every ``stride``-th key, as far as a plan of ``wanted`` messages can reach."""
+        firsts = np.arange(self._low, min(self._high, self._low + wanted), stride)
+        lasts = np.minimum(firsts + stride, self._high) - 1
+        packed = self._run.packed[np.concatenate((firsts, lasts))]
+        half = (lasts - firsts + 1) / 2
+        return Landmarks(
+            packed >> ROW_BITS,
+            self._run.offsets[packed & _ROW_MASK],
+            np.concatenate((half, half)),
+            np.arange(len(packed)) >= len(firsts),
+        )
+
+    def keys(self, stop: Key) -> Keys:
+        return self._run.keys(self._low, min(self._high, self._run.position(stop)))
