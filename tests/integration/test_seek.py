@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import trio
@@ -226,6 +228,22 @@ async def test_what_was_acknowledged_before_its_time_comes_at_its_time_after_a_s
             assert await taken(inbox) == [b"1", b"2"]
 
 
+@asynccontextmanager
+async def unread(world: World) -> AsyncIterator[None]:
+    """For a while the log says where it begins, and what is due in it cannot be read."""
+    reader = world.server.works.reader
+    reading, there = reader.read_due, trio.Event()
+
+    async def read_due(*arguments: Any) -> Any:
+        await there.wait()
+        return await reading(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "read_due", read_due)
+        yield
+    there.set()
+
+
 async def test_what_a_merge_takes_out_under_a_seek_is_filled_in_and_delivered_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
@@ -242,8 +260,7 @@ async def test_what_a_merge_takes_out_under_a_seek_is_filled_in_and_delivered_on
             merge.exclude(topic.id, topic.shared["s"].acked.to_array(0, 6))
             merge.run_here()
             merge.finish()
-            # The log cannot be read for a while, so the fill does not come to them.
-            async with world.server.works.reader._alone:
+            async with unread(world):  # so the fill does not come to them
                 await inbox.seek("earliest")
                 await trio.testing.wait_all_tasks_blocked()  # two are here, the others ready
                 index.install_compaction(merge)
@@ -270,7 +287,7 @@ async def test_what_a_merge_takes_out_under_a_seek_can_be_buried_once_it_is_fill
             merge.exclude(topic.id, topic.shared["s"].acked.to_array(0, 2))
             merge.run_here()
             merge.finish()
-            async with server.works.reader._alone:
+            async with unread(world):
                 await inbox.seek("earliest")
                 again = await arrived(inbox)
                 server.index.install_compaction(merge)

@@ -40,6 +40,7 @@ def _check_claim(model: Model, claim: Claim, arrival: Arrival) -> None:
         known = due_ms == model.due_ms(claim, offset) or offset in claim.lucky
         assert known, f"{offset} was not due then"
     assert claim.covers(offset, due_ms), f"{offset} was none of its business"
+    assert offset not in claim.gone, f"{offset} was forgotten"
     assert claim.acked.get(offset, arrival.moment) >= arrival.moment, f"{offset} was acknowledged"
     assert offset not in claim.buried.values(), f"{offset} was buried"
     assert offset not in claim.dropped, f"{offset} was dropped"

@@ -353,8 +353,8 @@ class Life:
         wanted = self.model.wanted(claim)
         done = claim.done()
         # Of what is gone from the log any of its keys may have been left in the index, and what
-        # was dropped here may have been cancelled for others since.
-        known = done - claim.lucky - (claim.dropped & claim.spared)
+        # was dropped or died here, in nobody's hands, may have been cancelled for others since.
+        known = done - claim.lucky - (claim.spared - claim.acked.keys())
         known = {offset for offset in known if self.model.stored[offset] is not None}
         assert known <= wanted
         missing = wanted - claim.lucky - claim.perhaps - done

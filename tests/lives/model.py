@@ -102,6 +102,7 @@ class Claim:
     # Of what was handed to it and then moved for others: the time it keeps.
     kept: dict[int, int] = field(default_factory=dict)
     lucky: set[int] = field(default_factory=set)  # over before it began; a few may be left
+    gone: set[int] = field(default_factory=set)  # of the past, and forgotten when it began
     perhaps: set[int] = field(default_factory=set)  # expired, or acknowledged without a receipt
     buried: dict[int, int] = field(default_factory=dict)  # place in the dead-letter topic
     hands: dict[int, Hand] = field(default_factory=dict)

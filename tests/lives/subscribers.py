@@ -80,7 +80,17 @@ class Subscribers(Life):
             case _:
                 at_ms = now_ms + self.rng.randint(-10_000, 1_000) * 1000
                 where, since = moment(at_ms), (end, at_ms)
-        return where, self.model.claim(*since, now_ms, kind, await self.log_begin())
+        begin = await self.log_begin()
+        claim = self.model.claim(*since, now_ms, kind, begin)
+        if kind == "shared" and (since[0] < end or since[1] <= now_ms):
+            claim.gone = set(range(begin)) - self.stated_again(begin)
+        return where, claim
+
+    def stated_again(self, begin: int) -> set[int]:
+        """What the log has in a later row only."""
+        topic = self.world.server.registry.topics.get(TOPIC)
+        topic = None if topic is None else self.world.server.registry.active.get(topic.id)
+        return set() if topic is None else set(topic.amendments.moves.between(0, begin).tolist())
 
     async def log_begin(self) -> int:
         """What lies before was relocated, or is forgotten."""

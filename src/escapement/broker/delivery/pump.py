@@ -402,7 +402,7 @@ class Pump:
     ) -> Rows:
         """Let go of what the log has forgotten; returns the rest.
 
-        A subscription that began in the past came upon it in an index that is lost since.
+        The clock was set back: a subscription came upon it in an index that is lost since.
         """
         moves = topic.amendments.moves
         while True:

@@ -215,7 +215,7 @@ class Undertaker:
     ) -> bool:
         """Be done with what neither the log nor the index has any more; whether there was any.
 
-        A subscription that began in the past came upon it in an index that is lost since.
+        The clock was set back: a subscription came upon it in an index that is lost since.
         """
         offsets, moves = dead.rows.offsets, topic.amendments.moves
         gone = await self._log.forgotten(topic.id, offsets, topic.next_offset, moves)

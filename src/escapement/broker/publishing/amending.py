@@ -23,7 +23,6 @@ from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.logreader import LogReader
 from escapement.broker.publishing.outcome import (
-    FORGOTTEN_MS,
     Decision,
     Outcome,
     decide,
@@ -91,7 +90,7 @@ class Amending:
                 break
             moves = topic.amendments.moves
             found, count = await self._log.published(topic.id, unknown, moves, _STEP_BYTES)
-            first_ms = np.full(count, FORGOTTEN_MS)
+            first_ms = np.full(count, _NEVER_MS)
             first_ms[np.searchsorted(unknown[:count], found.offsets)] = found.due_ms
             known = np.concatenate((known, unknown[:count]))
             due_ms = np.concatenate((due_ms, first_ms))
@@ -139,7 +138,7 @@ def _settle_by_time(
 
     Args:
       known: messages whose times are known; ascending.
-      due_ms: when these were due at first, or ``FORGOTTEN_MS``.
+      due_ms: when these were due at first; of what is forgotten never.
 
     Returns:
       The messages of which that must be known, too; ascending.

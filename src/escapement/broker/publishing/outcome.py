@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,6 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.message import Int64s
 from escapement.protocol.fate import Fate
-
-FORGOTTEN_MS: Final = -2
 
 
 class Outcome(NamedTuple):
@@ -62,15 +60,13 @@ def still_wanted(
     """Which messages one of these subscriptions is to get and is not done with; bool[n].
 
     Args:
-      due_ms: when each is due now; ``FORGOTTEN_MS`` of what the log does not have any more.
+      due_ms: when each is due now.
       settled: of each subscription that is done with some, which.
     """
     wanted = np.zeros(len(offsets), bool)
     none = np.zeros(len(offsets), bool)
     for one in concerned:
-        # Whoever began at a time that was past may come upon what is left in the index.
-        known_ms = np.where(due_ms == FORGOTTEN_MS, one.record.created_at_ms, due_ms)
-        wanted |= one.covers(known_ms, offsets) & ~settled.get(one.record.name, none)
+        wanted |= one.covers(due_ms, offsets) & ~settled.get(one.record.name, none)
     return wanted
 
 

@@ -164,7 +164,7 @@ class Revival:
                 self._rng,
                 now_ms,
                 topic.amendments,
-                _first_mark(topic, record) if new else KEY_MIN,
+                _first_mark(topic, record, new=new),
                 doubtful_until_ms,
                 partial(self._on_dead, topic),
             )
@@ -203,8 +203,13 @@ class Revival:
             subscription.begin(now_ms)
 
 
-def _first_mark(topic: Topic, record: SubscriptionRecord) -> Key:
-    """Where a new subscription begins to read: also what came while it was made durable."""
-    if record.start_offset < record.fill_until:
-        return KEY_MIN  # it wants messages by their offsets, whenever they were due
-    return Key(min(record.start_due_ms, topic.accepted_since_ms), 0)
+def _first_mark(topic: Topic, record: SubscriptionRecord, *, new: bool) -> Key:
+    """Where a subscription begins to read; a new one with what came while it was made durable."""
+    if record.fill_from < record.fill_until:
+        # What was due before waits for the filler, which knows what of it is forgotten.
+        begin_ms = record.created_at_ms + 1
+    elif not new:
+        return KEY_MIN
+    else:
+        begin_ms = record.start_due_ms
+    return Key(min(begin_ms, topic.accepted_since_ms), 0) if new else Key(begin_ms, 0)

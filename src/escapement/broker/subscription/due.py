@@ -279,6 +279,12 @@ class DueSubscription(Subscription):
         for band in self.bands:
             band.fall_behind(key)
 
+    def begin_past(self, gone: OffsetSet, mark: Key) -> None:
+        """Read on from ``mark``; of what lies there the log has forgotten these for all."""
+        self.acked.union_update(gone)
+        self.lapsed.union_update(gone)
+        self.fall_behind(mark)
+
     def await_fill(self, offsets: Int64s) -> None:
         """These were handed out, but have left the index before the fill came to them.
 

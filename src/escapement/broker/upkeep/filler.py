@@ -7,13 +7,18 @@ added to the index again, in bounded steps, and the subscription's read mark is 
 them. Adding what is there already does no harm, so a fill that was interrupted simply goes
 on from its last checkpoint. Of what lies before the beginning of the log there is what was
 stated again; it is filled in first.
+
+All else that lies there is forgotten, though the index may have some of it still. A fill begins
+by entering it among what its subscription is done with, which reads nothing of the past before:
+what it gets does not hang on what a merge has left. That becomes durable with the checkpoint that
+says how far the fill has come, or happens again.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -25,11 +30,21 @@ from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
 from escapement.message import Int64s, MessageBatch
-from escapement.storage.index import DelayedIndex, Key
+from escapement.storage.index import KEY_MIN, DelayedIndex, Key
+from escapement.storage.offsets import OffsetSet
 from escapement.storage.published import Published
 
 _STEP_BYTES: Final = 1024 * 1024
 _RETRY_S: Final = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Fill:
+    """The past of a subscription, and whether it is known where that begins."""
+
+    topic: Topic
+    subscription: SharedSubscription
+    begun: bool = False
 
 
 class Filler:
@@ -37,7 +52,7 @@ class Filler:
 
     Args:
       room: waits until the index has room.
-      on_step: called after each step that brought something.
+      on_step: called after each step after which there may be more to deliver.
     """
 
     def __init__(
@@ -53,12 +68,12 @@ class Filler:
         self._log = log
         self._room = room
         self._on_step = on_step
-        self._waiting: deque[tuple[Topic, SharedSubscription]] = deque()
+        self._waiting: deque[_Fill] = deque()
         self._work = trio.Event()
 
     def add(self, topic: Topic, subscription: SharedSubscription) -> None:
         """This subscription's record has a range to be filled in."""
-        self._waiting.append((topic, subscription))
+        self._waiting.append(_Fill(topic, subscription))
         self._work.set()
 
     async def run(self) -> None:
@@ -67,14 +82,31 @@ class Filler:
             if not self._waiting:
                 self._work = trio.Event()
                 await self._work.wait()
-            topic, subscription = self._waiting.popleft()
+            fill = self._waiting.popleft()
             await self._room()
             try:
-                if await self._step(topic, subscription):
-                    self._waiting.append((topic, subscription))
+                if not fill.begun:
+                    await self._begin(fill)
+                if await self._step(fill.topic, fill.subscription):
+                    self._waiting.append(fill)
             except StorageUnavailable:
-                self._waiting.append((topic, subscription))
+                self._waiting.append(fill)
                 await trio.sleep(_RETRY_S)
+
+    async def _begin(self, fill: _Fill) -> None:
+        """Have the subscription be done with what is forgotten; then it may read its past."""
+        topic, record = fill.topic, fill.subscription.record
+        first = await self._log.first_offset(topic.id)
+        begin = record.fill_until if first is None else min(first, record.fill_until)
+        gone = OffsetSet()
+        if record.fill_from < begin:
+            gone.add_range(record.fill_from, begin)
+            gone.discard(topic.amendments.moves.between(record.fill_from, begin))
+        by_offset = record.start_offset < record.fill_until
+        mark = KEY_MIN if by_offset else Key(record.start_due_ms, 0)
+        fill.subscription.begin_past(gone, mark)
+        fill.begun = True
+        self._on_step(topic)
 
     async def _step(self, topic: Topic, subscription: SharedSubscription) -> bool:
         """Fill in some rows; returns whether there may be more."""
