@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 COMMIT: Final = "Writer.write"  # one group of the commit pipeline
 KEYS: Final = "Plan.read_traits"  # a window, or a piece of a backlog, out of segments on disk
+ORDER: Final = "Plan.read"  # the delivery order alone, out of segments on disk
 FETCH: Final = "Fetch.read_there"  # payloads of a frame, out of segments on disk
 
 # On the real clock, whichever the test is on: a virtual one may stand still, or leap.

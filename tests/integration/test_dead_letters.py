@@ -18,7 +18,7 @@ from escapement.names import TopicName
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
-from held import COMMIT, Held
+from held import COMMIT, ORDER, Held, uncached
 
 CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
 NAMES = {"topic": "x", "subscription": "s"}
@@ -348,6 +348,37 @@ async def test_a_letter_that_was_moved_or_cancelled_counts_once_or_not_at_all(
             assert await letters(broker) == []
             await world.clock.advance(hours=2)
             assert await letters(broker) == []
+
+
+@pytest.mark.parametrize("verb", ["redrive", "purge", "count", "list"])
+async def test_a_letter_that_is_moved_while_it_is_looked_for_is_found_once(
+    mock_clock: trio.testing.MockClock, verb: str
+) -> None:
+    """V1: it is there all the while, at one time or the other."""
+    held = Held()
+    async with testing.start(run=held, config=uncached(CALM)) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        producer = await broker.producer("x")
+        await producer.send_many([b"0", b"1", b"2"])
+        async with broker.consumer("x", "s") as inbox:
+            await inbox.nack([message.id for message in await arrived(inbox)])
+            await settled(world)
+        await broker.reschedule([1], delay="1h", topic=DLQ)
+        await world.checkpoint()
+        answers = []
+
+        async def ask() -> None:
+            answers.append(await broker.admin(f"dlq.{verb}", **NAMES))
+
+        async with trio.open_nursery() as nursery:
+            with held.hold(ORDER):
+                nursery.start_soon(ask)
+                await held.reached()
+                await broker.reschedule([0], delay="2h", topic=DLQ)
+                await broker.run_now([1], topic=DLQ)
+        (answer,) = answers
+        found = len(answer) if verb == "list" else next(iter(answer.values()))
+        assert found == 3
 
 
 async def test_dead_letters_neither_expire_nor_make_room(

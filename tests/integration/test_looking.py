@@ -14,6 +14,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.looking import peek
 from escapement.testing import World, arrived
+from held import KEYS, ORDER, Held, uncached
 
 HOUR_MS = 3_600_000
 CONFIG = BrokerConfig(ack_wait_ms=60_000, seed=0)
@@ -73,6 +74,33 @@ async def test_peek_shows_what_is_asked_for_and_nothing_else(
             await seen(broker.peek("x", offset=40))
         with pytest.raises(escapement.NaiveDatetime):
             broker.peek("x", due_from=datetime(2026, 12, 24))
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_peek_shows_once_what_is_given_another_time_meanwhile(
+    mock_clock: trio.testing.MockClock, by_key: bool
+) -> None:
+    """B6: it is pending all the while, at one time or the other."""
+    held = Held()
+    async with testing.start(run=held, config=uncached(CONFIG)) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        for n in range(6):
+            await producer.send(b"%d" % n, delay=timedelta(hours=1 + n), key="k")
+        await broker.reschedule([0], delay=timedelta(hours=10), topic="x")  # before: no matter
+        await world.checkpoint()
+        found: list[list[int]] = []
+        peeking = broker.peek("x", key="k" if by_key else None)
+
+        async def look() -> None:
+            found.append(await seen(peeking))
+
+        async with trio.open_nursery() as nursery:
+            with held.hold(KEYS if by_key else ORDER):
+                nursery.start_soon(look)
+                await held.reached()
+                await broker.reschedule([4], delay=timedelta(minutes=30), topic="x")
+                await broker.reschedule([2], delay=timedelta(hours=9), topic="x")
+        assert found == [[4, 1, 3, 5, 2, 0]]
 
 
 async def test_peek_goes_on_page_after_page_and_none_is_long(

@@ -21,6 +21,7 @@ import trio
 
 from escapement.broker.log.amendments import Bools
 from escapement.broker.log.logreader import LogReader
+from escapement.broker.looking.passed import with_passed
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription import deadletter
 from escapement.broker.subscription.deadletter import KEEPER
@@ -34,6 +35,7 @@ from escapement.storage.commit import CommitPipeline
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Key
 from escapement.storage.lane import State
 from escapement.storage.letter import Letter
+from escapement.storage.offsets import OffsetSet
 
 # Keys looked at in one step, and payloads fetched in one.
 _STEP_MESSAGES: Final = 1_024
@@ -211,11 +213,14 @@ class DeadLetters:
         if grave.topic is None or grave.keeper is None:
             return
         end = grave.topic.next_offset  # what comes meanwhile is for the next to look
+        begin, moves = at, grave.topic.amendments.moves
+        met = OffsetSet()  # what is moved may be met again
         while at < KEY_MAX:  # a letter that was moved is here before its new time too
             plan = self._index.plan(grave.topic.id, at, KEY_MAX, _STEP_MESSAGES)
             due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
             at = plan.stop
-            here = offsets < end
+            due_ms, offsets = with_passed(moves, due_ms, offsets, begin, at)
+            here = (offsets < end) & ~met.contains(offsets)
             if only is not None:
                 here &= np.isin(offsets, only)
             due_ms, offsets = due_ms[here], offsets[here]
@@ -223,6 +228,7 @@ class DeadLetters:
             for low in range(0, len(offsets), most):
                 piece = slice(low, low + most)
                 page = await self._fetch(grave, due_ms[piece], offsets[piece])
+                met.add(page.offsets)
                 if len(page.offsets):
                     yield page
 

@@ -5,6 +5,8 @@ is shown. Where a message's key is asked for, its hash, which stands beside the 
 delivery order, says which messages may have it, and these must be looked at; where properties
 are, all of them. A page is bounded in both, whatever it finds, and says where to go on; so a
 rare message among ten million is found in many small requests, none of which holds anybody up.
+What is given another time while a page is read is on it; what lies before the page by the time it
+is begun is not.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import trio
 
+from escapement.broker.looking.passed import with_passed
 from escapement.broker.properties import read_properties
 from escapement.broker.topic.topic import Topic
 from escapement.message import Blobs, Int64s, MessageBatch
@@ -120,18 +124,21 @@ async def peek(
     """
     look = _Look(topic, index, run, sought, count)
     step = topic.sizes.frame_messages(_READ_MESSAGES, _READ_BYTES)
-    at, until = max(after, sought.start), sought.stop
+    begin = at = max(after, sought.start)
+    until = sought.stop
     while at < until and not look.done:
-        plan = index.plan(topic.id, at, until, _STEP_KEYS)
+        here, plan = at, index.plan(topic.id, at, until, _STEP_KEYS)
         due_ms, offsets, looked = await sought.candidates(plan, run)
         look.keys += looked
-        pending = np.flatnonzero(topic.claims.pending(due_ms, offsets, now_ms))
+        due_ms, offsets = with_passed(topic.amendments.moves, due_ms, offsets, begin, plan.stop)
+        fresh = topic.claims.pending(due_ms, offsets, now_ms) & ~look.has(offsets)
+        pending = np.flatnonzero(fresh)
         at = plan.stop
         for low in range(0, len(pending), step):
             part = pending[low : low + step]
             stopped = await look.take(due_ms[part], offsets[part])
             if stopped is not None:
-                at = stopped
+                at = max(stopped, here)
                 break
         await trio.lowlevel.checkpoint()
     return look.result(at if at < until else None)
@@ -162,6 +169,13 @@ class _Look:
             or self._messages >= _PAGE_MESSAGES
             or self._found_bytes >= _PAGE_BYTES
         )
+
+    def has(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these it has found; bool[n]."""
+        found = np.zeros(len(offsets), bool)
+        for _, there, _ in self._found:
+            found |= np.isin(offsets, there)
+        return found
 
     async def take(self, due_ms: Int64s, offsets: Int64s) -> Key | None:
         """Take what is sought of these keys; where to go on, if that was enough."""

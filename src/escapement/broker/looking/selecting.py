@@ -4,9 +4,8 @@ Like :mod:`peek <escapement.broker.looking.peek>`, page by page over the delayed
 found is a column of offsets, and messages are read only where their contents are asked for:
 of a key those whose key has the same hash.
 
-What is given another time meanwhile must not slip through: its old key, when it is looked at,
-does not count any more, and its new one may lie where was looked before. So whoever meets such
-a key takes the message all the same, and a message may be found twice.
+What is given another time meanwhile does not slip through, and may be found twice
+(:mod:`~escapement.broker.looking.passed`).
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import trio
 
+from escapement.broker.looking.passed import with_passed
 from escapement.broker.looking.peek import Sought
 from escapement.broker.topic.topic import Topic
 from escapement.message import Int64s
@@ -66,9 +65,8 @@ async def select(
         plan = index.plan(topic.id, at, until, _STEP_KEYS)
         due_ms, offsets, count = await sought.candidates(plan, run)
         looked += count
-        passed = _passed(topic, due_ms, offsets, sought.start, plan.stop)
-        if passed is not None:
-            due_ms, offsets = np.append(due_ms, passed[0]), np.append(offsets, passed[1])
+        moves = topic.amendments.moves
+        due_ms, offsets = with_passed(moves, due_ms, offsets, sought.start, plan.stop)
         pending = topic.claims.pending(due_ms, offsets, now_ms)
         due_ms, offsets = due_ms[pending], offsets[pending]
         if sought.by_content:
@@ -78,30 +76,6 @@ async def select(
         at = plan.stop
         await trio.lowlevel.checkpoint()
     return Selected(np.concatenate(found), at if at < until else None, looked)
-
-
-def _passed(
-    topic: Topic, due_ms: Int64s, offsets: Int64s, start: Key, stop: Key
-) -> tuple[Int64s, Int64s] | None:
-    """Of messages with another time than these keys say the keys that count in ``[start, stop)``.
-
-    None for none. What lies behind ``stop`` is come to.
-    """
-    moves = topic.amendments.moves
-    stale = moves.stale(due_ms, offsets)
-    if stale is None:
-        return None
-    offsets = np.unique(offsets[stale])
-    due_ms = moves.current(offsets, np.full(len(offsets), -1))
-    here = ~_before(due_ms, offsets, start) & _before(due_ms, offsets, stop)
-    return due_ms[here], offsets[here]
-
-
-def _before(due_ms: Int64s, offsets: Int64s, key: Key) -> npt.NDArray[np.bool_]:
-    """Which of these keys lie before ``key``; bool[n]."""
-    same = (due_ms == key.due_ms) & (offsets < key.offset)
-    before: npt.NDArray[np.bool_] = (due_ms < key.due_ms) | same
-    return before
 
 
 async def _matching(

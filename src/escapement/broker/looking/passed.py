@@ -1,0 +1,50 @@
+"""What slips through a walk over the delivery order because it is given another time meanwhile.
+
+Its old key, when the walk comes to it, does not count any more, and its new one may lie where
+the walk has been. So whoever meets such a key takes the message all the same, by the key that
+counts. A message may be met twice. Pure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Int64s
+from escapement.storage.index import Key
+from escapement.storage.moves import Moves
+
+
+def with_passed(
+    moves: Moves, due_ms: Int64s, offsets: Int64s, start: Key, stop: Key
+) -> tuple[Int64s, Int64s]:
+    """The keys, and those that count in ``[start, stop)`` of messages of which these do not.
+
+    Args:
+      due_ms, offsets: what the walk has found up to ``stop``, where it goes on: what lies
+        behind that is come to.
+      start: where the walk began.
+
+    Returns:
+      Keys in order, each once, of the messages ones that do not count among them.
+    """
+    stale = moves.stale(due_ms, offsets)
+    if stale is None:
+        return due_ms, offsets
+    moved = np.unique(offsets[stale])
+    now_ms = moves.current(moved, np.full(len(moved), -1))
+    here = ~_before(now_ms, moved, start) & _before(now_ms, moved, stop)
+    due_ms = np.concatenate((due_ms, now_ms[here]))
+    offsets = np.concatenate((offsets, moved[here]))
+    order = np.lexsort((offsets, due_ms))
+    due_ms, offsets = due_ms[order], offsets[order]
+    once = np.ones(len(order), bool)
+    once[1:] = (due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1])
+    return due_ms[once], offsets[once]
+
+
+def _before(due_ms: Int64s, offsets: Int64s, key: Key) -> npt.NDArray[np.bool_]:
+    """Which of these keys lie before ``key``; bool[n]."""
+    same = (due_ms == key.due_ms) & (offsets < key.offset)
+    before: npt.NDArray[np.bool_] = (due_ms < key.due_ms) | same
+    return before
