@@ -6,7 +6,7 @@ that a column of keys has one width; a message without a key has sixteen zero by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -35,6 +35,8 @@ def digest(key: str) -> bytes:
 
 def digests(keys: Sequence[str | None]) -> Digests:
     """The digests of keys, None for no key; V16[n]. Raises ``InvalidRequest``."""
+    if not isinstance(keys, Iterable):
+        raise InvalidRequest(f"dedup keys are one for each message, not {keys!r}")
     return column([NO_DIGEST if key is None else digest(key) for key in keys])
 
 

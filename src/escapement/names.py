@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from escapement.errors import InvalidRequest
@@ -45,7 +45,7 @@ def check_name(kind: str, text: str) -> str:
     Raises:
       InvalidRequest: says which name, and what is allowed.
     """
-    if _NAME.fullmatch(text) is None or text in (".", ".."):
+    if not isinstance(text, str) or _NAME.fullmatch(text) is None or text in (".", ".."):
         raise InvalidRequest(
             f"{_quote(text)} cannot be a {kind} name: 1 to {MAX_NAME_LENGTH} characters of "
             "A-Z a-z 0-9 . _ - are allowed, but not '.' or '..' alone"
@@ -81,6 +81,7 @@ class NamespaceName:
         Raises:
           InvalidRequest: if it is anything else.
         """
+        _check_text("namespace", text)
         parts = text.split("/")
         if len(parts) != 2:
             raise InvalidRequest(f"{_quote(text)} is not a namespace: write it as tenant/namespace")
@@ -115,6 +116,7 @@ class TopicName:
         Raises:
           InvalidRequest: if it is none of them, or a part breaks the rule for names.
         """
+        _check_text("topic", text)
         scheme, separator, rest = text.partition("://")
         if separator and scheme + separator != _SCHEME:
             raise InvalidRequest(
@@ -150,5 +152,12 @@ class TopicName:
         return self.full
 
 
-def _quote(text: str) -> str:
-    return repr(text if len(text) <= _QUOTED_LENGTH else text[: _QUOTED_LENGTH - 1] + "…")
+def _check_text(kind: str, text: Any) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{_quote(text)} is not a {kind}: it is named by text")
+
+
+def _quote(named: Any) -> str:
+    text = named if isinstance(named, str) else repr(named)
+    text = text if len(text) <= _QUOTED_LENGTH else text[: _QUOTED_LENGTH - 1] + "…"
+    return repr(text) if isinstance(named, str) else text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -30,19 +30,42 @@ def group(name: str) -> bytes:
     return check_name("group", name).encode()
 
 
+def several(what: str, values: Any) -> Any:
+    """The values themselves. Raises ``InvalidRequest`` unless there may be one for each message."""
+    if isinstance(values, str | bytes) or not isinstance(values, Collection):
+        raise InvalidRequest(f"{what} are a list, not {type(values).__name__}")
+    return values
+
+
+def as_map(properties: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Properties as a dict of their own. Raises ``InvalidRequest``."""
+    if properties is not None and not isinstance(properties, Mapping):
+        raise InvalidRequest(f"properties are a map, not {type(properties).__name__}")
+    return dict(properties or {})
+
+
 def groups(names: str | Sequence[str | None] | None, count: int) -> Blobs | None:
     """The groups of ``count`` messages, given as one for all or one each."""
     if names is None:
         return None
     if isinstance(names, str):
         return Blobs.of([group(names)] * count)
-    packed = {name: b"" if name is None else group(name) for name in set(names)}
-    return Blobs.of([packed[name] for name in names])
+    listed = several("groups", names)
+    packed = {name: b"" if name is None else group(name) for name in _distinct(listed)}
+    return Blobs.of([packed[name] for name in listed])
+
+
+def _distinct(names: Sequence[str | None]) -> Iterable[str | None]:
+    """Each once, where there are as many as messages and few that differ."""
+    try:
+        return set(names)
+    except TypeError:  # not all of them are text, which the first that is not will say
+        return names
 
 
 def properties(values: Mapping[str, Any]) -> bytes:
     """Properties as a msgpack map."""
-    if not all(isinstance(name, str) for name in values):
+    if not all(isinstance(name, str) for name in as_map(values)):
         raise InvalidRequest("the names of properties are strings")
     try:
         packed: bytes = msgpack.packb(dict(values))

@@ -23,6 +23,7 @@ from escapement.client.asking import ask_again
 from escapement.client.line import Line
 from escapement.client.schedule import Delay, moment
 from escapement.client.serializers import SerializerLike
+from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, NO_TIME
 from escapement.names import TopicName
 from escapement.protocol import commands as wire
@@ -108,6 +109,8 @@ class Groups:
           LimitExceeded: if the follow-up is too large, or there are too many groups.
           EscapementError: if the broker refuses, or there is none in time.
         """
+        if not isinstance(then, FollowUp):
+            raise InvalidRequest(f"what follows is a FollowUp, not {type(then).__name__}")
         return _group(
             await self._ask(
                 "groups.close",

@@ -67,8 +67,8 @@ class Inbox(Attached):
         key_range: KeyRange,
     ) -> None:
         super().__init__(line)
-        if not 1 <= permits <= MAX_PERMITS:
-            raise InvalidRequest(f"permits are 1 to {MAX_PERMITS}, not {permits}")
+        if type(permits) is not int or not 1 <= permits <= MAX_PERMITS:
+            raise InvalidRequest(f"permits are 1 to {MAX_PERMITS}, not {permits!r}")
         if kind not in ("shared", "exclusive", "failover"):
             raise InvalidRequest(f"a subscription is shared, exclusive or failover, not {kind!r}")
         self.topic = TopicName.parse(topic).full

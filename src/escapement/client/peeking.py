@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from escapement.client import schedule
+from escapement.client import content, schedule
 from escapement.errors import InvalidRequest
 from escapement.message import MessageId
 from escapement.names import TopicName
@@ -47,8 +47,8 @@ class Peeking:
         offset: int | None,
         properties: Mapping[str, Any] | None,
     ) -> None:
-        if count is not None and count < 1:
-            raise InvalidRequest(f"a count of {count} shows nothing")
+        if count is not None and (type(count) is not int or count < 1):
+            raise InvalidRequest(f"a count of {count!r} shows nothing")
         self.topic = TopicName.parse(topic).full
         self.looked = 0
         self._ask = ask
@@ -57,7 +57,7 @@ class Peeking:
             "from_ms": None if due_from is None else schedule.at_ms(due_from) or None,
             "until_ms": None if due_until is None else max(1, schedule.at_ms(due_until)),
             "key": key,
-            "properties": dict(properties or {}),
+            "properties": content.as_map(properties),
             "offset": offset,
         }
         self._page: deque[Upcoming] = deque()

@@ -188,14 +188,21 @@ class Producer(Attached):
           As ``send``. A batch that the limits split may have been stored in part; sent
           again with the same ``sequence`` it is completed.
         """
-        count = len(values)
+        count = len(content.several("values", values))
         dumps = self._serializer.dumps
         batch = MessageBatch(
             Blobs.of([dumps(value) for value in values]),
-            None if keys is None else Blobs.of([content.key(k) if k else b"" for k in keys]),
+            None
+            if keys is None
+            else Blobs.of([content.key(k) if k else b"" for k in content.several("keys", keys)]),
             None
             if properties is None
-            else Blobs.of([content.properties(p) if p else b"" for p in properties]),
+            else Blobs.of(
+                [
+                    content.properties(p) if p else b""
+                    for p in content.several("properties", properties)
+                ]
+            ),
             content.priorities(priorities, count),
             content.groups(groups, count),
         )
@@ -214,6 +221,8 @@ class Producer(Attached):
         sequence: int | None = None,
     ) -> Receipts:
         """Send columns as they are; the fastest way. Errors as ``send_many``."""
+        if not isinstance(batch, MessageBatch):
+            raise InvalidRequest(f"a batch is a MessageBatch, not {type(batch).__name__}")
         if not len(batch):
             return Receipts(self.topic, np.zeros(0, np.int64), np.zeros(0, np.bool_))
         times = times or Times()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from escapement.client import schedule
+from escapement.client import content, schedule
 from escapement.message import Int64s
 from escapement.names import TopicName
 
@@ -47,7 +47,7 @@ async def select(
         "from_ms": None if due_from is None else schedule.at_ms(due_from) or None,
         "until_ms": None if due_until is None else max(1, schedule.at_ms(due_until)),
         "key": key,
-        "properties": dict(properties or {}),
+        "properties": content.as_map(properties),
     }
     found: list[Int64s] = [np.zeros(0, np.int64)]
     after: list[int] | None = None

@@ -83,8 +83,8 @@ def share(default: float, help: str) -> float:
 
     def read(value: Any) -> float:
         try:
-            found = float(value)
-        except (TypeError, ValueError):
+            found = _decimal(value)
+        except (TypeError, ValueError, OverflowError):
             raise InvalidRequest(f"{value!r} is not a number from 0 to 1") from None
         if not 0 <= found <= 1:
             raise InvalidRequest(f"{value!r} is not from 0 to 1")
@@ -122,10 +122,11 @@ def rate(help: str) -> float:
 
     def read(value: Any) -> float:
         try:
-            found = round(float(value), 3)
+            asked = _decimal(value)
+            found = round(asked, 3)
         except (TypeError, ValueError, OverflowError):
             raise InvalidRequest(f"{value!r} is not a number of messages a second") from None
-        if not 0 <= found <= _MOST_RATE or (found == 0 and float(value) != 0):
+        if not 0 <= found <= _MOST_RATE or (found == 0 and asked != 0):
             raise InvalidRequest(
                 f"{value!r} is no rate: write 0 for no limit, or from 0.001 to {_MOST_RATE}"
             )
@@ -195,6 +196,13 @@ def moment(help: str) -> int:
         return _whole(value)
 
     return _ruled(0, help, "TIME", read, "not paused")
+
+
+def _decimal(value: Any) -> float:
+    """A number, or text that says one. Raises as ``float``."""
+    if isinstance(value, bool):
+        raise TypeError("true and false are no numbers")
+    return float(value)
 
 
 def _whole(value: Any) -> int:

@@ -61,7 +61,9 @@ class Arguments:
         return value
 
     def optional_blob(self, name: str) -> bytes:
-        value = self._left.pop(name, None) or b""
+        value = self._left.pop(name, None)
+        if value is None:
+            return b""
         if not isinstance(value, bytes):
             raise InvalidRequest(f"{self._verb} needs {name!r} as bytes")
         return value
