@@ -140,7 +140,7 @@ async def test_what_is_read_ahead_is_what_is_delivered(
         (topic,) = world.server.registry.active.values()
         staged = topic.shared["s"].staged
         assert staged.size_bytes <= staged_bytes
-        assert (staged.rows > 0) == (staged_bytes > 0)
+        assert (staged.size_bytes > 0) == (staged_bytes > 0)
 
 
 async def test_deleted_while_messages_are_read_ahead(mock_clock: MockClock) -> None:

@@ -53,9 +53,12 @@ def encode_offsets(offsets: Int64s) -> bytes:
         return b""
     steps = np.diff(offsets)
     if count > 1 and int(steps.min()) <= 0:
-        offsets = np.unique(offsets)
-        count = len(offsets)
+        offsets = np.sort(offsets)
         steps = np.diff(offsets)
+        if not steps.all():
+            offsets = offsets[np.append(True, steps > 0)]
+            steps = np.diff(offsets)
+        count = len(offsets)
     first = int(offsets[0])
     assert first >= 0, first
     breaks = np.flatnonzero(steps != 1)

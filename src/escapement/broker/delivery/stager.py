@@ -15,7 +15,7 @@ from weakref import WeakSet
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
-from escapement.broker.subscription.staged import Part, Staged
+from escapement.broker.subscription.staged import Staged
 from escapement.broker.topic.topic import Topic
 from escapement.message import MessageBatch
 from escapement.storage.blocking import Run
@@ -56,9 +56,9 @@ class Stager:
         )
         if batches:
             # Here rather than in the thread, whose memory for it would be fresh each time.
-            part = Part.of(Rows.concat(found_rows), MessageBatch.concat(batches))
-            topic.sizes.saw(part.batch)
-            subscription.staged.put(part)
+            batch = MessageBatch.concat(batches)
+            topic.sizes.saw(batch)
+            subscription.staged.put(Rows.concat(found_rows), batch)
             self._staged.add(subscription.staged)
         for piece in pieces[read:]:
             subscription.staged.expect(piece)

@@ -9,17 +9,25 @@ what to read, the lowest ranks first, and ``put`` takes what was read. All subsc
 together have a bound of bytes (``BrokerLimits.staged_bytes``); what finds no room is read from
 the index when it goes out. So nothing depends on what is here but speed.
 
+What was read together is a *part*. Where each message lies is known of its offset, so that a
+frame's are found at once, however many parts there are. Parts that are mostly done are made
+into one.
+
+Invariants (``_check``): the map of offsets is sound; no message stands twice in a part.
+
 Pure: it does not know what is ready or done, but is told with each question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.subscription.offsetmap import NOWHERE, OffsetMap
 from escapement.broker.subscription.ready import Rows, order_of
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.index.columns import FixedColumns, Pick, assemble
@@ -30,32 +38,61 @@ _LEAST_ROWS: Final = 2048
 _LARGE_ROWS: Final = 32_768
 # What a row takes beside its strings: where it is, and where each string begins and ends.
 _ROW_BYTES: Final = 64
+# A place: the number of a part, above so many bits for the row.
+_ROW_BITS: Final = 32
+
+# The map of offsets is made anew where it takes more for each message.
+_SPARSE_BYTES: Final = 64
 
 Bools = npt.NDArray[np.bool_]
 Which = Callable[[Int64s], Bools]
 
 
+class _Part(NamedTuple):
+    """What one read brought."""
+
+    first_place: int
+    offsets: Int64s
+    due_ms: Int64s
+    columns: FixedColumns
+    size_bytes: int
+
+    @property
+    def height(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def places(self) -> Int64s:
+        return self.first_place + np.arange(self.height)
+
+
 class Staged:
     """See the module's docstring."""
 
-    __slots__ = ("__weakref__", "_asked", "_expected", "_is_full", "_parts", "expected")
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_expected",
+        "_is_full",
+        "_next",
+        "_parts",
+        "_places",
+        "expected",
+    )
 
     def __init__(self) -> None:
-        self._parts: list[Part] = []
+        self._parts: dict[int, _Part] = {}  # by number, ascending
+        self._next = 0
+        self._places = OffsetMap()  # of each message: the number of its part, and the row
         self._expected: list[Rows] = []
         self.expected = 0  # rows that are ready and were not read
         self._asked = 0  # rows that were asked for since ``keep``
         self._is_full = False  # there was no room when that was looked at last
 
     @property
-    def rows(self) -> int:
-        """How many messages are here."""
-        return sum(part.height for part in self._parts)
-
-    @property
     def size_bytes(self) -> int:
         """What everything here takes."""
-        return sum(part.size_bytes for part in self._parts)
+        return self._places.size_bytes + sum(part.size_bytes for part in self._parts.values())
 
     # -- what is to be read ----------------------------------------------------------
 
@@ -74,7 +111,7 @@ class Staged:
     @property
     def is_untidy(self) -> bool:
         """Whether much of what is here may be done."""
-        return 2 * self._asked >= self.rows
+        return 4 * self._asked >= 3 * self._height
 
     def take_expected(self, waits: Which) -> Rows:
         """What was expected and ``waits`` still; it is not expected any more."""
@@ -100,95 +137,99 @@ class Staged:
         self.expect(rows.pick(order[most:]))
         return rows.pick(order[:most]).in_order()
 
-    def put(self, part: Part) -> None:
-        """These were read."""
-        self._parts.append(part)
-        self._merge()
+    def put(self, rows: Rows, batch: MessageBatch) -> None:
+        """These were read: the messages of the rows, in the same order."""
+        self._add(rows.offsets, rows.due_ms, batch)
+        self._join_small()
 
     # -- what is here ----------------------------------------------------------------
 
     def keep(self, which: Which) -> None:
-        """Let go of what is not one of these, all but a little; amortized O(log n) a message."""
-        parts = [part.only(which) for part in self._parts]
-        self._parts = [part for part in parts if part is not None]
-        self._parts.sort(key=lambda part: -part.height)
-        self._merge()
+        """Let go of what is not one of these, where it is most of a part; amortized O(1) each."""
         self._asked = 0
+        left = {}
+        for number, part in self._parts.items():
+            stays = which(part.offsets)
+            if 2 * int(np.count_nonzero(stays)) <= part.height:
+                here = self._is_here(part)
+                self._places.put(part.offsets[here], np.full(int(here.sum()), NOWHERE))
+                left[number] = np.flatnonzero(here & stays)
+        self._join(left)
+        if self._places.size_bytes > _SPARSE_BYTES * self._height:
+            self._places = OffsetMap()
+            for part in self._parts.values():
+                self._places.put(part.offsets, part.places)
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
         """The wanted keys that are here: their places among the wanted, and their rows."""
         self._asked += len(offsets)
-        picks: list[Pick] = []
-        missing = np.argsort(offsets)  # what is sought in order is found sooner
-        for part in self._parts:
-            if not len(missing):
-                break
-            here, rows = part.find(due_ms[missing], offsets[missing])
+        places = self._places.get(offsets)
+        order = np.argsort(places)
+        order = order[np.searchsorted(places, 0, sorter=order) :]
+        picks = []
+        for part, wanted, rows in self._in_parts(order, places[order]):
+            current = part.due_ms[rows] == due_ms[wanted]
+            if not current.all():
+                wanted, rows = wanted[current], rows[current]
             if len(rows):
-                picks.append(Pick(missing[here], part.columns, rows))
-                missing = missing[~here]
+                picks.append(Pick(wanted, part.columns, rows))
         return picks
 
-    def _merge(self) -> None:
-        """Make one part of small ones at the end, so that there are few."""
-        while len(self._parts) > 1:
-            last, other = self._parts[-1], self._parts[-2]
-            if other.height > min(2 * last.height, _LARGE_ROWS):
-                return
-            del self._parts[-2:]
-            self._parts.append(other.with_part(last))
+    def _in_parts(self, wanted: Int64s, places: Int64s) -> Iterator[tuple[_Part, Int64s, Int64s]]:
+        """Each part in which places lie, which ascend; of it, what is wanted, and the rows."""
+        numbers = places >> _ROW_BITS
+        bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
+        for low, high in pairwise(bounds):
+            part = self._parts[int(numbers[low])]
+            yield part, wanted[low:high], places[low:high] - part.first_place
 
+    # -- parts -----------------------------------------------------------------------
 
-class Part:
-    """What one read brought, to be found by offset. To make one takes a moment for each row."""
-
-    __slots__ = ("_by_offset", "_due_ms", "_offsets", "_order", "batch", "columns", "size_bytes")
-
-    def __init__(self, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> None:
-        self._due_ms = due_ms
-        self._offsets = offsets
-        self._order = np.argsort(offsets)
-        self._by_offset = offsets[self._order]
-        self.batch = batch
-        self.columns = FixedColumns.of(batch)
-        self.size_bytes = batch.size_bytes + _ROW_BYTES * len(offsets)
-
-    @classmethod
-    def of(cls, rows: Rows, batch: MessageBatch) -> Part:
-        """``batch`` has the messages of the rows, in the same order."""
-        return cls(rows.due_ms, rows.offsets, batch)
+    def _add(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch) -> None:
+        number, self._next = self._next, self._next + 1
+        size_bytes = batch.size_bytes + _ROW_BYTES * len(batch)
+        columns = FixedColumns.of(batch)
+        part = _Part(number << _ROW_BITS, offsets, due_ms, columns, size_bytes)
+        self._parts[number] = part
+        self._places.put(offsets, part.places)
 
     @property
-    def height(self) -> int:
-        return len(self._offsets)
+    def _height(self) -> int:
+        return sum(part.height for part in self._parts.values())
 
-    def find(self, due_ms: Int64s, offsets: Int64s) -> tuple[Bools, Int64s]:
-        """Which of the wanted keys are here, and in which rows."""
-        at = np.minimum(np.searchsorted(self._by_offset, offsets), self.height - 1)
-        rows = self._order[at]
-        here = (self._by_offset[at] == offsets) & (self._due_ms[rows] == due_ms)
-        return here, rows[here]
+    def _is_here(self, part: _Part) -> Bools:
+        """Which rows of a part were not read again since; bool[height]."""
+        is_here: Bools = self._places.get(part.offsets) == part.places
+        return is_here
 
-    def only(self, which: Which) -> Part | None:
-        """What is one of these; itself as long as that is most of it."""
-        stays = np.flatnonzero(which(self._offsets))
-        if not len(stays):
-            return None
-        return self if 2 * len(stays) > self.height else self._of([(self, stays)])
+    def _join_small(self) -> None:
+        """Make one part of small ones at the end, so that there are few."""
+        numbers = list(self._parts)
+        small = [numbers.pop()]
+        height = self._parts[small[0]].height
+        while numbers and self._parts[numbers[-1]].height <= min(2 * height, _LARGE_ROWS):
+            small.append(numbers.pop())
+            height += self._parts[small[-1]].height
+        if len(small) > 1:
+            self._join({no: np.flatnonzero(self._is_here(self._parts[no])) for no in small})
 
-    def with_part(self, other: Part) -> Part:
-        """Both."""
-        return self._of([(part, np.arange(part.height)) for part in (self, other)])
-
-    @staticmethod
-    def _of(parts: list[tuple[Part, Int64s]]) -> Part:
-        """These rows of these parts."""
+    def _join(self, left: dict[int, Int64s]) -> None:
+        """Make one part of these, of which these rows are left."""
+        parts = [(self._parts.pop(number), rows) for number, rows in left.items()]
         picks, height = [], 0
         for part, rows in parts:
-            picks.append(Pick(np.arange(height, height + len(rows)), part.columns, rows))
-            height += len(rows)
-        return Part(
-            np.concatenate([part._due_ms[rows] for part, rows in parts]),
-            np.concatenate([part._offsets[rows] for part, rows in parts]),
-            assemble(height, picks),
-        )
+            if len(rows):
+                places = np.arange(height, height + len(rows))
+                picks.append(Pick(places, part.columns, rows))
+                height += len(rows)
+        if height:
+            offsets = np.concatenate([part.offsets[rows] for part, rows in parts])
+            due_ms = np.concatenate([part.due_ms[rows] for part, rows in parts])
+            self._add(offsets, due_ms, assemble(height, picks))
+
+    def _check(self) -> None:
+        """Assert every invariant."""
+        self._places._check()
+        for number, part in self._parts.items():
+            assert part.first_place == number << _ROW_BITS, "a part has another's places"
+            assert len(np.unique(part.offsets)) == part.height, "a message stands twice in a part"

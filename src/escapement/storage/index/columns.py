@@ -31,6 +31,8 @@ from escapement.message import (
 
 # A first arena: small, because a hundred thousand topics may hold one message each.
 _FIRST_BYTES: Final = 128
+# Of rows of which fewer than one in so many follow each other each is copied by itself.
+_FEW_NEIGHBOURS: Final = 8
 
 
 class Strings(Protocol):
@@ -176,18 +178,19 @@ class Pick(NamedTuple):
 def assemble(count: int, picks: Sequence[Pick]) -> MessageBatch:
     """The batch of ``count`` rows that the picks fill, each place exactly once.
 
-    O(bytes taken). Neighbours in both are copied as one.
+    O(bytes taken). Neighbours in both are copied as one, where there are many.
     """
     if not count:
         return MessageBatch(Blobs.empty(0))
-    payloads = _strings(count, picks, [pick.columns.payloads for pick in picks])
+    runs = [_runs(pick.places, pick.rows) for pick in picks]
+    payloads = _strings(count, picks, runs, [pick.columns.payloads for pick in picks])
     assert payloads is not None, "every source has payloads"
     return MessageBatch(
         payloads,
-        _strings(count, picks, [pick.columns.keys for pick in picks]),
-        _strings(count, picks, [pick.columns.properties for pick in picks]),
+        _strings(count, picks, runs, [pick.columns.keys for pick in picks]),
+        _strings(count, picks, runs, [pick.columns.properties for pick in picks]),
         _priorities(count, picks),
-        _strings(count, picks, [pick.columns.groups for pick in picks]),
+        _strings(count, picks, runs, [pick.columns.groups for pick in picks]),
     )
 
 
@@ -201,27 +204,47 @@ def _priorities(count: int, picks: Sequence[Pick]) -> UInt8s | None:
     return out
 
 
-def _strings(count: int, picks: Sequence[Pick], sources: Sequence[Strings | None]) -> Blobs | None:
-    """One column of the result; None if no source uses it, empty where a source does not."""
-    used = [(p, s) for p, s in zip(picks, sources, strict=True) if s is not None]
+def _strings(
+    count: int,
+    picks: Sequence[Pick],
+    runs: Sequence[tuple[Int64s, Int64s] | None],
+    sources: Sequence[Strings | None],
+) -> Blobs | None:
+    """One column of the result; None if no source uses it, empty where a source does not.
+
+    Args:
+      runs: of each pick, as of ``_runs``.
+    """
+    used = [(p, r, s) for p, r, s in zip(picks, runs, sources, strict=True) if s is not None]
     if not used:
         return None
     lengths = np.zeros(count, np.uint32)
-    for pick, source in used:
+    for pick, _, source in used:
         lengths[pick.places] = source.lengths[pick.rows]
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - lengths
     out = np.empty(int(ends[-1]), np.uint8)
-    for (places, _, rows), source in used:
-        firsts = _run_starts(places, rows)
-        lasts = np.append(firsts[1:], len(rows)) - 1
-        begins = source.starts[rows[firsts]]
-        widths = source.starts[rows[lasts]] + source.lengths[rows[lasts]] - begins
-        copy_strings(out, starts[places[firsts]], source.data, begins, widths)
+    for (places, _, rows), run, source in used:
+        if run is None:
+            widths = lengths[places].astype(np.int64)
+            copy_strings(out, starts[places], source.data, source.starts[rows], widths)
+            continue
+        firsts, lasts = rows[run[0]], rows[run[1]]
+        begins = source.starts[firsts]
+        widths = source.starts[lasts] + source.lengths[lasts] - begins
+        copy_strings(out, starts[places[run[0]]], source.data, begins, widths)
     return Blobs(lengths, out.data)
 
 
-def _run_starts(places: Int64s, rows: Int64s) -> Int64s:
-    """Where runs begin in which places and rows both go on by one: one string each."""
-    breaks = ((rows[1:] - rows[:-1]) != 1) | ((places[1:] - places[:-1]) != 1)
-    return np.concatenate((np.zeros(1, np.int64), np.flatnonzero(breaks) + 1))
+def _runs(places: Int64s, rows: Int64s) -> tuple[Int64s, Int64s] | None:
+    """Where runs begin and end in which places and rows both go on by one: one string each.
+
+    None if there are nearly as many as rows.
+    """
+    breaks = (rows[1:] - rows[:-1]) != 1
+    if _FEW_NEIGHBOURS * int(np.count_nonzero(breaks)) <= (_FEW_NEIGHBOURS - 1) * len(breaks):
+        breaks |= (places[1:] - places[:-1]) != 1
+    ends = np.flatnonzero(breaks)
+    if _FEW_NEIGHBOURS * len(ends) > (_FEW_NEIGHBOURS - 1) * len(breaks):
+        return None
+    return np.append(0, ends + 1), np.append(ends, len(rows) - 1)

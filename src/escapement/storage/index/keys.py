@@ -149,16 +149,22 @@ def match(table: Keys, wanted: Keys) -> Int64s:
     run = slice(first, first + count)
     if np.array_equal(due_ms[run], wanted_ms) and np.array_equal(offsets[run], wanted_offsets):
         return np.arange(first, first + count)
-    # The times' ranks in the table are small, so that rank and offset always pack.
-    new_time = _first_of_equals(due_ms[1:] != due_ms[:-1])
-    times = due_ms[new_time]
     low = int(offsets.min())
     bits = (int(offsets.max()) - low).bit_length()
-    assert len(times).bit_length() + bits <= _INT64_BITS, "offsets of one block are too far apart"
-    packed = ((np.cumsum(new_time) - 1) << bits) | (offsets - low)
-    rank = np.minimum(times.searchsorted(wanted_ms), len(times) - 1)
-    sought = (rank << bits) | ((wanted_offsets - low) & ((1 << bits) - 1))
-    row = np.minimum(packed.searchsorted(sought), len(packed) - 1)
+    low_ms = int(due_ms[0])
+    if (int(due_ms[-1]) - low_ms).bit_length() + bits <= _INT64_BITS:
+        times, wanted_times = due_ms - low_ms, wanted_ms - low_ms
+    else:
+        # The times' ranks in the table are small, so that rank and offset always pack.
+        new_time = _first_of_equals(due_ms[1:] != due_ms[:-1])
+        times = np.cumsum(new_time) - 1
+        wanted_times = due_ms[new_time].searchsorted(wanted_ms)
+        assert len(times).bit_length() + bits <= _INT64_BITS, "offsets of a block are too far apart"
+    packed = (times << bits) | (offsets - low)
+    # What is not in the table may stand for anything here, and is not found where that leads.
+    sought = (wanted_times << bits) | ((wanted_offsets - low) & ((1 << bits) - 1))
+    row = packed.searchsorted(sought)
+    row[row == len(packed)] = 0
     found = (due_ms[row] == wanted_ms) & (offsets[row] == wanted_offsets)
     return np.where(found, row, -1)
 
