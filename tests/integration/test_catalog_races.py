@@ -38,7 +38,11 @@ CREATE_NAMESPACE: Call = ("namespaces.create", {"namespace": NAMESPACE.full})
 DELETE_NAMESPACE: Call = ("namespaces.delete", {"namespace": NAMESPACE.full})
 CREATE_TOPIC: Call = ("topics.create", {"topic": TOPIC})
 DELETE_TOPIC: Call = ("topics.delete", {"topic": TOPIC, "force": True})
+RAZE: Call = ("namespaces.delete", {"namespace": NAMESPACE.full, "force": True})
 CREATE: Call = ("subscriptions.create", {"topic": TOPIC, "subscription": "s"})
+SEEK: Call = (
+    "subscriptions.seek", {"topic": TOPIC, "subscription": "s", "position": "earliest"}
+)  # fmt: skip
 DELETE: Call = ("subscriptions.delete", {"topic": TOPIC, "subscription": "s", "force": True})
 
 
@@ -135,6 +139,82 @@ async def test_what_comes_second_finds_what_the_first_left(
         assert tuple(map(len, seen)) == race.left
         await start_again(world)
         assert await names(world) == seen
+
+
+@pytest.mark.parametrize(
+    ("before", "calls", "answers", "left"),
+    [
+        (CREATE, (DELETE_TOPIC, CREATE_TOPIC, DELETE_TOPIC), "done done not_found", (1, 1, 0)),
+        (CREATE, (DELETE_TOPIC, DELETE_TOPIC, CREATE_TOPIC), "done not_found done", (1, 1, 0)),
+        (CREATE, (DELETE, CREATE, DELETE), "done done not_found", (1, 1, 1)),
+        (CREATE, (DELETE, DELETE, CREATE), "done not_found done", (1, 1, 1)),
+        (CREATE, (SEEK, DELETE, DELETE), "done done not_found", (1, 1, 0)),
+        (CREATE, (DELETE, SEEK, CREATE), "done not_found done", (1, 1, 1)),
+        (CREATE, (RAZE, RAZE, DELETE_NAMESPACE), "done done conflict", (0, 0, 0)),
+        (CREATE, (RAZE, DELETE_TOPIC, CREATE_TOPIC), "done done conflict", (0, 0, 0)),
+        (
+            CREATE_NAMESPACE,
+            (DELETE_NAMESPACE, CREATE_TOPIC, RAZE),
+            "done not_found not_found",
+            (0,) * 3,
+        ),
+    ],
+    ids=str,
+)
+async def test_of_three_each_means_what_there_was_when_it_was_asked_for(
+    mock_clock: MockClock,
+    before: Call,
+    calls: tuple[Call, ...],
+    answers: str,
+    left: tuple[int, int, int],
+) -> None:
+    """Q7: who deletes one does not delete another that came into being under its name."""
+    held = Held()
+    async with testing.start(run=held) as world:
+        async with world.connect() as broker:
+            await broker.admin(before[0], **before[1])
+            if before is CREATE:
+                await (await broker.producer(TOPIC)).send(b"old")
+        assert await in_this_order(world, held, *calls) == answers.split()
+        seen = await names(world)
+        assert tuple(map(len, seen)) == left
+        await start_again(world)
+        assert await names(world) == seen
+        if seen[1] and DELETE_TOPIC in calls:
+            await new_life(world)
+
+
+async def test_who_gives_up_deleting_opens_the_topic_for_nobody_else_s_delete(
+    mock_clock: MockClock,
+) -> None:
+    """Q7: of two that delete it the first is cancelled while it waits, and the second goes on."""
+    held, outcomes, scope = Held(), list[str](), trio.CancelScope()
+
+    async def gives_up() -> None:
+        with scope:
+            await world.server.delete_topic(NAME)
+
+    async with testing.start(run=held) as world:
+        server = world.server
+        handle = await server.publishing.open(TOPIC, "p", -1, lambda error: None)
+        async with trio.open_nursery() as nursery:
+            with held.hold(COMMIT):
+                nursery.start_soon(server.registry.update_topic, NAME, {"ttl_ms": "1d"})
+                await held.reached()
+                nursery.start_soon(gives_up)
+                nursery.start_soon(server.delete_topic, NAME)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+                await wait_all_tasks_blocked()
+            with held.hold(COMMIT):
+                await held.reached()
+                with pytest.raises(Busy):
+                    server.publishing.publish(handle, publication(outcomes, 0))
+        with pytest.raises(NotFound):
+            server.publishing.publish(handle, publication(outcomes, 0))
+        assert outcomes == []
+        await start_again(world)
+        await new_life(world)
 
 
 async def new_life(world: World) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import trio
@@ -71,22 +72,17 @@ class Razing:
     async def topic(self, name: TopicName) -> None:
         """Delete a topic and all that belongs to it. Raises ``NotFound``."""
         topic = self._registry.topic(name)
-        topic.deleting = True
-        try:
-            topic_id = await self._registry.delete_topic(name)
-        except BaseException:
-            topic.deleting = False
-            raise
+        await self._registry.delete_topic(topic)
         gone = NotFound(f"the topic {name.full} was deleted")
-        self._pipeline.close_topic(topic_id)
+        self._pipeline.close_topic(topic.id)
         for producer in topic.producers.values():
             holder, producer.holder = producer.holder, None
             if isinstance(holder, ProducerHandle):
                 holder.fenced(gone)
         for subscription in list(topic.subscriptions()):
             self._consuming.dismiss(topic, subscription, gone)
-        self._timekeeper.schedule(topic_id, None)
-        self._index.drop_topic(topic_id)
+        self._timekeeper.schedule(topic.id, None)
+        self._index.drop_topic(topic.id)
 
     def contents(self, name: NamespaceName) -> Contents:
         """What ``namespace`` would delete now. Raises ``NotFound``."""
@@ -144,7 +140,8 @@ class Razing:
         for schedule in self._scheduler.of_namespace(name):
             await self._scheduler.delete(TopicName.parse(schedule.name))
         for full, _ in self._topics(name):
-            await self.topic(TopicName.parse(full))
+            with suppress(NotFound):  # somebody else was faster
+                await self.topic(TopicName.parse(full))
         await self._registry.namespaces.delete(name)
 
     def _topics(self, name: NamespaceName) -> list[tuple[str, TopicRecord]]:

@@ -178,8 +178,8 @@ class Registry:
         Its namespace is created with it if need be.
         """
         namespace = await self.namespaces.ensure(name.in_namespace)
-        self.namespaces.check_open(namespace)
         async with self._changes.alone(name.full):
+            self.namespaces.check_open(namespace)
             if name.full in self.topics:
                 raise AlreadyExists(f"the topic {name.full} exists already")
             now_ms = self._clock.now_ms()
@@ -206,27 +206,31 @@ class Registry:
                 self._on_policy(topic)
             return new
 
-    async def delete_topic(self, name: TopicName) -> int:
-        """Take a topic and its mailbox out of the catalog; returns its id.
+    async def delete_topic(self, topic: Topic) -> None:
+        """Take a topic and its mailbox out of the catalog, but not another of its name.
 
         Raises ``NotFound``.
         """
-        async with self._changes.alone(name.full):
-            record = self.topic_record(name)
+        full = topic.name.full
+        async with self._changes.alone(full):
+            self._check_there(topic)
 
             def delete(connection: Connection) -> None:
-                catalog.delete_topic(connection, record.id)
-                inbox.close(connection, name.full)
+                catalog.delete_topic(connection, topic.id)
+                inbox.close(connection, full)
 
-            await self._changes.durably(delete, topic_id=record.id)
-            del self.topics[name.full]
-            del self._names[record.id]
-            self._subscriptions.pop(record.id, None)
-            self.producers.drop_topic(record.id)
-            gone = self.active.pop(record.id, None)
-            if gone is not None:
-                gone.dedup.drop()
-            return record.id
+            topic.deleting = True
+            try:
+                await self._changes.durably(delete, topic_id=topic.id)
+            except BaseException:
+                topic.deleting = False
+                raise
+            del self.topics[full]
+            del self._names[topic.id]
+            self._subscriptions.pop(topic.id, None)
+            self.producers.drop_topic(topic.id)
+            del self.active[topic.id]
+            topic.dedup.drop()
 
     # -- subscriptions ----------------------------------------------------------------
 
@@ -335,9 +339,15 @@ class Registry:
             return new
 
     async def delete_subscription(self, topic: Topic, name: str) -> None:
-        """Raises ``NotFound``."""
+        """Delete the one that has this name now, and not another that is made meanwhile.
+
+        Raises ``NotFound``.
+        """
+        meant = self.subscription_record(topic, name)
         async with self._changes.alone(topic.name.full):
             record = self.subscription_record(topic, name)
+            if record.origin_id != meant.origin_id:  # a seek keeps it
+                raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
             await self._changes.durably(
                 lambda connection: catalog.delete_subscription(connection, record.id),
                 topic_id=topic.id,
