@@ -30,6 +30,8 @@ from trio._core import _run as scheduler
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.open import open_engine
 from lives.eventgroups import EventGroups
 from lives.fates import Fates
 from lives.model import ACK_WAIT_MS
@@ -40,8 +42,8 @@ from outages import Outage
 from seeded import named, seeds
 
 
-def _seeds() -> range:
-    first, _, last = os.environ.get("ESCAPEMENT_LIVES", "0-23").partition("-")
+def _seeds(usual: str) -> range:
+    first, _, last = os.environ.get("ESCAPEMENT_LIVES", usual).partition("-")
     return seeds(range(int(first), int(last) + 1))
 
 
@@ -119,7 +121,7 @@ def replayed(seed: int) -> Iterator[None]:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before
 
 
-@pytest.mark.parametrize("seed", _seeds())
+@pytest.mark.parametrize("seed", _seeds("0-23"))
 async def test_a_random_life_keeps_the_invariants(
     mock_clock: trio.testing.MockClock, tmp_path: Path, seed: int
 ) -> None:
@@ -131,9 +133,23 @@ async def test_a_random_life_keeps_the_invariants(
         await live(seed, tmp_path)
 
 
-async def live(seed: int, elsewhere: Path) -> None:
-    """One life, from its beginning to its end."""
-    rng, outage = random.Random(seed), Outage()
+@pytest.mark.long
+@pytest.mark.parametrize("seed", _seeds("0-23"))
+async def test_a_random_life_keeps_the_invariants_on_mysql(
+    mock_clock: trio.testing.MockClock, mysql_url: str, tmp_path: Path, seed: int
+) -> None:
+    """The same: what only a server does (its locks, its types, its own clock) meets it all."""
+    engine = open_engine(mysql_url, tmp_path)
+    try:
+        with replayed(seed):
+            await live(seed, tmp_path, engine)
+    finally:
+        engine.close()
+
+
+async def live(seed: int, elsewhere: Path, database: Engine | None = None) -> None:
+    """One life, from its beginning to its end; without a database, on one in memory."""
+    rng, outage = random.Random(seed), Outage(database)
     async with (
         testing.start(config=TIGHT, engine=outage.engine) as world,
         trio.open_nursery() as nursery,

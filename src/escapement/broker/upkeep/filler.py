@@ -97,6 +97,8 @@ class Filler:
         """Have the subscription be done with what is forgotten; then it may read its past."""
         topic, record = fill.topic, fill.subscription.record
         first = await self._log.first_offset(topic.id)
+        if topic.shared.get(record.name) is not fill.subscription:
+            return
         begin = record.fill_until if first is None else min(first, record.fill_until)
         gone = OffsetSet()
         if record.fill_from < begin:
