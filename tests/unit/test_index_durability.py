@@ -361,8 +361,9 @@ def test_a_segment_from_before_there_were_traits_gives_them_all_the_same(tmp_pat
             as_version_1(path)
         part = Segment(path, BlockCache(1 << 20)).slice(2)
         assert part is not None
-        traits = np.zeros(40, np.uint32)
-        for places, found in part.find_traits(due_ms, np.arange(40)):
-            traits[places] = found
+        span = part.between(KEY_MIN, KEY_MAX)
+        assert span is not None
+        parts = span.traits(KEY_MAX)
+        traits = np.concatenate([part for part in parts if part is not None])
         assert np.array_equal(traits, traits_of(batch))
         assert part.most_traits >= traits.max()

@@ -14,6 +14,7 @@ from escapement.storage.index.keys import (
     is_sorted,
     match,
     merge,
+    merge_rows,
     position,
     sorted_order,
     unique_sorted,
@@ -38,6 +39,11 @@ def test_merging_sorts_and_keeps_each_key_once(parts: list[list[tuple[int, int]]
     merged = merge([keys_of(part) for part in parts])
     assert pairs_of(merged) == sorted({pair for part in parts for pair in part})
     assert is_sorted(*merged)
+    pairs = [pair for part in parts for pair in part]
+    if pairs:
+        rows, also = merge_rows([keys_of(part) for part in parts])
+        assert pairs_of(also) == pairs_of(merged)
+        assert [pairs[row] for row in rows.tolist()] == pairs_of(merged)
 
 
 @given(PAIRS.filter(bool), st.booleans())

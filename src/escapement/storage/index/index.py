@@ -43,7 +43,7 @@ from escapement.storage.index.manifest import (
 )
 from escapement.storage.index.memory import Generation, MemoryTable
 from escapement.storage.index.near import NearBlocks
-from escapement.storage.index.plan import Fetch, Plan, Span, Store, TraitStore, places_missing
+from escapement.storage.index.plan import Fetch, Plan, Span, Store, places_missing
 from escapement.storage.index.segment import TopicSlice
 from escapement.storage.index.segments import Segments
 from escapement.storage.index.tiers import choose
@@ -184,7 +184,7 @@ class DelayedIndex:
         searches.
         """
         spans = self._spans(topic_id, start, until)
-        return Plan(spans, start, until, max_messages, self._traited(topic_id))
+        return Plan(spans, start, until, max_messages)
 
     def count_between(self, topic_id: int, start: Key, until: Key) -> int:
         """How many entries lie in ``[start, until)``; dead ones and duplicates count.
@@ -215,12 +215,9 @@ class DelayedIndex:
 
         It is not known of segments of an earlier version.
         """
-        return any(store.most_traits >= FIRST_PRIORITY for store in self._traited(topic_id))
-
-    def _traited(self, topic_id: int) -> list[TraitStore]:
-        stores: list[TraitStore] = [t for t in self._tables(topic_id) if t.most_traits]
-        stores += [part for part in self._slices_of(topic_id) if part.most_traits]
-        return stores
+        highest = [table.most_traits for table in self._tables(topic_id)]
+        highest += [part.most_traits for part in self._slices_of(topic_id)]
+        return max(highest, default=0) >= FIRST_PRIORITY
 
     def fetch(
         self, topic_id: int, due_ms: Int64s, offsets: Int64s, near: Store | None = None

@@ -120,19 +120,45 @@ def merge(parts: Sequence[Keys]) -> Keys:
         return NO_KEYS
     if len(parts) == 1 and is_sorted(*parts[0]):
         return parts[0]
-    due_ms = np.concatenate([part[0] for part in parts])
-    offsets = np.concatenate([part[1] for part in parts])
+    due_ms, offsets = _concat(parts)
+    packed = _packed_keys(due_ms, offsets)
+    if packed is None:
+        return unique_sorted(due_ms, offsets)[1]
+    keys, bits, low_ms, low_offset = packed
+    keys.sort(kind="stable")
+    keys = keys[_first_of_equals(keys[1:] != keys[:-1])]
+    return (keys >> bits) + low_ms, (keys & ((1 << bits) - 1)) + low_offset
+
+
+def merge_rows(parts: Sequence[Keys]) -> tuple[Int64s, Keys]:
+    """As ``merge``, of which some part has any; and which row of all parts each key is."""
+    due_ms, offsets = _concat(parts)
+    packed = _packed_keys(due_ms, offsets)
+    if packed is None:
+        return unique_sorted(due_ms, offsets)
+    rows = np.argsort(packed[0], kind="stable")
+    keys = packed[0][rows]
+    rows = rows[_first_of_equals(keys[1:] != keys[:-1])]
+    return rows, (due_ms[rows], offsets[rows])
+
+
+def _concat(parts: Sequence[Keys]) -> Keys:
+    due_ms, offsets = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return due_ms, offsets
+
+
+def _packed_keys(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int, int] | None:
+    """Time and offset in one integer each, the bits of an offset, and the lowest of both.
+
+    None if they are too far apart for that.
+    """
     low_ms, low_offset = int(due_ms.min()), int(offsets.min())
     bits = (int(offsets.max()) - low_offset).bit_length()
-    if (int(due_ms.max()) - low_ms).bit_length() + bits <= _INT64_BITS:
-        due_ms -= low_ms
-        due_ms <<= bits
-        offsets -= low_offset
-        packed = np.bitwise_or(due_ms, offsets, out=due_ms)
-        packed.sort(kind="stable")
-        packed = packed[_first_of_equals(packed[1:] != packed[:-1])]
-        return (packed >> bits) + low_ms, (packed & ((1 << bits) - 1)) + low_offset
-    return unique_sorted(due_ms, offsets)[1]
+    if (int(due_ms.max()) - low_ms).bit_length() + bits > _INT64_BITS:
+        return None
+    packed = (due_ms - low_ms) << bits
+    packed |= offsets - low_offset
+    return packed, bits, low_ms, low_offset
 
 
 def match(table: Keys, wanted: Keys) -> Int64s:

@@ -203,12 +203,12 @@ class MemoryTable:
             packed = self._array[0, done:count] << ROW_BITS
             packed |= np.arange(done, count)
             packed.sort()
-            self._tail = SortedRun(packed, offsets)
+            self._tail = SortedRun(packed, offsets, self.traits)
             if self._sorted is None or count - done > max(_TAIL_ROWS, done >> 3):
                 if self._sorted is not None:
                     packed = np.concatenate((self._sorted.packed, packed))
                     packed.sort(kind="stable")  # finds the two runs and merges them
-                self._sorted, self._tail = SortedRun(packed, offsets), None
+                self._sorted, self._tail = SortedRun(packed, offsets, self.traits), None
         return [run for run in (self._sorted, self._tail) if run is not None]
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
@@ -226,12 +226,6 @@ class MemoryTable:
         if not found.all():
             places, rows = places[found], rows[found]
         return [Pick(places, self, rows)] if len(places) else []
-
-    def find_traits(self, due_ms: Int64s, offsets: Int64s) -> list[tuple[Int64s, UInt32s]]:
-        """Of the wanted keys that are here: their places, and their traits."""
-        traits = self.traits
-        assert traits is not None
-        return [(places, traits[rows]) for places, _, rows in self.find(due_ms, offsets)]
 
 
 class TopicMemory:

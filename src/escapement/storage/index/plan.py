@@ -23,7 +23,16 @@ import numpy.typing as npt
 from escapement.errors import IndexDamaged
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.storage.index.columns import Pick, assemble
-from escapement.storage.index.keys import Bools, Key, Keys, is_sorted, merge, sorted_order
+from escapement.storage.index.keys import (
+    Bools,
+    Key,
+    Keys,
+    is_sorted,
+    merge,
+    merge_rows,
+    sorted_order,
+)
+from escapement.traits import concat_traits
 
 
 class NotAtHand(Exception):
@@ -67,8 +76,12 @@ class Span(Protocol):
         """
         ...
 
-    def keys(self, stop: Key) -> Keys:
-        """The keys in range that are smaller than ``stop``, sorted."""
+    def keys(self, stop: Key) -> list[Keys]:
+        """The keys in range that are smaller than ``stop``, in sorted parts."""
+        ...
+
+    def traits(self, stop: Key) -> list[UInt32s | None]:
+        """The traits of those, part by part; None where none has any."""
         ...
 
 
@@ -88,23 +101,10 @@ class SlowStore(Protocol):
         ...
 
 
-class TraitStore(Protocol):
-    """A source of messages of which some have traits."""
-
-    @property
-    def most_traits(self) -> int:
-        """The highest traits here, which are 0 for nothing; at least that, if not known."""
-        ...
-
-    def find_traits(self, due_ms: Int64s, offsets: Int64s) -> list[tuple[Int64s, UInt32s]]:
-        """Of the wanted keys (sorted) that are here: their places, and their traits."""
-        ...
-
-
 class Plan:
     """The keys in ``[start, stop)``; everything before ``stop`` that ``start`` bounds."""
 
-    __slots__ = ("_spans", "_traited", "start", "stop")
+    __slots__ = ("_spans", "start", "stop")
 
     def __init__(
         self,
@@ -112,12 +112,10 @@ class Plan:
         start: Key,
         until: Key,
         max_messages: int,
-        traited: Sequence[TraitStore] = (),
     ) -> None:
         assert max_messages > 0
         self.start = start
         self._spans = spans
-        self._traited = traited
         self.stop = until
         if sum(span.count for span in spans) > max_messages:
             self.stop = _cut(spans, until, max_messages)
@@ -143,19 +141,19 @@ class Plan:
         Raises:
           IndexDamaged: a block on disk fails its checksum.
         """
-        return merge([span.keys(self.stop) for span in self._spans])
+        return merge([part for span in self._spans for part in span.keys(self.stop)])
 
     def read_traits(self) -> tuple[Int64s, Int64s, UInt32s | None]:
         """As ``read``, with the messages' traits; None if none has any. Blocking."""
-        due_ms, offsets = self.read()
-        traits: UInt32s | None = None
-        if len(offsets):
-            for store in self._traited:
-                for places, found in store.find_traits(due_ms, offsets):
-                    if traits is None:
-                        traits = np.zeros(len(offsets), np.uint32)
-                    traits[places] = found
-        return due_ms, offsets, traits if traits is not None and traits.any() else None
+        traits = [part for span in self._spans for part in span.traits(self.stop)]
+        if all(part is None for part in traits):
+            return (*self.read(), None)
+        keys = [part for span in self._spans for part in span.keys(self.stop)]
+        rows, (due_ms, offsets) = merge_rows(keys)
+        heights = [len(part[0]) for part in keys]
+        found = concat_traits(list(zip(heights, traits, strict=True)))
+        assert found is not None
+        return due_ms, offsets, found[rows] if found.any() else None
 
 
 def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:

@@ -50,7 +50,7 @@ from escapement.storage.index.block import (
     decode,
 )
 from escapement.storage.index.columns import Pick
-from escapement.storage.index.keys import Key, Keys, match, merge, position
+from escapement.storage.index.keys import Key, Keys, match, position
 from escapement.storage.index.plan import Landmarks, NotAtHand
 
 _MAGIC: Final = b"escapement index segment"[:12]
@@ -311,32 +311,17 @@ class TopicSlice:
         """
         return [
             Pick(places, self.segment.message_block(run, at_hand).columns, rows)
-            for run, places, rows in self._matches(due_ms, offsets, at_hand=at_hand)
+            for run, places, rows in self._matches(due_ms, offsets, at_hand)
         ]
 
-    def find_traits(self, due_ms: Int64s, offsets: Int64s) -> list[tuple[Int64s, UInt32s]]:
-        """Of the wanted keys (sorted) that are here: their places, and their traits; blocking."""
-        found = []
-        for run, places, rows in self._matches(due_ms, offsets, traited=True):
-            traits = self.segment.traits(run)
-            if traits is not None:
-                found.append((places, traits[rows]))
-        return found
-
     def _matches(
-        self, due_ms: Int64s, offsets: Int64s, *, traited: bool = False, at_hand: bool = False
+        self, due_ms: Int64s, offsets: Int64s, at_hand: bool
     ) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Runs that hold wanted keys: the run, which keys, and in which of its rows.
-
-        Args:
-          traited: leave out runs without traits.
-        """
+        """Runs that hold wanted keys: the run, which keys, and in which of its rows."""
         firsts, lasts = self._columns
         low = position(*lasts, Key(int(due_ms[0]), int(offsets[0])))
         high = position(*firsts, Key(int(due_ms[-1]), int(offsets[-1])).successor())
         for run in range(low, high):
-            if traited and not self.segment.most_traits[self._low + run]:
-                continue
             begin = position(due_ms, offsets, Key(int(firsts[0][run]), int(firsts[1][run])))
             last = Key(int(lasts[0][run]), int(lasts[1][run]))
             end = position(due_ms, offsets, last.successor())
@@ -405,14 +390,26 @@ class SliceSpan:
             np.arange(len(half) - begin + end) >= len(half) - begin,
         )
 
-    def keys(self, stop: Key) -> Keys:
+    def keys(self, stop: Key) -> list[Keys]:
+        keys = []
+        for run, part in self._parts(stop):
+            due_ms, offsets = self._slice.segment.key_block(run).keys
+            keys.append((due_ms[part], offsets[part]))
+        return keys
+
+    def traits(self, stop: Key) -> list[UInt32s | None]:
+        found = []
+        for run, part in self._parts(stop):
+            traits = self._slice.segment.traits(run)
+            found.append(None if traits is None else traits[part])
+        return found
+
+    def _parts(self, stop: Key) -> Iterator[tuple[int, slice]]:
+        """The runs in range, and which of their rows."""
         segment = self._slice.segment
-        parts = []
         for run in range(self._low, self._high):
             if Key(int(segment.first_ms[run]), int(segment.first_offset[run])) >= stop:
-                break
-            due_ms, offsets = segment.key_block(run).keys
-            low = position(due_ms, offsets, self._start) if run == self._low else 0
-            high = position(due_ms, offsets, stop)
-            parts.append((due_ms[low:high], offsets[low:high]))
-        return merge(parts)
+                return
+            keys = segment.key_block(run).keys
+            low = position(*keys, self._start) if run == self._low else 0
+            yield run, slice(low, max(low, position(*keys, stop)))

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from escapement.message import Int64s
+from escapement.message import Int64s, UInt32s
 from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
 from escapement.storage.index.plan import Landmarks
 
@@ -22,11 +22,12 @@ _ROW_MASK: Final = (1 << ROW_BITS) - 1
 class SortedRun:
     """Some rows of a table by (due time, row): ``due_ms << 16 | row`` in one int64."""
 
-    __slots__ = ("offsets", "packed")
+    __slots__ = ("offsets", "packed", "traits")
 
-    def __init__(self, packed: Int64s, offsets: Int64s) -> None:
+    def __init__(self, packed: Int64s, offsets: Int64s, traits: UInt32s | None) -> None:
         self.packed = packed
         self.offsets = offsets
+        self.traits = traits  # by row, at least those of the run; None: all are 0
 
     def position(self, key: Key) -> int:
         """How many keys of the run are smaller; O(log n)."""
@@ -38,6 +39,10 @@ class SortedRun:
     def keys(self, low: int, high: int) -> Keys:
         packed = self.packed[low:high]
         return packed >> ROW_BITS, self.offsets[packed & _ROW_MASK]
+
+    def traits_of(self, low: int, high: int) -> UInt32s | None:
+        """The traits of those keys, None if all are 0."""
+        return None if self.traits is None else self.traits[self.packed[low:high] & _ROW_MASK]
 
     def between(self, start: Key, until: Key) -> RunSpan | None:
         """The part in ``[start, until)``."""
@@ -83,5 +88,11 @@ class RunSpan:
             np.arange(len(packed)) >= len(firsts),
         )
 
-    def keys(self, stop: Key) -> Keys:
-        return self._run.keys(self._low, min(self._high, self._run.position(stop)))
+    def keys(self, stop: Key) -> list[Keys]:
+        return [self._run.keys(self._low, self._end(stop))]
+
+    def traits(self, stop: Key) -> list[UInt32s | None]:
+        return [self._run.traits_of(self._low, self._end(stop))]
+
+    def _end(self, stop: Key) -> int:
+        return max(self._low, min(self._high, self._run.position(stop)))
