@@ -150,10 +150,14 @@ def test_a_plan_made_before_a_checkpoint_and_a_compaction_reads_what_was_there(
     compaction.exclude(1, offsets)
     compaction.run_here()
     compaction.finish()
+    replaced = [weakref.ref(segment) for segment in compaction.inputs]
     index.install_compaction(compaction)
+    compaction.let_go()
     assert index.count(1) == 5000
     assert plan.read()[1].tolist() == offsets.tolist()
     assert rows_of(fetch.read()) == [row_of(1, offset) for offset in range(200)]
+    del plan, fetch
+    assert not any(one() for one in replaced)
 
 
 def test_only_what_the_disk_may_hold_is_called_a_read_of_the_disk(tmp_path: Path) -> None:

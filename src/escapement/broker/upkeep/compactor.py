@@ -119,6 +119,7 @@ class Compactor:
             self._index.abandon_compaction(compaction)
             raise
         self._index.install_compaction(compaction)
+        await self._run(compaction.let_go)
         _log.info("merged %d segments", len(names))
 
 

@@ -115,7 +115,7 @@ class Compaction:
         cache: BlockCache,
         failpoint: Failpoint,
     ) -> None:
-        self.inputs = tuple(inputs)
+        self.inputs: Sequence[Segment] = tuple(inputs)
         self.segment: Segment | None = None
         self.finished = False
         self._output = output
@@ -258,6 +258,13 @@ class Compaction:
         for segment in self.inputs:
             with suppress(OSError):
                 segment.path.unlink()
+
+    def let_go(self) -> None:
+        """Forget the inputs, which nobody else needs any more; blocking.
+
+        Who closes a deleted file last waits until the system has freed its room.
+        """
+        self.inputs = ()
 
     def discard(self) -> None:
         """Give up: end the child, delete the files unless a manifest might name them."""
