@@ -113,7 +113,7 @@ class Replay:
         for lapsed in self._ground.tail.lapsed():
             subscription = self._subscription(lapsed.subscription_id)
             if subscription is not None:
-                subscription.lapsed.add(lapsed.offsets)
+                subscription.lapses().add(lapsed.offsets)
         for topic_id, offsets in self._ground.tail.cancelled():
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id).amendments.cancelled.add(offsets)

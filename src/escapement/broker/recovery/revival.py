@@ -194,7 +194,7 @@ class Revival:
         for chunk, data in self._chunks.pop(subscription_id, []):
             subscription.acked.load_chunk(chunk, data)
         for chunk, data in self._chunks.pop(lapses_id(subscription_id), []):
-            subscription.lapsed.load_chunk(chunk, data)
+            subscription.lapses().load_chunk(chunk, data)
         for _, data in self._attempts.pop(subscription_id, []):
             table = decode_attempts(data)
             rows = Rows.recalled(table.due_ms, table.offsets, table.attempts)

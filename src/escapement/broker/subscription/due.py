@@ -281,8 +281,9 @@ class DueSubscription(Subscription):
 
     def begin_past(self, gone: OffsetSet, mark: Key) -> None:
         """Read on from ``mark``; of what lies there the log has forgotten these for all."""
-        self.acked.union_update(gone)
-        self.lapsed.union_update(gone)
+        if gone:
+            self.acked.union_update(gone)
+            self.lapses().union_update(gone)
         self.fall_behind(mark)
 
     def await_fill(self, offsets: Int64s) -> None:

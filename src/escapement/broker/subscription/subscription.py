@@ -76,7 +76,8 @@ class Subscription(ABC):
         self.record = record
         self.limits = limits
         self.acked = Cursor()
-        self.lapsed = OffsetSet()  # of these those that nobody had been handed when it let them go
+        # Of these those that nobody had been handed when it let them go; None: it never did.
+        self.lapsed: OffsetSet | None = None
         self.held = OffsetSet()
         self.in_flight = InFlight()
         self.consumers: list[Consumer] = []
@@ -213,7 +214,7 @@ class Subscription(ABC):
             self.counts.acknowledged += len(fresh)
             if lapsed is not None and len(lapsed):
                 unsent = lapsed[np.isin(lapsed, fresh)]
-                self.lapsed.add(unsent)
+                self.lapses().add(unsent)
         told = None if done is None else partial(done, len(fresh))
         if len(fresh) or (told is not None and self.acked.undurable.intersects(offsets)):
             written = letters(fresh) if letters is not None and len(fresh) else ()
@@ -242,11 +243,12 @@ class Subscription(ABC):
     @property
     def lets_go(self) -> bool:
         """Whether it ever let go of anything without having handed it out."""
-        return bool(self.lapsed or self.dead)
+        return self.lapsed is not None or bool(self.dead)
 
     def has_lapsed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         """Which of these it has let go, or is about to, without having handed them out; bool[n]."""
-        lapsed = self.acked.contains(offsets) & self.lapsed.contains(offsets)
+        lapsed = self.acked.contains(offsets)
+        lapsed &= self.lapses().contains(offsets)
         if self.dead:
             lapsed |= np.isin(offsets, _unsent(self.dead.rows))
         return lapsed
@@ -256,7 +258,13 @@ class Subscription(ABC):
 
         All of them count as if, or one bit of each would be kept for ever.
         """
-        return bool(self.lapsed) and self.lapsed.add_range(0, below) > 0
+        return self.lapsed is not None and self.lapsed.add_range(0, below) > 0
+
+    def lapses(self) -> OffsetSet:
+        """``lapsed``, to be added to: most subscriptions never have any."""
+        if self.lapsed is None:
+            self.lapsed = OffsetSet()
+        return self.lapsed
 
     @abstractmethod
     def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:

@@ -236,12 +236,11 @@ class Checkpointer:
         subscriptions |= {row.subscription_id: row for row in fills}
         # What was deleted meanwhile must not come back.
         alive = {record.id for record in self._registry.all_subscriptions()}
-        alive.update([lapses_id(id) for id in alive])
         alive.update(cancellations_id(record.id) for record in self._registry.topics.values())
         self.parts = {id: parts for id, parts in self.parts.items() if id in alive}
         checkpoint = Checkpoint(
             self._mark,
-            [row for row in chunks.values() if row.subscription_id in alive],
+            [row for row in chunks.values() if _whose(row) in alive],
             [part for part in attempts if part.subscription_id in alive],
             {id: part for id, part in self._unwritten.attempts_from.items() if id in alive},
             keys,
@@ -387,6 +386,11 @@ def _pieces(table: AttemptTable) -> list[AttemptTable]:
     ]
 
 
+def _whose(row: ChunkRow) -> int:
+    """Of lapses the subscription that has them."""
+    return min(row.subscription_id, lapses_id(row.subscription_id), key=abs)
+
+
 def _take_cursors(
     topic: Topic,
     chunks: dict[tuple[int, int], ChunkRow],
@@ -395,7 +399,8 @@ def _take_cursors(
     for subscription in topic.subscriptions():
         subscription_id = subscription.record.id
         _take_set(subscription_id, subscription.acked, chunks)
-        _take_set(lapses_id(subscription_id), subscription.lapsed, chunks)
+        if subscription.lapsed is not None:
+            _take_set(lapses_id(subscription_id), subscription.lapsed, chunks)
 
 
 def _take_set(id: int, offsets: OffsetSet, chunks: dict[tuple[int, int], ChunkRow]) -> None:

@@ -73,7 +73,7 @@ class Filler:
 
     def add(self, topic: Topic, subscription: SharedSubscription) -> None:
         """This subscription's record has a range to be filled in."""
-        self._waiting.append(_Fill(topic, subscription))
+        self._waiting.appendleft(_Fill(topic, subscription))  # it reads nothing until it has begun
         self._work.set()
 
     async def run(self) -> None:
@@ -83,22 +83,22 @@ class Filler:
                 self._work = trio.Event()
                 await self._work.wait()
             fill = self._waiting.popleft()
-            await self._room()
             try:
-                if not fill.begun:
-                    await self._begin(fill)
-                if await self._step(fill.topic, fill.subscription):
+                if await (self._go_on(fill) if fill.begun else self._begin(fill)):
                     self._waiting.append(fill)
             except StorageUnavailable:
                 self._waiting.append(fill)
                 await trio.sleep(_RETRY_S)
 
-    async def _begin(self, fill: _Fill) -> None:
-        """Have the subscription be done with what is forgotten; then it may read its past."""
+    async def _begin(self, fill: _Fill) -> bool:
+        """Have the subscription be done with what is forgotten; then it may read its past.
+
+        Returns whether the fill goes on.
+        """
         topic, record = fill.topic, fill.subscription.record
         first = await self._log.first_offset(topic.id)
         if topic.shared.get(record.name) is not fill.subscription:
-            return
+            return False
         begin = record.fill_until if first is None else min(first, record.fill_until)
         gone = OffsetSet()
         if record.fill_from < begin:
@@ -109,9 +109,12 @@ class Filler:
         fill.subscription.begin_past(gone, mark)
         fill.begun = True
         self._on_step(topic)
+        return True
 
-    async def _step(self, topic: Topic, subscription: SharedSubscription) -> bool:
+    async def _go_on(self, fill: _Fill) -> bool:
         """Fill in some rows; returns whether there may be more."""
+        topic, subscription = fill.topic, fill.subscription
+        await self._room()
         record = subscription.record
         if topic.shared.get(record.name) is not subscription:
             return False  # it was deleted, or sought
