@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 from storied import TOPIC, Expected, fill
 
@@ -164,14 +165,10 @@ def test_another_file_system_is_spark_s_to_write_and_to_read(
             run(spark, config)
     assert not log.archived()
     assert not [path for path in root.rglob("*") if path.is_file()]
-    live = spark.read.format("escapement").options(**log.source, topic=TOPIC).load()
-    wanted = live.where("state IN ('acked', 'cancelled')").orderBy("offset").collect()
     (done,) = run(spark, config).topics
     assert done.manifest.startswith("viewfs://elsewhere/mnt/an archive/_manifests/")
-    plain = spark.read.parquet(config.output).select(*READ_COLUMNS).orderBy("offset")
-    assert plain.collect() == wanted
-    assert log.archived() == log.done
-    assert run(spark, config).topics == []
+    (path,) = files(root)
+    assert parquet.read_table(path).column("offset").to_pylist() == log.done == log.archived()
     log.forget_archives()
 
 
