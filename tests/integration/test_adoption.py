@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import escapement
-from bulk import commit, stage_letters
+from bulk import commit, stage_letters, transaction
 from committing import AtStep, FaultyEngine, Once
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
@@ -44,6 +44,10 @@ class Writer:
         self.number += 1
         load = job.enter(self.engine, self.connection, f"load-{self.number}", 0)
         return load, stage_letters(self.engine, self.connection, load, 0, "a", letters)
+
+    def give_up(self, load: Job, counted: job.Counted) -> None:
+        with transaction(self.connection):
+            job.give_up(self.engine.dialect, self.connection, load, counted.attempt)
 
     def write(self, *letters: Letter) -> None:
         """A committed job with these letters."""
@@ -87,6 +91,10 @@ async def test_a_job_is_delivered_at_its_times_without_anybody_telling_the_broke
         await world.clock.advance(seconds=2)
         (row,) = await jobs(broker)
         assert (row["state"], row["messages"], row["adopted"]) == ("adopted", 3, 3)
+        load, counted = writer.stage(letter("t/n/x", "0", b"3"))
+        writer.give_up(load, counted)
+        row, _ = await jobs(broker)
+        assert (row["state"], row["messages"], row["adopted"]) == ("given up", 0, 0)
         async with broker.consumer("t/n/x", "s", position="earliest") as inbox:
             (now,) = await arrived(inbox)
             assert now.payload == b"2"

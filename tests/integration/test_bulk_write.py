@@ -198,7 +198,12 @@ def test_an_aborted_write_leaves_nothing_and_a_failed_task_takes_its_own_back(
     bulk.abandon(write)
     with pytest.raises(StagingLost):
         bulk.commit(write, [part])
-    assert bulk.commit(other, [theirs]).messages == 1
+    assert job.states(connection, 9)[0].given_up_at_ms is None
+    bulk.abandon(other)
+    assert job.states(connection, 9)[0].given_up_at_ms is not None
+    again = bulk.write_part(other, 0, [rows(b"2")])
+    assert again != theirs
+    assert bulk.commit(other, [again]).messages == 1
     assert adopted(engine, connection) == {"t/n/x": [b"2"]}
 
 

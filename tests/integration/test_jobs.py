@@ -147,6 +147,7 @@ def test_what_was_staged_and_left_alone_is_given_up_and_cannot_be_committed(
     assert adopt(engine, connection) == {}
     again = stage(engine, connection, load, 0, "again", b"a")
     assert commit(engine, connection, load, again, fresh)
+    assert job.states(connection, 9)[0].given_up_at_ms is None
     assert sorted(adopt(engine, connection)["t/n/x"]) == [b"a", b"f"]
 
 
@@ -164,6 +165,34 @@ def test_an_aborted_attempt_is_given_up_and_no_other(
     with transaction(connection):
         assert job.abandon(connection, load, "theirs") == 0
     purge(engine, connection)
+    assert adopt(engine, connection) == {"t/n/x": [b"1"]}
+
+
+def test_a_job_of_which_nothing_is_staged_any_more_says_so(
+    engine: Engine, connection: Connection
+) -> None:
+    """B7: aborted by its writer or left alone, until something is staged again, or committed."""
+
+    def given_up() -> bool:
+        return job.states(connection, 9)[0].given_up_at_ms is not None
+
+    load = job.enter(engine, connection, "load", 0)
+    assert not given_up()
+    stage(engine, connection, load, 0, "ours", b"1")
+    stage(engine, connection, load, 0, "theirs", b"1")
+    for run, whether in (("ours", False), ("theirs", True)):
+        with transaction(connection):
+            job.give_up(engine.dialect, connection, load, run)
+        assert given_up() == whether
+    stage(engine, connection, load, 0, "again", b"1")
+    assert not given_up()
+    age(connection, parcel.STAGING_IDLE_MS + 1)
+    purge(engine, connection)
+    assert given_up()
+    assert commit(engine, connection, load, stage(engine, connection, load, 0, "good", b"1"))
+    with transaction(connection):
+        job.give_up(engine.dialect, connection, load, "good")
+    assert not given_up()
     assert adopt(engine, connection) == {"t/n/x": [b"1"]}
 
 

@@ -153,6 +153,7 @@ def test_a_write_that_fails_adds_nothing_and_takes_back_what_it_staged(
         log.write(rows)
     assert log.take() == {}
     assert log.parcels() == 0
+    assert log.jobs()[0].given_up_at_ms is not None
 
 
 def test_a_repeated_job_adds_nothing(spark: SparkSession, log: Log) -> None:

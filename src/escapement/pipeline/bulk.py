@@ -249,7 +249,8 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
             counted = stager.finish()
         except BaseException:
             stager.close()
-            _give_up(transactions, entered, name)
+            with suppress(EscapementError):
+                transactions.run(lambda connection: job.abandon(connection, entered, name))
             raise
         by_topic = {target: tally.messages for target, tally in stager.tallies.items()}
         size_bytes = sum(tally.size_bytes for tally in stager.tallies.values())
@@ -322,12 +323,7 @@ def abandon(plan: BulkWrite) -> None:
     transactions = Transactions(plan.address.engine())
     try:
         with suppress(EscapementError):
-            entered = plan.enter(transactions)
-            _give_up(transactions, entered, plan.run)
+            entered, dialect = plan.enter(transactions), transactions.engine.dialect
+            transactions.run(lambda connection: job.give_up(dialect, connection, entered, plan.run))
     finally:
         transactions.close()
-
-
-def _give_up(transactions: Transactions, entered: Job, run: str) -> None:
-    with suppress(EscapementError):
-        transactions.run(lambda connection: job.abandon(connection, entered, run))

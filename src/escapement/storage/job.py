@@ -77,6 +77,7 @@ class JobState(NamedTuple):
     created_at_ms: int
     committed_at_ms: int | None
     adopted_at_ms: int | None
+    given_up_at_ms: int | None  # if nothing is staged, and something was given up
     messages: int  # staged so far; of a committed job, its own
     size_bytes: int
     waiting: int  # messages that are committed and not in their topics' logs yet
@@ -216,6 +217,16 @@ def abandon(connection: Connection, job: Job, run: str) -> int:
     return sum(parcel.give_up(connection, id, touched) for id, touched in ours)
 
 
+def give_up(dialect: Dialect, connection: Connection, job: Job, run: str) -> None:
+    """Abandon what a run has staged, and note that; inside the open transaction."""
+    abandon(connection, job, run)
+    connection.execute(
+        f"UPDATE jobs SET given_up_at_ms = {dialect.now_ms}"
+        " WHERE id = ? AND committed_at_ms IS NULL",
+        (job.id,),
+    )
+
+
 def _is_committed(connection: Connection, series: str, version: int) -> bool:
     ((newest,),) = connection.execute(
         "SELECT MAX(version) FROM jobs WHERE series = ? AND committed_at_ms IS NOT NULL",
@@ -250,7 +261,7 @@ def states(connection: Connection, limit: int) -> list[JobState]:
     """The newest jobs, the newest first."""
     jobs = connection.execute(
         "SELECT id, series, version, created_at_ms, committed_at_ms, adopted_at_ms,"
-        f" message_count, size_bytes FROM jobs ORDER BY id DESC LIMIT {limit:d}"
+        f" given_up_at_ms, message_count, size_bytes FROM jobs ORDER BY id DESC LIMIT {limit:d}"
     ).rows
     staged = connection.execute(
         "SELECT job_id, SUM(message_count), SUM(size_bytes) FROM parcels"
@@ -268,11 +279,13 @@ def states(connection: Connection, limit: int) -> list[JobState]:
         for id, messages, held, reason, target in waiting
     }
     found = []
-    for id, series, version, created, committed, adopted, messages, size_bytes in jobs:
+    for id, series, version, created, committed, adopted, given_up, messages, size_bytes in jobs:
         if committed is None:
             messages, size_bytes = by_staged.get(id, (0, 0))
+        if committed is not None or id in by_staged:
+            given_up = None
         waits, held, reason, target = by_waiting.get(id, (0, 0, "", ""))
-        times = (created, committed, adopted)
+        times = (created, committed, adopted, given_up)
         found.append(
             JobState(series, version, *times, messages, size_bytes, waits, held, reason, target)
         )

@@ -165,11 +165,16 @@ def purge_step(dialect: Dialect, connection: Connection) -> bool:
     That is other attempts of what is committed, and what was staged and left alone.
     """
     found = connection.execute(
-        "SELECT p.id, p.touched_at_ms FROM parcels p LEFT JOIN jobs j ON j.id = p.job_id"
+        "SELECT p.id, p.touched_at_ms, p.job_id FROM parcels p LEFT JOIN jobs j ON j.id = p.job_id"
         " WHERE p.mailbox_id = 0 AND (j.id IS NULL OR j.committed_at_ms IS NOT NULL"
         f" OR p.touched_at_ms < {dialect.now_ms} - {STAGING_IDLE_MS}) LIMIT {_PURGE_STEP}"
     ).rows
-    for id, touched_at_ms in found:
-        give_up(connection, id, touched_at_ms)
+    left = {job for id, touched, job in found if give_up(connection, id, touched)}
+    for job_id in sorted(left):
+        connection.execute(
+            f"UPDATE jobs SET given_up_at_ms = {dialect.now_ms}"
+            " WHERE id = ? AND committed_at_ms IS NULL",
+            (job_id,),
+        )
     _finish_jobs(dialect, connection)  # those whose topics were deleted
     return len(found) == _PURGE_STEP

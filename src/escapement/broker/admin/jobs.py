@@ -21,7 +21,7 @@ def _plain(job: JobState, blocked: str | None) -> dict[str, Plain]:
     return {
         "job": job.series,
         "version": job.version,
-        "state": "adopted" if job.adopted_at_ms else "committed" if committed else "staging",
+        "state": _state(job),
         "messages": job.messages,
         "adopted": job.messages - job.waiting if committed else 0,
         "size_bytes": job.size_bytes,
@@ -30,7 +30,16 @@ def _plain(job: JobState, blocked: str | None) -> dict[str, Plain]:
         "created_at_ms": job.created_at_ms,
         "committed_at_ms": job.committed_at_ms,
         "adopted_at_ms": job.adopted_at_ms,
+        "given_up_at_ms": job.given_up_at_ms,
     }
+
+
+def _state(job: JobState) -> str:
+    if job.adopted_at_ms is not None:
+        return "adopted"
+    if job.committed_at_ms is not None:
+        return "committed"
+    return "staging" if job.given_up_at_ms is None else "given up"
 
 
 VERBS: Final[dict[str, Verb]] = {"jobs.list": _list_jobs}

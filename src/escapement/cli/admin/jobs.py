@@ -32,7 +32,8 @@ def jobs() -> None:
 def list_jobs(desk: Desk) -> None:
     """Show bulk writes, the newest first, and what they wait for.
 
-    What is being staged is nobody's yet. What is committed goes into the topics by itself:
-    `adopted` says how much has, `held` how many letters never can.
+    What is being staged is nobody's yet; it is given up when the write is aborted, or left alone
+    for 3 days. What is committed goes into the topics by itself: `adopted` says how much has,
+    `held` how many letters never can.
     """
     desk.ask("jobs.list", lambda rows: print_rows(rows, _JOB_COLUMNS, "no jobs"))
