@@ -7,17 +7,22 @@ machine.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from escapement.errors import InvalidRequest
+from escapement.errors import InvalidRequest, StorageError
 from escapement.pipeline.jvm import provide_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# What Spark starts on; others it refuses after some seconds, and many lines.
+_MASTER: Final = re.compile(
+    r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn"
+)
 # Where Spark's scripts look for options of the Java that they start.
 _JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 # spark-submit has a Java running when it starts Python, and tells it where; which Python its
@@ -42,8 +47,14 @@ def session(
       java_options: of a Java that is started for it, unless the environment has some.
 
     Raises:
-      InvalidRequest: if there is no Spark here, or no Java for it.
+      InvalidRequest: if there is no Spark here, no Java for it, or no such master.
+      StorageError: if Spark does not start; it has said why on standard error.
     """
+    if master is not None and not _MASTER.fullmatch(master):
+        raise InvalidRequest(
+            f"Spark knows no master {master!r}: say local[*], spark://host:7077, yarn or"
+            " k8s://https://host:6443"
+        )
     try:
         from pyspark.sql import SparkSession
     except ImportError:
@@ -61,17 +72,28 @@ def session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if java_options is not None:
             os.environ.setdefault(_JAVA_OPTIONS, java_options)
-    builder = SparkSession.builder.appName(f"escapement {name}")
-    if master is not None:
-        builder = builder.master(master)
-    shown = str(bar and sys.stderr.isatty()).lower()
-    spark = (
-        builder.config("spark.ui.showConsoleProgress", shown)
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
+    spark = _started(name, master, str(bar and sys.stderr.isatty()).lower())
     try:
         yield spark
     finally:
         spark.stop()
+
+
+def _started(name: str, master: str | None, bar: str) -> SparkSession:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(f"escapement {name}")
+    if master is not None:
+        builder = builder.master(master)
+    try:
+        return (
+            builder.config("spark.ui.showConsoleProgress", bar)
+            .config("spark.log.level", "ERROR")
+            .config("spark.sql.session.timeZone", "UTC")
+            .getOrCreate()
+        )
+    except (Py4JError, PySparkException):
+        where = "" if master is None else f" on {master}"
+        raise StorageError(f"Spark does not start{where}: what it says of it is above") from None
