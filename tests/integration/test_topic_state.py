@@ -16,10 +16,11 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import NotFound, SchemaError
 from escapement.names import TopicName
+from escapement.storage import topicstate
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.schema import migrate
-from escapement.storage.topicstate import TopicState, read_topic
+from escapement.storage.topicstate import TopicState, read_topic, read_topics
 from escapement.testing import World, arrived
 
 TOPIC = TopicName("public", "default", "t")
@@ -34,9 +35,9 @@ def state_of(engine: Engine) -> TopicState:
         connection.close()
 
 
-def agree(world: World, engine: Engine) -> None:
+def agree(world: World, engine: Engine, state: TopicState | None = None) -> None:
     """What was read is what the broker has in memory."""
-    state = state_of(engine)
+    state = state_of(engine) if state is None else state
     topic = world.server.works.registry.active[state.record.id]
     assert state.end_offset == topic.next_offset
     end = state.end_offset
@@ -85,6 +86,31 @@ async def test_a_state_read_beside_a_broker_is_its_own(
         assert state_of(engine).subscription("a").counts.tolist() == (
             before.subscription("a").counts.tolist()
         )
+
+
+async def test_many_topics_are_read_some_at_a_time_and_each_is_as_by_itself(
+    mock_clock: MockClock, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B7: in the order asked for, with one that there is not among them."""
+    monkeypatch.setattr(topicstate, "_TOPICS_AT_ONCE", 2)
+    names = [TopicName("public", "default", name) for name in "uvtxw"]
+    async with testing.start(engine=engine) as world, world.connect() as broker:
+        for topic in "tuv":
+            await live(broker, "a", 0, topic)
+        await world.checkpoint()
+        for topic in "vtw":
+            await live(broker, "b", 40 if topic != "w" else 0, topic)
+        connection = engine.connect()
+        states = list(read_topics(engine, connection, names))
+        connection.close()
+        for name, state in zip(names, states, strict=True):
+            if name.name == "x":
+                assert isinstance(state, NotFound)
+                assert "public/default/x does not exist" in str(state)
+            else:
+                assert isinstance(state, TopicState)
+                assert state.record.name == name.name
+                agree(world, engine, state)
 
 
 async def test_a_state_is_that_of_one_moment_at_every_step_of_a_checkpoint(
@@ -144,17 +170,17 @@ async def test_a_generation_that_is_dropped_under_a_look_is_looked_for_again(
         assert (state.begin_offset, state.end_offset) == (20, 25)
 
 
-async def live(broker: escapement.Broker, name: str, first: int) -> None:
+async def live(broker: escapement.Broker, name: str, first: int, topic: str = "t") -> None:
     """Publish 40 messages, and do to them whatever can be done."""
-    await broker.admin("subscriptions.create", topic="t", subscription=name)
-    async with await broker.producer("t") as producer:
+    await broker.admin("subscriptions.create", topic=topic, subscription=name)
+    async with await broker.producer(topic) as producer:
         await producer.send_many([b"%d" % n for n in range(20)])
         await producer.send_many([b"%d" % n for n in range(20)], delay=HOUR)
     later = np.arange(first + 20, first + 40)
-    await broker.cancel(later[:5], topic="t")
-    await broker.reschedule(later[3:12], topic="t", delay=2 * HOUR)
-    await broker.reschedule(later[8:14], topic="t", delay=3 * HOUR)
-    async with broker.consumer("t", name, permits=1000) as inbox:
+    await broker.cancel(later[:5], topic=topic)
+    await broker.reschedule(later[3:12], topic=topic, delay=2 * HOUR)
+    await broker.reschedule(later[8:14], topic=topic, delay=3 * HOUR)
+    async with broker.consumer(topic, name, permits=1000) as inbox:
         messages = await arrived(inbox)
         await inbox.ack([message.offset for message in messages[:8]], durable=True)
         await inbox.nack([message.offset for message in messages[8:12]])

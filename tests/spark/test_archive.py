@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -33,12 +33,11 @@ from escapement.pipeline.archivetasks import Made, make, read_back
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.localplace import local_path
-from escapement.pipeline.part import Part
 from escapement.pipeline.selection import Selection
-from escapement.storage import archive
+from escapement.storage import archive, topicstate
 from escapement.storage.catalog import TopicRecord
 from escapement.storage.engine.address import MysqlAddress
-from escapement.storage.engine.base import Engine
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.topicstate import read_topic
 
@@ -120,10 +119,10 @@ def test_a_topic_that_is_deleted_under_a_run_is_left_out(
     config = replace(log.config(), older_than_ms=10**12)  # nothing is as old
     assert run(spark, config).topics == []
 
-    def deleted_first(*of: Any) -> list[Part]:
-        raise NotFound("it was deleted")
+    def deleted_first(_: Engine, __: Connection, names: Sequence[TopicName]) -> list[NotFound]:
+        return [NotFound(f"{name.full} was deleted") for name in names]
 
-    monkeypatch.setattr(job, "unarchived", deleted_first)
+    monkeypatch.setattr(topicstate, "read_topics", deleted_first)
     assert run(spark, log.config()).topics == []
 
 

@@ -29,6 +29,7 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.generation import read_generations
 from escapement.storage.offsets import OffsetSet
+from escapement.storage.topicstate import read_topic
 from escapement.testing import World, arrived
 
 TOPIC = "t/n/x"
@@ -70,8 +71,9 @@ class Life:
         connection = self.engine.connect()
         now_ms = int(time.time() * 1000)
         name, since = TopicName.parse(TOPIC), self.random.randrange(self.published + 1)
-        done = self.offsets(unarchived(self.engine, connection, name, now_ms))
-        later = self.offsets(unarchived(self.engine, connection, name, now_ms, since))
+        state = read_topic(self.engine, connection, name)
+        done = self.offsets(unarchived(connection, name, state, now_ms))
+        later = self.offsets(unarchived(connection, name, state, now_ms, since))
         connection.close()
         assert len(done) == len(set(done))
         assert later == [offset for offset in done if offset >= since]

@@ -39,14 +39,13 @@ from escapement.pipeline.part import Part
 from escapement.pipeline.place import place
 from escapement.pipeline.planning import looking
 from escapement.pipeline.shelf import Ready, Shelf
-from escapement.storage import archive, removal
+from escapement.storage import archive, removal, topicstate
 from escapement.storage.catalog import find_namespace, find_topic, read_namespaces, read_topics
 from escapement.storage.checkpoint import load_rows
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.log import Log
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.schema import require
-from escapement.storage.topicstate import read_range
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -200,7 +199,7 @@ class _Run:
             older_ms = self._config.older_than_ms
             before_ms = self._now_ms - (retention_ms if older_ms is None else older_ms)
             try:
-                topic_id, end, begin = read_range(self._connection, name)
+                topic_id, end, begin = topicstate.read_range(self._connection, name)
             except NotFound:
                 if self._config.topics:
                     raise
@@ -270,14 +269,16 @@ class _Run:
     def _parts(self, tasks: Sequence[_Task]) -> tuple[list[Part], list[_Task]]:
         """What of these topics is to be read in a step, and what is left for others."""
         parts, left = [], []
-        for task in tasks:
-            with suppress(NotFound):  # it was deleted meanwhile
-                name, before_ms = task.name, task.before_ms
-                found = unarchived(self._engine, self._connection, name, before_ms, task.since)
-                messages = np.cumsum([part.first_stated for part in found])
-                count = max(int(messages.searchsorted(_MESSAGES_AT_ONCE, "right")), 1)
-                parts += found[:count]
-                left += [task._replace(since=part.offsets.low) for part in found[count : count + 1]]
+        names = [task.name for task in tasks]
+        states = topicstate.read_topics(self._engine, self._connection, names)
+        for task, state in zip(tasks, states, strict=True):
+            if isinstance(state, NotFound):
+                continue  # it was deleted meanwhile
+            found = unarchived(self._connection, task.name, state, task.before_ms, task.since)
+            messages = np.cumsum([part.first_stated for part in found])
+            count = max(int(messages.searchsorted(_MESSAGES_AT_ONCE, "right")), 1)
+            parts += found[:count]
+            left += [task._replace(since=part.offsets.low) for part in found[count : count + 1]]
         return parts, left
 
     def _verified(

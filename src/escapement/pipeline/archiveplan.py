@@ -9,8 +9,8 @@ from escapement.names import TopicName
 from escapement.pipeline.part import MOST_RECORDS, Part, cut_unarchived
 from escapement.pipeline.selection import Selection, Span
 from escapement.storage import archive
-from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.topicstate import TopicState, read_topic
+from escapement.storage.engine.base import Connection
+from escapement.storage.topicstate import TopicState
 
 # Files are about so large, by what the log's first rows say, and have no fewer messages.
 _FILE_BYTES: Final = 32 << 20
@@ -19,17 +19,15 @@ _SAMPLE: Final = 256
 
 
 def unarchived(
-    engine: Engine, connection: Connection, topic: TopicName, before_ms: int, since: int = 0
+    connection: Connection, topic: TopicName, state: TopicState, before_ms: int, since: int = 0
 ) -> list[Part]:
     """Of what was published before then, what nobody is to get any more, and is not archived.
 
     From the offset ``since`` on, in the order of offsets.
 
     Raises:
-      NotFound: if there is no such topic.
       StorageUnavailable: when the database cannot be reached.
     """
-    state = read_topic(engine, connection, topic)
     end = state.log.first_accepted(connection, state.record.id, before_ms, state.end_offset)
     done = Selection(Span(since, end), Span(0, before_ms))
     archived = archive.archived(connection, state.record.id, 0, end)

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from escapement.errors import LogForgotten
+from escapement.errors import LogForgotten, NotFound
 from escapement.names import TopicName
 from escapement.pipeline import selection
 from escapement.pipeline.archived import ArchivedPart, archived_parts
@@ -23,7 +23,7 @@ from escapement.pipeline.standing import Standing
 from escapement.storage import archive
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.offsets import OffsetSet
-from escapement.storage.topicstate import TopicState, read_topic
+from escapement.storage.topicstate import TopicState, read_topics
 
 BATCH_OPTIONS: Final = (
     *ADDRESS_OPTIONS,
@@ -66,8 +66,10 @@ class BatchPlan:
         """
         found: list[Part | ArchivedPart] = []
         with looking(self.address) as (engine, connection):
-            for topic in self.topics:
-                state = read_topic(engine, connection, topic)
+            states = read_topics(engine, connection, self.topics)
+            for topic, state in zip(self.topics, states, strict=True):
+                if isinstance(state, NotFound):
+                    raise state
                 wanted = replace(self.selection, offsets=self._offsets(connection, topic, state))
                 if self._archived:
                     found += self._of_archive(connection, topic, state, wanted)

@@ -22,7 +22,7 @@ from escapement.pipeline.planning import looking
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
 from escapement.storage.engine.base import Connection
 from escapement.storage.published import Published
-from escapement.storage.topicstate import TopicState, read_range, read_topic
+from escapement.storage.topicstate import TopicState, read_range, read_topics
 
 STREAM_OPTIONS: Final = (
     *ADDRESS_OPTIONS,
@@ -88,11 +88,14 @@ class StreamPlan:
           NotFound: if a topic does not exist.
           LogForgotten: if the log begins behind the offset asked for.
         """
+        found: Positions = {}
         with looking(self.address) as (engine, connection):
-            return {
-                topic: self._first(topic, read_topic(engine, connection, topic), connection)
-                for topic in self.topics
-            }
+            states = read_topics(engine, connection, self.topics)
+            for topic, state in zip(self.topics, states, strict=True):
+                if isinstance(state, NotFound):
+                    raise state
+                found[topic] = self._first(topic, state, connection)
+        return found
 
     def latest(self) -> Positions:
         """Where the topics' logs end now, of those that there are.
@@ -140,14 +143,15 @@ class StreamPlan:
         """
         found: list[Part] = []
         with looking(self.address) as (engine, connection):
-            for topic, until in end.items():
-                since = start.get(topic, until._replace(next_offset=0))
-                if since == until:
-                    continue
-                try:
-                    state = read_topic(engine, connection, topic)
-                except NotFound as error:
-                    self._lost(f"{error}, or no longer", NotFound)
+            begun = {
+                topic: start.get(topic, at._replace(next_offset=0)) for topic, at in end.items()
+            }
+            topics = [topic for topic, until in end.items() if begun[topic] != until]
+            states = read_topics(engine, connection, topics)
+            for topic, state in zip(topics, states, strict=True):
+                since, until = begun[topic], end[topic]
+                if isinstance(state, NotFound):
+                    self._lost(f"{state}, or no longer", NotFound)
                     continue
                 self._check(topic, since, until, state)
                 if state.record.id != until.topic_id:
