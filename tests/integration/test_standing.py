@@ -48,6 +48,12 @@ async def test_how_messages_stand_is_what_the_broker_tells_of_each(
         for name, kind in (("s", "shared"), ("late", "shared")):
             await take(broker, name, kind, range(20, 30), range(0))
         found |= agree(world, engine)
+        await broker.admin("topics.update", topic="t", policy={"ttl_ms": "1m"})
+        await producer.send_many([b"short"] * 3)
+        await world.clock.advance(minutes=2)
+        found |= agree(world, engine)
+        await world.checkpoint()
+        assert agree(world, engine) <= found
     # All that can be said was said.
     assert {state for _, state in found} == set(STATES)
 

@@ -37,8 +37,9 @@ def message() -> None:
 
     ID is an offset, or an id as `escapement produce` prints it, which has the topic in it.
     The state is to_be_fired (not yet due), fired, acked (by every subscription that is to get
-    it) or cancelled; below it, how each subscription stands to it. Acknowledged is also what
-    expired, was dropped by a quota, or is a dead letter now: `dlq list` shows which are.
+    it, or let it go) or cancelled; below it, how each subscription stands to it. Lapsed is what
+    expired, or was dropped by a quota, before anybody was handed it; acknowledged also what did
+    between two attempts, or is a dead letter now: `dlq list` shows which are.
     """
 )
 @click.argument("topic")

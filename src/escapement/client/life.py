@@ -35,7 +35,7 @@ class Life:
     """What a message is and what became of it; ``payload`` is its first 512 bytes.
 
     ``state`` is to_be_fired (not yet due), fired (due), acked (every subscription that is to
-    get it has acknowledged it) or cancelled.
+    get it has acknowledged it, or let it go) or cancelled.
     """
 
     id: MessageId

@@ -8,8 +8,9 @@ Seen from one subscription, in the words of ``escapement message show``:
     waiting        due, or in the order of the log its turn may come; not tried, as
                    far as is recorded: it may have come to a consumer just now
     in retry       was delivered and not acknowledged: a consumer has it, or it waits
-    acknowledged   done, by a consumer or because it expired, was dropped by a quota
-                   or went to the dead letters
+    acknowledged   done, by a consumer or because it expired or was dropped by a quota
+                   between two attempts, or went to the dead letters after some
+    lapsed         expired, or was dropped by a quota, before anybody was handed it
     cancelled      was cancelled before it was tried
     =============  ==================================================================
 
@@ -44,9 +45,10 @@ STATES: Final = (
     "waiting",
     "in retry",
     "acknowledged",
+    "lapsed",
 )
 _TO_BE_FIRED, _FIRED, _ACKED, _CANCELLED = range(4)
-_NOT_COVERED, _PENDING, _WAITING, _IN_RETRY, _ACKNOWLEDGED = range(4, 9)
+_NOT_COVERED, _PENDING, _WAITING, _IN_RETRY, _ACKNOWLEDGED, _LAPSED = range(4, 10)
 # Of what is done no count is kept.
 NO_COUNT: Final = -1
 
@@ -70,8 +72,8 @@ class Standing:
         for one in seen_from:
             first, end = one.tried.searchsorted([low, high]).tolist()
             tried, counts = one.tried[first:end].copy(), one.counts[first:end].copy()
-            acked = one.acked.part(low, high)
-            parts.append(SubscriptionState(one.record, acked, tried, counts))
+            acked, lapsed = one.acked.part(low, high), one.lapsed.part(low, high)
+            parts.append(SubscriptionState(one.record, acked, tried, counts, lapsed))
         cancelled = state.cancelled.part(low, high)
         return cls(state.read_at_ms, cancelled, parts, subscription is not None)
 
@@ -93,8 +95,8 @@ class Standing:
         acked = np.zeros(len(offsets), bool)
         for theirs, tried in seen:
             covered |= theirs != _NOT_COVERED
-            over &= np.isin(theirs, (_NOT_COVERED, _ACKNOWLEDGED, _CANCELLED))
-            acked |= theirs == _ACKNOWLEDGED
+            over &= np.isin(theirs, (_NOT_COVERED, _ACKNOWLEDGED, _LAPSED, _CANCELLED))
+            acked |= (theirs == _ACKNOWLEDGED) | (theirs == _LAPSED)
             np.maximum(counts, tried, out=counts)
         codes[counts > 0] = _FIRED
         over &= covered
@@ -133,5 +135,8 @@ class Standing:
         codes[counts > 0] = _IN_RETRY
         acked = one.acked.contains(offsets)
         codes[acked] = _ACKNOWLEDGED
-        counts[acked] = NO_COUNT
+        lapsed = acked & one.lapsed.contains(offsets)
+        codes[lapsed] = _LAPSED
+        counts[acked & ~lapsed] = NO_COUNT
+        counts[lapsed] = 0
         return codes, counts

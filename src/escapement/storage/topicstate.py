@@ -35,7 +35,7 @@ from escapement.storage.catalog import (
 )
 from escapement.storage.checkpoint import load_rows
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.journalentry import cancellations_id
+from escapement.storage.journalentry import cancellations_id, lapses_id
 from escapement.storage.journaltail import JournalTail
 from escapement.storage.log import Log
 from escapement.storage.moves import Moves
@@ -55,6 +55,7 @@ class SubscriptionState:
     acked: OffsetSet = field(default_factory=OffsetSet)
     tried: Int64s = field(default_factory=lambda: _NOTHING)  # ascending
     counts: Int64s = field(default_factory=lambda: _NOTHING)  # deliveries of each of these
+    lapsed: OffsetSet = field(default_factory=OffsetSet)  # acknowledged, and nobody was handed it
 
     def covers(self, due_ms: Int64s, offsets: Int64s) -> Bools:
         """Which messages it is to get at all; bool[n]."""
@@ -194,7 +195,11 @@ def _stored(
         _offsets(connection, cancellations_id(record.id)),
         _moves(connection, record.id),
         [
-            SubscriptionState(one, _offsets(connection, one.id))
+            SubscriptionState(
+                one,
+                _offsets(connection, one.id),
+                lapsed=_offsets(connection, lapses_id(one.id)),
+            )
             for one in subscriptions_of(connection, record.id)
         ],
     )
@@ -223,6 +228,9 @@ def _replay(
     for acked in tail.acknowledged():
         if acked.subscription_id in subscriptions:
             subscriptions[acked.subscription_id].acked.add(acked.offsets)
+    for lapsed in tail.lapsed():
+        if lapsed.subscription_id in subscriptions:
+            subscriptions[lapsed.subscription_id].lapsed.add(lapsed.offsets)
     for topic_id, offsets in tail.cancelled():
         if topic_id in states:
             states[topic_id].cancelled.add(offsets)

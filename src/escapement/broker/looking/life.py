@@ -25,10 +25,11 @@ State = Literal["to_be_fired", "fired", "acked", "cancelled"]
 
 _NOT_COVERED: Final = "not covered"
 _ACKNOWLEDGED: Final = "acknowledged"
+_LAPSED: Final = "lapsed"
 _CANCELLED: Final = "cancelled"
 _PENDING: Final = "pending"
 # The message is not for it, or it is done with it.
-_OVER: Final = (_ACKNOWLEDGED, _CANCELLED)
+_OVER: Final = (_ACKNOWLEDGED, _LAPSED, _CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,10 @@ class Standing:
     ``state`` is one of: not covered (it begins elsewhere), pending (not yet due), waiting
     (due, not taken up yet), ready, in flight (with ``consumer``, ``since_ms``, and
     ``until_ms`` if it is taken back then), in retry (``until_ms`` is when it is tried
-    again), to be dead-lettered, acknowledged, cancelled. ``attempts`` counts deliveries; None
-    once it is acknowledged: of what is done no more is remembered, nor whether it was a
-    consumer who did it, or it expired, was dropped by a quota, or became a dead letter.
+    again), to be dead-lettered, acknowledged, lapsed (it expired, or a quota dropped it, before
+    anybody was handed it), cancelled. ``attempts`` counts deliveries; None once it is
+    acknowledged: of what is done no more is remembered, nor whether it was a consumer who did it,
+    or it expired or was dropped between two attempts, or became a dead letter.
     """
 
     subscription: str
@@ -109,6 +111,8 @@ def standing(
     """How a subscription stands to a message; O(what it has in its hands)."""
     name, kind = subscription.record.name, subscription.record.kind
     if offset in subscription.acked:
+        if subscription.has_lapsed(np.array([offset])).any():
+            return Standing(name, kind, _LAPSED)
         return Standing(name, kind, _ACKNOWLEDGED, None)
     hand = subscription.in_flight.hand_of(offset)
     if hand is not None:
@@ -152,7 +156,7 @@ def _state(
 ) -> State:
     states = [one.state for one in standings if one.state != _NOT_COVERED]
     if states and all(state in _OVER for state in states):
-        return "acked" if _ACKNOWLEDGED in states else "cancelled"
+        return "acked" if _ACKNOWLEDGED in states or _LAPSED in states else "cancelled"
     if not states and offset in topic.amendments.cancelled:
         return "cancelled"
     handed = any(one.attempts for one in standings)

@@ -253,12 +253,12 @@ class Subscription(ABC):
             lapsed |= np.isin(offsets, _unsent(self.dead.rows))
         return lapsed
 
-    def forget_lapses(self, below: int) -> bool:
-        """Remember no more which of the offsets below lapsed; whether that changed anything.
+    def forget_lapses(self, gone: OffsetSet) -> bool:
+        """Remember no more which of these lapsed, which is many; whether that changed anything.
 
         All of them count as if, or one bit of each would be kept for ever.
         """
-        return self.lapsed is not None and self.lapsed.add_range(0, below) > 0
+        return self.lapsed is not None and self.lapsed.union_update(gone) > 0
 
     def lapses(self) -> OffsetSet:
         """``lapsed``, to be added to: most subscriptions never have any."""

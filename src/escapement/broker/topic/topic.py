@@ -289,6 +289,14 @@ class Topic:
         item, due_ms = restated.item, restated.due_ms
         self.amendments.moves.put(item.offsets, due_ms, due_ms, item.base_offset)
 
+    def forgotten(self, start: int, begin: int) -> OffsetSet:
+        """Which of ``[start, begin)`` the log, which begins at ``begin``, does not have at all."""
+        gone = OffsetSet()
+        if start < begin:
+            gone.add_range(start, begin)
+            gone.discard(self.amendments.moves.between(start, begin))
+        return gone
+
     def moves_over(self, below: int, now_ms: int) -> Int64s:
         """The log begins at ``below``: what lies before and needs no time any more; ascending.
 

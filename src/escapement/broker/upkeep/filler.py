@@ -31,7 +31,6 @@ from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key
-from escapement.storage.offsets import OffsetSet
 from escapement.storage.published import Published
 
 _STEP_BYTES: Final = 1024 * 1024
@@ -100,13 +99,9 @@ class Filler:
         if topic.shared.get(record.name) is not fill.subscription:
             return False
         begin = record.fill_until if first is None else min(first, record.fill_until)
-        gone = OffsetSet()
-        if record.fill_from < begin:
-            gone.add_range(record.fill_from, begin)
-            gone.discard(topic.amendments.moves.between(record.fill_from, begin))
         by_offset = record.start_offset < record.fill_until
         mark = KEY_MIN if by_offset else Key(record.start_due_ms, 0)
-        fill.subscription.begin_past(gone, mark)
+        fill.subscription.begin_past(topic.forgotten(record.fill_from, begin), mark)
         fill.begun = True
         self._on_step(topic)
         return True

@@ -163,8 +163,9 @@ class Forgetter:
                 begin = end if first is None else first
                 if moved:
                     await self._forget_moves(topic, begin)
+                gone = topic.forgotten(0, begin)
                 for one in topic.subscriptions():
-                    if one.forget_lapses(begin):
+                    if one.forget_lapses(gone):
                         self._checkpointer.touch(topic.id)
 
     async def _forget_moves(self, topic: Topic, begin: int) -> None:
