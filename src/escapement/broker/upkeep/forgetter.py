@@ -34,6 +34,7 @@ import trio
 
 from escapement.broker.log.logreader import LogReader
 from escapement.broker.registry.registry import Registry
+from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.archivehold import ArchiveHold
 from escapement.broker.upkeep.checkpointer import Checkpointer
@@ -157,16 +158,20 @@ class Forgetter:
         """Of messages whose first row is gone it is not remembered when, or to whom, they went."""
         for topic in list(self._registry.active.values()):
             moved = not topic.amendments.moves.empty
-            if moved or any(one.lapsed for one in topic.subscriptions()):
+            if moved or _lapsing(topic):
                 end = topic.next_offset
                 first = await self._reader.first_offset(topic.id)
                 begin = end if first is None else first
                 if moved:
                     await self._forget_moves(topic, begin)
-                gone = topic.forgotten(0, begin)
-                for one in topic.subscriptions():
-                    if one.forget_lapses(gone):
-                        self._checkpointer.touch(topic.id)
+                if _lapsing(topic):
+                    self._forget_lapses(topic, begin)
+
+    def _forget_lapses(self, topic: Topic, begin: int) -> None:
+        """What lapsed before ``begin``, and is in no later row, cannot be told from the rest."""
+        gone = topic.forgotten(0, begin)
+        if any([one.forget_lapses(gone) for one in _lapsing(topic)]):
+            self._checkpointer.touch(topic.id)
 
     async def _forget_moves(self, topic: Topic, begin: int) -> None:
         """What was moved, is done, and lies before ``begin`` needs no entry."""
@@ -340,6 +345,10 @@ class Forgetter:
             yield connection
         finally:
             connection.close()
+
+
+def _lapsing(topic: Topic) -> list[Subscription]:
+    return [one for one in topic.subscriptions() if one.lapsed]
 
 
 def _subscription_ids(topic: Topic) -> frozenset[int]:
