@@ -260,6 +260,23 @@ def test_the_next_due_time_is_exact_once_a_block_is_read(tmp_path: Path) -> None
     assert index.next_due(1, Key(91, 0)) is None
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_between_two_keys_there_is_nothing_with_traits_or_without(
+    tmp_path: Path, on_disk: bool
+) -> None:
+    """Invariant 4: a scan that finds nothing goes on behind it."""
+    index = DelayedIndex.open(tmp_path)
+    for first, due_ms in ((0, 10), (20, 30)):
+        add_range(index, 1, first, 20, due_ms)
+    if on_disk:
+        index.checkpoint("log", {})
+    plan = index.plan(1, Key(15, 0), Key(25, 0), 100)
+    assert list(map(len, plan.read())) == [0, 0]
+    due_ms, offsets, traits = plan.read_traits()
+    assert (len(due_ms), len(offsets), traits) == (0, 0, None)
+    assert plan.stop == Key(25, 0)
+
+
 def test_adding_after_growing_through_tables_costs_no_message(tmp_path: Path) -> None:
     index = DelayedIndex.open(tmp_path, IndexLimits(table_rows=1000))
     rng = np.random.default_rng(5)

@@ -170,8 +170,9 @@ class Forgetter:
     def _forget_lapses(self, topic: Topic, begin: int) -> None:
         """What lapsed before ``begin``, and is in no later row, cannot be told from the rest."""
         gone = topic.forgotten(0, begin)
-        if any([one.forget_lapses(gone) for one in _lapsing(topic)]):
-            self._checkpointer.touch(topic.id)
+        for one in _lapsing(topic):
+            if one.forget_lapses(gone):
+                self._checkpointer.touch(topic.id)
 
     async def _forget_moves(self, topic: Topic, begin: int) -> None:
         """What was moved, is done, and lies before ``begin`` needs no entry."""

@@ -146,7 +146,7 @@ class Plan:
     def read_traits(self) -> tuple[Int64s, Int64s, UInt32s | None]:
         """As ``read``, with the messages' traits; None if none has any. Blocking."""
         traits = [part for span in self._spans for part in span.traits(self.stop)]
-        if all(part is None for part in traits):
+        if all(part is None or not len(part) for part in traits):
             return (*self.read(), None)
         keys = [part for span in self._spans for part in span.keys(self.stop)]
         rows, (due_ms, offsets) = merge_rows(keys)
