@@ -198,7 +198,7 @@ class Subscription(ABC):
           letters: called with those on which it takes effect; what it returns becomes
             durable with them.
           at_ms: when a consumer said so; None: nobody did, and they do not count for the lag.
-          lapsed: those of them that nobody was handed.
+          lapsed: those of them that nobody was handed; each once.
         """
         fresh = self.acked.new_of(offsets)
         timing = unsent = None
@@ -213,7 +213,8 @@ class Subscription(ABC):
                 self._forget_ready(fresh)
             self.counts.acknowledged += len(fresh)
             if lapsed is not None and len(lapsed):
-                unsent = lapsed[np.isin(lapsed, fresh)]
+                every = len(fresh) == len(offsets)
+                unsent = lapsed if every else lapsed[np.isin(lapsed, fresh)]
                 self.lapses().add(unsent)
         told = None if done is None else partial(done, len(fresh))
         if len(fresh) or (told is not None and self.acked.undurable.intersects(offsets)):
@@ -366,6 +367,7 @@ class Subscription(ABC):
           done: called when that is durable.
         """
         unsent = _unsent(self.dead.take_next().rows)
+        unsent = unsent[np.isin(unsent, offsets)]
         self.held.discard(offsets)
         self.counts.dead_lettered += len(offsets)
         self.acknowledge(offsets, lambda count: done(), lambda fresh: letters, lapsed=unsent)
