@@ -84,9 +84,10 @@ class Report:
         if self.repeated:
             return f"{name}: committed before; nothing was added"
         rate = self.messages / self.seconds if self.seconds else 0.0
+        topics = f"{len(self.by_topic):,} topic{'s' * (len(self.by_topic) != 1)}"
         return (
             f"{name}: {self.messages:,} messages ({self.size_bytes:,} bytes) for"
-            f" {len(self.by_topic)} topics committed in {self.seconds:.1f} s, {rate:,.0f} a second"
+            f" {topics} committed in {self.seconds:.1f} s, {rate:,.0f} a second"
         )
 
 
