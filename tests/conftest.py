@@ -35,6 +35,11 @@ settings.load_profile("patient")
 
 URL_VARIABLE = "ESCAPEMENT_TEST_MYSQL_URL"
 SPARK_TESTS = "tests/spark/"
+# Files there that need no session.
+WITHOUT_SESSION = {
+    f"{SPARK_TESTS}test_{name}.py"
+    for name in ("archive_files", "archive_lives", "archived_reading", "parts")
+}
 NO_SUCH_THREAD = 1094  # KILL of a connection that is gone by itself
 
 
@@ -45,6 +50,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class OneSpark(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            if file in WITHOUT_SESSION:
+                return file
             return SPARK_TESTS if nodeid.startswith(SPARK_TESTS) else nodeid
 
     return OneSpark(config, log)
