@@ -627,26 +627,6 @@ def test_with_many_in_hands_freed_keys_are_gathered_for_a_moment() -> None:
     assert hand.rows.height == 10
 
 
-def test_where_much_is_ready_freed_keys_are_gathered_for_longer() -> None:
-    """V16: it is late anyway, and large frames are what it needs; the wait is bounded too."""
-    made = subscription(ready_messages=100_000)
-    made.set_policy(SubscriptionPolicy(order="key"))
-    made.consumers[0].permits = 1_000_000
-    scan(made, {}, 1_000)
-    traits = keyed(*np.tile(np.arange(4000), 10).tolist())
-    for part in np.split(np.arange(40_000), 40):
-        made.offer(np.full(1000, 1_000), part, traits[part])
-    (hand,) = made.assign(1_000, 4096)
-    made.acknowledge(hand.rows.offsets[:10], None)
-    assert made.assign(1_000, 4096) == []
-    late_ms = 1_000 + 3 * GATHER_MS
-    assert made.next_wake_ms() == late_ms
-    assert not made.advance(late_ms - 1)
-    assert made.advance(late_ms)
-    (hand,) = made.assign(late_ms, 4096)
-    assert hand.rows.height == 10
-
-
 def test_while_more_is_read_a_few_are_gathered_for_a_moment() -> None:
     """V16: a backlog that is read does not go out in small frames; nobody waits for it long."""
     made = subscription(ready_messages=100_000)

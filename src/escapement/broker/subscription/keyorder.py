@@ -6,7 +6,7 @@ hand out. Keys that acknowledgements have freed go on in frames that are as larg
 acknowledgements, and small frames would stay small for ever, each costing as much as a large
 one. So while much more is in hands than could go now, or is being read, it is gathered, for
 ``GATHER_MS`` at most, and nothing is looked at meanwhile: what comes is counted, and laid in when
-it is. Where so much is ready that it is late anyway, it is gathered for a few times as long.
+it is.
 
 Pure: times arrive as arguments.
 """
@@ -24,9 +24,6 @@ from escapement.storage.offsets import OffsetSet
 
 # A few times as long as a client gathers acknowledgements, and below what anyone notices.
 GATHER_MS: Final = 20
-# Where so many are ready, for so many times as long: a moment is a small part of how late they are.
-_GATHER_READY: Final = 32_768
-_GATHER_LONGER: Final = 3
 # With fewer in hands there is nothing to be gained.
 _GATHER_IN_FLIGHT: Final = 1024
 # Gathered is until so much of what is in hands could go again.
@@ -80,7 +77,7 @@ class KeyOrder:
         freed = max(0, self._in_hands - in_flight)
         enough = self._is_enough(self._open + self._come + freed, wanted, in_flight, soon)
         # What is not counted here, as keys that are freed otherwise, is found a little later.
-        return enough or self._has_gathered(now_ms)
+        return enough or self._gather.is_out(now_ms)
 
     def is_worthwhile(
         self, count: int, wanted: int, in_flight: int, soon: int, now_ms: int
@@ -94,14 +91,10 @@ class KeyOrder:
         """
         self._open, self._in_hands, self._come = count, in_flight, 0
         enough = self._is_enough(count, wanted, in_flight, soon)
-        if count and not enough and not self._has_gathered(now_ms):
+        if count and not enough and not self._gather.is_out(now_ms):
             return False
         self._gather.end()
         return bool(count)
-
-    def _has_gathered(self, now_ms: int) -> bool:
-        many = len(self.queues) >= _GATHER_READY
-        return self._gather.is_out(now_ms, _GATHER_LONGER if many else 1)
 
     @staticmethod
     def _is_enough(count: int, wanted: int, in_flight: int, soon: int) -> bool:

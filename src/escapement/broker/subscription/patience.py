@@ -16,13 +16,9 @@ class Patience:
         self._is_out = False
         self.until_ms: int | None = None  # a wake-up is wanted then
 
-    def is_out(self, now_ms: int, times: int = 1) -> bool:
-        """Wait, or go on waiting; returns whether that was long enough.
-
-        Args:
-          times: so many times as long, if waiting begins now.
-        """
-        latest_ms = now_ms + times * self._span_ms
+    def is_out(self, now_ms: int) -> bool:
+        """Wait, or go on waiting; returns whether that was long enough."""
+        latest_ms = now_ms + self._span_ms
         if not self._is_out and (self.until_ms is None or self.until_ms > latest_ms):
             self.until_ms = latest_ms
         self.advance(now_ms)
