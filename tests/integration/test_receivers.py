@@ -43,4 +43,8 @@ async def test_receivers_ask_nothing_of_the_database(mock_clock: trio.testing.Mo
     """Q5: while they wait, and when they are sent what an index on disk has."""
     alone = await asked_with(1)
     assert alone.total() > 180, "leases are renewed meanwhile"
-    assert await asked_with(50) == alone
+    many = await asked_with(50)
+    assert many.keys() == alone.keys()
+    # What they were handed goes on record as it leaves: in one commit, or in two.
+    more = {statement: many[statement] - alone[statement] for statement in many}
+    assert all(-2 <= times <= 2 for times in more.values()), more
