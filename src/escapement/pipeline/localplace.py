@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from escapement.errors import StorageError
+from escapement.storage.index.writer import sync_directory
 
 _SCHEME: Final = "file"
 
@@ -76,11 +77,7 @@ class LocalPlace:
         while self._unsettled:
             directory = self._unsettled.pop()
             with _said(str(directory)):
-                descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                sync_directory(directory)
 
     def delete(self, path: str) -> None:
         """A file, or a directory with all that is in it; nothing if it is not there."""

@@ -248,8 +248,9 @@ class Subscription(ABC):
 
     def has_lapsed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         """Which of these it has let go, or is about to, without having handed them out; bool[n]."""
-        lapsed = self.acked.contains(offsets)
-        lapsed &= self.lapses().contains(offsets)
+        lapsed = np.zeros(len(offsets), bool)
+        if self.lapsed is not None:
+            lapsed |= self.acked.contains(offsets) & self.lapsed.contains(offsets)
         if self.dead:
             lapsed |= np.isin(offsets, _unsent(self.dead.rows))
         return lapsed
