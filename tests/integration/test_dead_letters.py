@@ -13,6 +13,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.subscription.deadletter import KEEPER
 from escapement.errors import InvalidRequest, NotFound
 from escapement.names import TopicName
 from escapement.storage.engine.base import Engine
@@ -379,6 +380,47 @@ async def test_a_letter_that_is_moved_while_it_is_looked_for_is_found_once(
         (answer,) = answers
         found = len(answer) if verb == "list" else next(iter(answer.values()))
         assert found == 3
+
+
+@pytest.mark.parametrize("verb", ["redrive", "purge"])
+@pytest.mark.parametrize("meanwhile", ["topics.delete", "subscriptions.delete", "seek"])
+async def test_what_ends_letters_ends_with_who_keeps_them(
+    mock_clock: trio.testing.MockClock, verb: str, meanwhile: str
+) -> None:
+    """V1, Q7: deleted or sought between two steps: nothing is ended for one who is not there."""
+    held = Held()
+    async with testing.start(run=held, config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        producer = await broker.producer("x")
+        await producer.send_many([b"m"] * 3_000)
+        async with broker.consumer("x", "s", permits=3_000) as inbox:
+            await inbox.nack([message.id for message in await arrived(inbox)])
+            await settled(world)
+        await world.checkpoint()
+        names = {"topic": DLQ, "subscription": KEEPER}
+        answers: list[dict[str, int]] = []
+
+        async def ask() -> None:
+            answers.append(await broker.admin(f"dlq.{verb}", **NAMES))
+
+        async def change() -> None:
+            if meanwhile == "seek":
+                await broker.admin("subscriptions.seek", **names, position="earliest")
+            elif meanwhile == "topics.delete":
+                await broker.admin("topics.delete", topic=DLQ)
+            else:
+                await broker.admin("subscriptions.delete", **names)
+
+        async with trio.open_nursery() as nursery:
+            with held.hold(COMMIT):
+                nursery.start_soon(ask)
+                await held.reached()
+                nursery.start_soon(change)
+                await trio.testing.wait_all_tasks_blocked()
+        (ended,) = answers[0].values()
+        assert 0 < ended < 3_000
+        if meanwhile == "seek":
+            assert await broker.admin("dlq.count", **NAMES) == {"letters": 3_000, "next": None}
 
 
 async def test_dead_letters_neither_expire_nor_make_room(

@@ -78,6 +78,16 @@ class _Grave:
     topic: Topic | None  # None: nothing was ever buried
     keeper: SharedSubscription | None
 
+    @property
+    def is_there(self) -> bool:
+        """Whether its keeper is the one that there is: not deleted, with the topic or alone, nor
+        begun again by a seek, after which another has what this one would end."""
+        return (
+            self.topic is not None
+            and self.keeper is not None
+            and self.topic.subscription(KEEPER) is self.keeper
+        )
+
 
 class DeadLetters:
     """See the module's docstring."""
@@ -209,8 +219,11 @@ class DeadLetters:
     async def _pages(
         self, grave: _Grave, only: Int64s | None, at: Key = KEY_MIN
     ) -> AsyncGenerator[Page, None]:
-        """What is there, in steps; each is looked up when it is asked for."""
-        if grave.topic is None or grave.keeper is None:
+        """What is there, in steps; each is looked up when it is asked for.
+
+        It ends where the keeper is deleted, or sought, meanwhile.
+        """
+        if grave.topic is None or not grave.is_there:
             return
         end = grave.topic.next_offset  # what comes meanwhile is for the next to look
         begin, moves = at, grave.topic.amendments.moves
@@ -227,7 +240,11 @@ class DeadLetters:
             most = grave.topic.sizes.frame_messages(_STEP_MESSAGES, _STEP_BYTES)
             for low in range(0, len(offsets), most):
                 piece = slice(low, low + most)
+                if not grave.is_there:
+                    return
                 page = await self._fetch(grave, due_ms[piece], offsets[piece])
+                if not grave.is_there:
+                    return
                 met.add(page.offsets)
                 if len(page.offsets):
                     yield page
