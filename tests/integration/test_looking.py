@@ -156,6 +156,42 @@ async def test_what_is_cancelled_or_done_is_not_shown_and_not_forecast(
 # -- forecast ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("taken", [False, True])
+async def test_what_was_moved_and_is_waited_for_has_one_time(
+    mock_clock: trio.testing.MockClock, taken: bool
+) -> None:
+    """B6, B1: that which counts, whether somebody has it ready, in hands, or nobody has."""
+    async with testing.start(config=CONFIG) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="x", subscription="s")
+        producer = await broker.producer("x")
+        for hours in (1, 2, 3):
+            await producer.send(b"m", delay=timedelta(hours=hours))
+        now = moment(world)
+        await broker.run_now([2], topic="x")
+        await broker.reschedule([0], topic="x", delay="4h")
+        async with broker.consumer("x", "s", ack_wait="1d") as inbox:
+            if taken:
+                assert [message.offset for message in await arrived(inbox)] == [2]
+            shown = [(one.id.offset, one.due_at - now) async for one in broker.peek("x")]
+            assert shown == [(n, timedelta(hours=h)) for n, h in ((2, 0), (1, 2), (0, 4))]
+            # However many are asked for at once.
+            found, after = [], None
+            while not found or after:
+                page = await broker.admin("topics.peek", topic="x", count=1, after=after)
+                found += [one["offset"] for one in page["messages"]]
+                after = page["next"]
+            assert found == [2, 1, 0]
+            assert await seen(broker.peek("x", due_from=moment(world, minutes=1))) == [1, 0]
+            answer = await broker.forecast("x", within="1d")
+            assert sum(answer.counts) == answer.total == 2
+            await world.clock.advance(hours=5)
+            if taken:
+                await arrived(inbox)
+            assert [one.due_at - now async for one in broker.peek("x", offset=0)] == [
+                timedelta(hours=4)
+            ]
+
+
 async def test_a_forecast_counts_what_falls_due_by_spans_of_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:

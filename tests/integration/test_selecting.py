@@ -65,7 +65,7 @@ async def test_what_one_holds_and_another_gets_later_is_selected_once(
 ) -> None:
     """B1: a dry run counts messages, though this one has two places in the delivery order."""
     async with testing.start() as world, world.connect() as broker:
-        await publish(world, broker, 2)
+        now = await publish(world, broker, 2)
         async with broker.consumer("t", "s") as inbox:
             assert [message.offset for message in await arrived(inbox)] == [0]
             names = {"topic": "t", "subscription": "late"}
@@ -73,7 +73,9 @@ async def test_what_one_holds_and_another_gets_later_is_selected_once(
             (moved,) = await broker.reschedule([0], delay=3 * HOUR, topic="t")
             assert moved.done
             assert moved.handed == ("s",)
-            assert (await broker.select("t")).offsets.tolist() == [0, 1]
+            assert (await broker.select("t")).offsets.tolist() == [1, 0]
+            until = now + 2 * HOUR
+            assert (await broker.select("t", due_until=until)).offsets.tolist() == [1]
 
 
 async def test_what_is_moved_while_it_is_looked_for_is_found(mock_clock: MockClock) -> None:

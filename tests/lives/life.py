@@ -205,16 +205,22 @@ class Life:
                 self._unordered.append(event)
 
     async def look(self) -> None:
-        """See what is in the log, and where it begins now: the broker forgets by itself."""
-        async for page in self.broker.read(TOPIC, page_messages=1):
-            self.model.begin = int(page.offsets[0])
-            break
-        else:
-            self.model.begin = max(self.model.begin, self.model.end)
-        async for page in self.broker.read(TOPIC, self.model.end):
+        """See what is in the log, and where it begins now: the broker forgets by itself.
+
+        Of what lies before it has what was still to be done; it begins behind the last gap.
+        """
+        begin = following = 0
+        async for page in self.broker.read(TOPIC):
             self.model.pass_time(self.now_ms)
             for entry in page:
-                self.model.store(entry)
+                if entry.offset != following:
+                    begin = self.model.begin = entry.offset
+                following = entry.offset + 1
+                if entry.offset >= self.model.end:
+                    self.model.store(entry)
+        if not following:
+            begin = max(self.model.begin, self.model.end)
+        self.model.begin = begin
 
     async def die(self) -> None:
         """The broker is killed."""

@@ -354,7 +354,8 @@ class Broker:
 
         Nothing is consumed. Shown is what is not yet due, and what is due and not yet
         acknowledged by every shared subscription. It is looked for page by page, so
-        something rare among very many takes a while and holds nobody up.
+        something rare among very many takes a while and holds nobody up; what is given another
+        time between two pages may be shown twice, or not at all.
 
         Args:
           count: stop after so many.

@@ -62,8 +62,10 @@ class Claims:
     def pending(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
         """Which messages are still to be done, for somebody who looks; bool[n].
 
-        What is not yet due and not cancelled, under the key that counts; and what is due and
-        a shared subscription is to get, or holds, and has not acknowledged.
+        What is not yet due and not cancelled; and what is due and a shared subscription is to
+        get, or holds, and has not acknowledged. Of a moved message the key that counts is
+        named, whoever holds it under an earlier one; that only where nobody would find it by
+        the other.
         """
         hidden = self._amendments.hidden(due_ms, offsets)
         pending = due_ms > now_ms
@@ -73,10 +75,14 @@ class Claims:
         if not len(rest):
             return pending
         due_ms, offsets = due_ms[rest], offsets[rest]
+        moves = self._amendments.moves
+        stale = moves.stale(due_ms, offsets)
         for subscription in self._shared.values():
             wanted = subscription.covers(due_ms, offsets)
             if hidden is not None:
                 wanted &= ~hidden[rest] | subscription.holds(offsets)
+            if stale is not None:
+                wanted &= ~stale | ~subscription.covers(moves.current(offsets, due_ms), offsets)
             wanted &= ~subscription.acked.contains(offsets)
             pending[rest] |= wanted
         return pending
