@@ -11,8 +11,8 @@ order, on the virtual clock, with bounds so small that every one of them is met.
 durably acknowledged. Every delivery, what was dropped, what followed a group, and the end are
 held against it.
 
-A failure names its seed; ``ESCAPEMENT_SEED=n`` replays it alone, and ``ESCAPEMENT_LIVES=a-b``
-lives those of a range.
+A failure names its seed; ``ESCAPEMENT_SEED=n`` replays it alone, ``ESCAPEMENT_LIVES=a-b`` lives
+those of a range, and ``ESCAPEMENT_STEPS=300`` makes them longer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _seeds(usual: str) -> range:
     return seeds(range(int(first), int(last) + 1))
 
 
-STEPS = 60
+STEPS = int(os.environ.get("ESCAPEMENT_STEPS", "60"))
 TIGHT = BrokerConfig(
     ack_wait_ms=ACK_WAIT_MS,
     limits=BrokerLimits(ready_messages=12, deliver_messages=5, window_messages=16),
