@@ -88,3 +88,12 @@ def test_messages_that_wait_together_meet_at_common_moments_within_the_jitter(
     assert low <= until.min() <= until.max() <= high
     assert len(np.unique(until)) <= 18
     assert policy.until_ms(now_ms, attempts, 0.0).tolist() == [low] * 500
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0.0, 1.0))
+def test_the_first_wait_is_that_of_one_attempt_without_jitter(
+    ack_wait_ms: int, min_backoff_ms: int, max_backoff_ms: int, jitter: float
+) -> None:
+    """V4"""
+    policy = BackOff(ack_wait_ms, min_backoff_ms, max_backoff_ms, jitter)
+    assert policy.first_wait_ms == int(policy.wait_ms(np.array([1]), 0.0)[0])

@@ -70,6 +70,12 @@ class Entries:
         labels = None if self.labels is None else self.labels.copy()
         return Entries(self.when_ms.copy(), self.ids.copy(), tags, labels)
 
+    def owned(self) -> Entries:
+        """The same entries in arrays that keep no larger ones alive; O(1) if these are such."""
+        columns = (self.when_ms, self.ids, self.tags, self.labels)
+        views = any(column is not None and column.base is not None for column in columns)
+        return self.copy() if views else self
+
     @staticmethod
     def concat(parts: Sequence[Entries]) -> Entries:
         """The parts one below the other; where only some have tags or labels, others' are 0."""

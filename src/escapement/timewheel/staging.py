@@ -1,8 +1,8 @@
 """What has arrived and is not laid out over the slots yet.
 
-Arrays are kept as they came, without a copy; entries that came alone gather in lists,
-so that one of them costs no array. All of it is laid out at the next turn, or earlier
-when it has grown to a portion.
+Arrays are kept as they came, without a copy, unless they are views of larger ones; entries
+that came alone gather in lists, so that one of them costs no array. All of it is laid out when
+the first of it falls due, or earlier when it has grown to a portion.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from escapement.timewheel.entries import Entries
 
 # Later than every time there is.
 NEVER: Final = 1 << 63
-# Staging is full at this many arrays, lest small ones hold on to large parents for long.
+# Staging is full at this many arrays: of many small ones each costs more than what is in it.
 MAX_ARRAYS: Final = 1024
 # An entry that came alone: two places in lists, and two integers.
 _SINGLE_BYTES: Final = 80
@@ -51,10 +51,10 @@ class Staging:
         return len(self) >= portion or len(self._arrays) >= MAX_ARRAYS
 
     def put(self, entries: Entries, earliest_ms: int) -> None:
-        """Note arrays, and the earliest time in them. O(1)."""
+        """Note arrays, and the earliest time in them. O(1), O(n) for views."""
         if earliest_ms < self.earliest_ms:
             self.earliest_ms = earliest_ms
-        self._arrays.append(entries)
+        self._arrays.append(entries.owned())
         self._array_entries += len(entries)
 
     def put_one(self, when_ms: int, id: int, tag: int) -> None:

@@ -36,8 +36,9 @@ it is given out. Had the wheel been told T = 10,000 instead, everything on the w
 have been taken out slot by slot, without a visit to any of the 9,870 ticks between.
 
 **Staging.** Arriving arrays are only noted; they are laid out over the slots when the wheel
-turns, or when many have gathered. So an arriving batch costs a comparison, and what
-falls due before the next turn never sees a slot.
+turns to where the first of them falls due, or when many have gathered. So an arriving batch
+costs a comparison, those that come a few at a time are laid out together, and what falls due
+with the first of them never sees a slot.
 
 **Preparing.** A slot with a million entries takes tens of milliseconds to move down when
 the wheel enters it, and whatever falls due meanwhile would be late. So the next such
@@ -183,7 +184,9 @@ class TimingWheel:
             self._levels.adopt(self._prepared)
             self._prepared = None
         due = [slot.entries() for slot in passed]
-        moving = [slot.entries() for slot in entered] + self._staging.take()
+        moving = [slot.entries() for slot in entered]
+        if self._staging.earliest_ms <= self.turned_to_ms:
+            moving += self._staging.take()
         if moving:
             elapsed = self._move(Entries.concat(moving))
             if len(elapsed):
@@ -201,11 +204,14 @@ class TimingWheel:
         is to be entered, a tick early enough to prepare it a portion at a time. O(1); O(entries
         of one slot) after something was taken out.
         """
-        found = [levels.earliest_ms for levels in self._laid_out()]
-        earliest_ms = min(self._staging.earliest_ms, *found)
+        earliest_ms = min(self._staging.earliest_ms, self._levels.earliest_ms)
+        if self._prepared is not None:
+            earliest_ms = min(earliest_ms, self._prepared.earliest_ms)
         if earliest_ms == NEVER:
             return None
         tick = -(-earliest_ms // self.tick_ms)
+        if len(self) <= self._portion:
+            return tick * self.tick_ms
         prepared, large = self._prepared, self._next_large_of(self._levels)
         if large is not None and (prepared is None or prepared.tick == large[0]):
             first_tick, count = large

@@ -86,7 +86,7 @@ class Pump:
         self._reschedule = reschedule
         self._woken: OrderedDict[_Work, None] = OrderedDict()
         self._busy: set[_Work] = set()
-        self._work = trio.Event()
+        self._resting = trio.lowlevel.ParkingLot()  # workers that found nothing to do
         # Runs of what waited out a back-off: at most those of one ``assign`` a subscription.
         self._aside: OrderedDict[tuple[Topic, Subscription], list[HandOver]] = OrderedDict()
         self._aside_work = trio.Event()
@@ -98,17 +98,21 @@ class Pump:
 
     def wake(self, topic: Topic) -> None:
         """Look at a topic and at all of its subscriptions."""
-        self._add((topic, None))
+        if topic.wants_window(self._clock.now_ms()):
+            self._add((topic, None))
         for subscription in topic.subscriptions():
-            self._add((topic, subscription))
+            self.wake_subscription(topic, subscription)
 
     def wake_subscription(self, topic: Topic, subscription: Subscription) -> None:
         """Look at one subscription: it has credit, or something to send."""
-        self._add((topic, subscription))
+        if not subscription.is_idle:
+            self._add((topic, subscription))
 
     def _add(self, work: _Work) -> None:
         self._woken[work] = None
-        self._work.set()
+        # Whoever is busy with it looks again by himself.
+        if work not in self._busy:
+            self._resting.unpark()
 
     async def run(self) -> None:
         """Work for ever."""
@@ -122,9 +126,7 @@ class Pump:
         while True:
             work = next((work for work in self._woken if work not in self._busy), None)
             if work is None:
-                if self._work.is_set():
-                    self._work = trio.Event()
-                await self._work.wait()
+                await self._resting.park()
                 continue
             del self._woken[work]
             self._busy.add(work)
@@ -136,8 +138,8 @@ class Pump:
                     await self._serve(topic, subscription)
             finally:
                 self._busy.remove(work)
-                self._work.set()
-            await trio.lowlevel.checkpoint()
+            if self._woken:
+                await trio.lowlevel.checkpoint()
 
     async def _collector(self) -> None:
         """Send what waited out a back-off: it lies on disk, and fresh messages do not wait
@@ -206,7 +208,7 @@ class Pump:
                 if not hand.tried:
                     await self._send(topic, subscription, hand, fresh=at_once)
                     at_once = False
-            if not hands and not progress:
+            if subscription.is_idle or not (hands or progress):
                 break
             await trio.lowlevel.checkpoint()
         self._reschedule(topic)

@@ -13,6 +13,7 @@ everything unsent was in flight, and goes to whoever is connected next.
 from __future__ import annotations
 
 import logging
+import select
 from collections.abc import Callable
 from typing import Final
 
@@ -52,6 +53,7 @@ class Outbound:
     ) -> None:
         self.finished = False  # nothing more is said
         self._stream = stream
+        self._poll = _poll_of(stream)
         self._protocol = protocol
         self._limits = limits
         self._may_deliver = may_deliver
@@ -149,9 +151,20 @@ class Outbound:
         """Write frames with messages among them, for as long as these may leave."""
         view = memoryview(data)
         for at in range(0, len(view), PIECE_BYTES):
-            await self._stream.wait_send_all_might_not_block()
+            # Mostly it does not: asked of the system at once, that takes no turn of the loop.
+            if self._poll is None or not self._poll.poll(0):
+                await self._stream.wait_send_all_might_not_block()
             if not self._may_deliver():
                 _log.warning("the lease has ended: cutting off a peer that was to get messages")
                 self._cut_off()
                 await trio.lowlevel.checkpoint()
             await self._stream.send_all(view[at : at + PIECE_BYTES])
+
+
+def _poll_of(stream: trio.abc.SendStream) -> select.poll | None:
+    """What says whether a socket takes something now; None where that is not to be had."""
+    if not isinstance(stream, trio.SocketStream) or not hasattr(select, "poll"):
+        return None
+    poll = select.poll()
+    poll.register(stream.socket.fileno(), select.POLLOUT)
+    return poll

@@ -24,6 +24,7 @@ from escapement.broker.session.desk import AtOnce, Desk, Waiting
 from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.producers import Producers
 from escapement.broker.session.reading import Reading
+from escapement.broker.session.silence import Silence
 from escapement.errors import EscapementError, ProtocolError, RemoteProtocolError
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
@@ -107,18 +108,31 @@ class Session:
             with trio.fail_after(self._limits.handshake_timeout_s):
                 while not self._protocol.closed and not await self._greet():
                     pass
-            while not self._protocol.closed:
-                await self._handle_events(nursery)
-                await self._producers.room()
-                if not self._protocol.closed:
-                    with trio.fail_after(self._limits.idle_timeout_s):
-                        await self._receive()
+            await self._listen(nursery)
         except trio.TooSlowError:
             self._outbound.last_words(ProtocolError("nothing was heard for too long"))
         except RemoteProtocolError as error:
             _log.info("closing a connection: %s", error)
             self._outbound.last_words(error)
         nursery.cancel_scope.deadline = trio.current_time() + self._limits.handshake_timeout_s
+
+    async def _listen(self, nursery: trio.Nursery) -> None:
+        """Take what the peer sends until it ends; raises ``TooSlowError`` if that is too little."""
+        silence = Silence(self._limits.idle_timeout_s)
+        nursery.start_soon(silence.watch)
+        try:
+            with silence.scope:
+                while not self._protocol.closed:
+                    await self._handle_events(nursery)
+                    await self._producers.room()
+                    if not self._protocol.closed:
+                        silence.begin()
+                        await self._receive()
+                        silence.end()
+        finally:
+            silence.close()
+        if silence.scope.cancelled_caught:
+            raise trio.TooSlowError
 
     async def _greet(self) -> bool:
         await self._receive()

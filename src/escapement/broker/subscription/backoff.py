@@ -70,6 +70,12 @@ class BackOff:
         return bound
 
     @property
+    def first_wait_ms(self) -> int:
+        """``wait_ms`` after a first attempt, without jitter."""
+        wait_ms = self.ack_wait_ms or self.min_backoff_ms
+        return min(max(wait_ms, self.min_backoff_ms), self._upper_ms)
+
+    @property
     def _upper_ms(self) -> int:
         return min(self.max_backoff_ms or CEILING_MS, CEILING_MS)
 

@@ -204,6 +204,11 @@ class Band:
         return first_ms is None or (self.which == NORMAL and unread.due_ms < first_ms)
 
     @property
+    def is_idle(self) -> bool:
+        """Nothing is ready, all has been read, and nothing is being read."""
+        return self.mark is None and self._scan_until is None and not len(self.ready)
+
+    @property
     def is_reading(self) -> bool:
         """Whether a scan is under way."""
         return self._scan_until is not None

@@ -52,6 +52,11 @@ class Expiry:
         self._at_ms = now_ms + REST_MS
         return True
 
+    @property
+    def wants_sweep(self) -> bool:
+        """Whether ``begin_sweep`` would say so."""
+        return self._sweep
+
     def begin_sweep(self) -> bool:
         """Whether to look now; if so, all that is kept must be told of again."""
         if not self._sweep:

@@ -75,6 +75,14 @@ class SharedSubscription(DueSubscription):
 
     # -- handing out ---------------------------------------------------------------
 
+    @property
+    def is_idle(self) -> bool:
+        if self._order is not None or self._skipping is not None or self.keep_most is not None:
+            return False
+        if self.expiry.wants_sweep or self.staged.wants_read:
+            return False
+        return all(band.is_idle for band in self.bands)
+
     def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
         """Take runs for the consumers that have credit, and put them in flight."""
         # In flight and in retry: what is held and not ready.

@@ -163,6 +163,8 @@ class Staged:
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
         """The wanted keys that are here: their places among the wanted, and their rows."""
         self._asked += len(offsets)
+        if not self._parts:
+            return []
         places = self._places.get(offsets)
         order = np.argsort(places)
         order = order[np.searchsorted(places, 0, sorter=order) :]

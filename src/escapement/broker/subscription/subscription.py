@@ -134,6 +134,11 @@ class Subscription(ABC):
         """Whether what goes out together may lie far apart."""
         return False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing could come of serving it, unless something happens to it. O(1)."""
+        return False
+
     # -- consumers -------------------------------------------------------------
 
     def join(self, consumer: Consumer) -> None:
@@ -460,19 +465,24 @@ class Subscription(ABC):
         """
         rows = rows._replace(attempts=rows.attempts + 1)
         consumer.permits -= rows.height
+        again = int(np.count_nonzero(rows.attempts > 1))
         policy = consumer.back_off
-        if policy.ack_wait_ms:
-            deadline_ms = policy.until_ms(now_ms, rows.counts, self._chance(rows))
+        first_ms = NEVER_MS
+        if not again or not policy.ack_wait_ms:  # one deadline for all
+            if policy.ack_wait_ms:
+                first_ms = now_ms + policy.first_wait_ms
+            deadline_ms = np.full(rows.height, first_ms)
         else:
-            deadline_ms = np.full(rows.height, NEVER_MS)
+            deadline_ms = policy.until_ms(now_ms, rows.counts, self._rng.random(rows.height))
+            first_ms = int(deadline_ms.min())
         delivery_id = self.in_flight.hand_over(
             consumer.id, rows, deadline_ms, now_ms, self._wanted_ms(rows, wanted_ms)
         )
         if policy.ack_wait_ms:
-            self._watch(int(deadline_ms.min()), delivery_id)
+            self._watch(first_ms, delivery_id)
         self.throttle.handed_over(rows.height, now_ms)
         self.counts.delivered += rows.height
-        self.counts.redelivered += int((rows.attempts > 1).sum())
+        self.counts.redelivered += again
         return HandOver(consumer, rows, delivery_id, batch)
 
     def _wanted_ms(self, rows: Rows, wanted_ms: Int64s | None) -> Int64s:
@@ -494,12 +504,6 @@ class Subscription(ABC):
     def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
         """Which rows are still in this very hand: not acknowledged, not taken back."""
         return self.in_flight.holds(hand.delivery_id, hand.rows.height)
-
-    def _chance(self, rows: Rows) -> float | npt.NDArray[np.float64]:
-        """The share of jitter for each row; first deliveries have none, and one deadline."""
-        if not (rows.attempts > 1).any():
-            return 0.0
-        return self._rng.random(rows.height)
 
     def _watch(self, deadline_ms: int, delivery_id: int) -> None:
         if self.retries.is_untidy(len(self.held) + self.in_flight.deliveries):
