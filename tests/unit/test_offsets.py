@@ -83,12 +83,26 @@ class OffsetSetMachine(RuleBasedStateMachine):
         else:
             assert self.set.difference_update(other) == before - self.model.sum()
 
+    @rule(offsets=columns, taken=columns)
+    def take_what_is_new_into_several_sets(self, offsets: Int64s, taken: Int64s) -> None:
+        other = OffsetSet()
+        other.add(taken)
+        new = self.set.new_of(offsets)
+        expected = np.unique(offsets[~self.model[offsets]])
+        assert self.set.add(new) == len(new) == len(expected)
+        self.model[offsets] = True
+        assert other.discard(new) == len(np.intersect1d(expected, taken))
+        assert other.add(new) == len(expected)
+        assert not len(self.set.new_of(new))
+        assert new.offsets.tolist() == expected.tolist()
+        other._check()
+
     @rule(offsets=columns)
     def ask_about(self, offsets: Int64s) -> None:
         inside = self.model[offsets]
         assert self.set.contains(offsets).tolist() == inside.tolist()
         assert self.set.intersects(offsets) == inside.any()
-        assert self.set.new_of(offsets).tolist() == np.unique(offsets[~inside]).tolist()
+        assert self.set.new_of(offsets).offsets.tolist() == np.unique(offsets[~inside]).tolist()
         assert [offset in self.set for offset in offsets.tolist()] == inside.tolist()
 
     @rule(span=ranges, limit=st.integers(0, 50))
@@ -151,7 +165,7 @@ def test_a_frame_of_offsets_in_any_order_is_looked_up_as_single_ones_are(count: 
     expected = np.array([one in offsets for one in asked.tolist()])
     assert 0 < expected.sum() < count
     assert offsets.contains(asked).tolist() == expected.tolist()
-    assert offsets.new_of(asked).tolist() == sorted(set(asked[~expected].tolist()))
+    assert offsets.new_of(asked).offsets.tolist() == sorted(set(asked[~expected].tolist()))
     assert offsets.intersects(asked)
     assert not offsets.intersects(asked[~expected])
     assert offsets.discard(asked) == len(set(asked[expected].tolist()))

@@ -45,20 +45,20 @@ def is_run(offsets: Int64s) -> bool:
     return bool((offsets[1:] > offsets[:-1]).all())
 
 
-def by_chunk(offsets: Int64s) -> Iterator[tuple[int, UInt32s]]:
+def by_chunk(offsets: Int64s) -> list[tuple[int, UInt32s]]:
     """The chunks that ``offsets`` fall into, each with its remainders."""
     if not len(offsets):
-        return
-    low, high = int(offsets.min()), int(offsets.max())
+        return []
+    low, high = int(np.minimum.reduce(offsets)), int(np.maximum.reduce(offsets))
     assert low >= 0, low
     if low >> CHUNK_BITS == high >> CHUNK_BITS:
-        yield low >> CHUNK_BITS, remainders_of(offsets)
-        return
+        return [(low >> CHUNK_BITS, remainders_of(offsets))]
     ordered = np.sort(offsets)
     numbers = ordered >> CHUNK_BITS
     bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
-    for first, end in pairwise(bounds):
-        yield int(numbers[first]), remainders_of(ordered[first:end])
+    return [
+        (int(numbers[first]), remainders_of(ordered[first:end])) for first, end in pairwise(bounds)
+    ]
 
 
 def remainders_of(offsets: Int64s) -> UInt32s:
@@ -72,15 +72,9 @@ def as_array(remainders: UInt32s) -> array[int]:
 
 def bitmap_of(remainders: UInt32s) -> BitMap:
     """Sorted first, which takes a fifth of the time that it saves the bitmap."""
-    return BitMap(as_array(np.sort(remainders)))
-
-
-def fill(chunk: BitMap, remainders: UInt32s) -> None:
-    """Add ``remainders``, in any order."""
-    if len(remainders) < _MANY:
-        chunk.update(as_array(remainders))
-    else:
-        chunk |= bitmap_of(remainders)
+    ordered = remainders.copy()
+    ordered.sort()
+    return BitMap(as_array(ordered))
 
 
 def which_of(remainders: UInt32s, chunk: BitMap) -> npt.NDArray[np.bool_]:

@@ -36,6 +36,7 @@ from pyroaring import BitMap, BitMap64
 from escapement.errors import StorageError
 from escapement.message import Buffer, Int64s
 from escapement.storage import offsetchunk
+from escapement.storage.offsetbits import OffsetBits, bits_of
 from escapement.storage.offsetchunk import CHUNK_BITS, CHUNK_SIZE
 from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
 
@@ -75,18 +76,20 @@ class OffsetSet:
 
     # -- one by one and in columns ---------------------------------------------
 
-    def add(self, offsets: Int64s) -> int:
+    def add(self, offsets: Int64s | OffsetBits) -> int:
         """Take in ``offsets`` (any order, duplicates allowed); returns how many were new."""
-        if len(offsets) == 1:
-            return self.add_one(int(offsets[0]))
-        if offsetchunk.is_run(offsets):
-            return self.add_range(int(offsets[0]), int(offsets[-1]) + 1)
+        bits = bits_of(offsets)
+        column = bits.offsets
+        if len(column) == 1:
+            return self.add_one(int(column[0]))
+        if bits.is_run:
+            return self.add_range(int(column[0]), int(column[-1]) + 1)
         before = self._length
-        for chunk_no, remainders in offsetchunk.by_chunk(offsets):
+        for chunk_no, added in bits.chunks:
             if chunk_no not in self._full:
                 chunk = self._chunk_to_fill(chunk_no)
                 had = len(chunk)
-                offsetchunk.fill(chunk, remainders)
+                chunk |= added
                 self._settle(chunk_no, chunk, had)
         return self._length - before
 
@@ -101,18 +104,20 @@ class OffsetSet:
         chunk.add(offset & _REMAINDER)
         return self._settle(chunk_no, chunk, had)
 
-    def discard(self, offsets: Int64s) -> int:
+    def discard(self, offsets: Int64s | OffsetBits) -> int:
         """Take out ``offsets`` (any order, duplicates allowed); returns how many were in."""
-        if len(offsets) == 1:
-            return self.discard_one(int(offsets[0]))
-        if offsetchunk.is_run(offsets):
-            return self.discard_range(int(offsets[0]), int(offsets[-1]) + 1)
+        bits = bits_of(offsets)
+        column = bits.offsets
+        if len(column) == 1:
+            return self.discard_one(int(column[0]))
+        if bits.is_run:
+            return self.discard_range(int(column[0]), int(column[-1]) + 1)
         before = self._length
-        for chunk_no, remainders in offsetchunk.by_chunk(offsets):
+        for chunk_no, taken in bits.chunks:
             chunk = self._chunk_to_thin(chunk_no)
             if chunk is not None:
                 had = len(chunk)
-                chunk -= offsetchunk.bitmap_of(remainders)
+                chunk -= taken
                 self._settle(chunk_no, chunk, had)
         return before - self._length
 
@@ -142,26 +147,24 @@ class OffsetSet:
             found[rows] = self._contains_in(int(numbers[rows[0]]), offsets[rows])
         return found
 
-    def new_of(self, offsets: Int64s) -> Int64s:
-        """Those of ``offsets`` that are not in the set, sorted, each once; int64[m]."""
-        parts = []
-        for chunk_no, remainders in offsetchunk.by_chunk(offsets):
+    def new_of(self, offsets: Int64s | OffsetBits) -> OffsetBits:
+        """Those of ``offsets`` that are not in the set, sorted, each once."""
+        new = []
+        for chunk_no, asked in bits_of(offsets).chunks:
             if chunk_no not in self._full:
-                asked = offsetchunk.bitmap_of(remainders)
                 chunk = self._chunks.get(chunk_no)
-                if chunk is not None:
-                    asked -= chunk
-                parts.append(offsetchunk.offsets_of(chunk_no, asked))
-        return offsetchunk.concatenate(parts)
+                new.append((chunk_no, asked if chunk is None else asked - chunk))
+        parts = [offsetchunk.offsets_of(chunk_no, bits) for chunk_no, bits in new]
+        return OffsetBits(offsetchunk.concatenate(parts), [part for part in new if part[1]])
 
-    def intersects(self, offsets: Int64s) -> bool:
+    def intersects(self, offsets: Int64s | OffsetBits) -> bool:
         """Whether any of ``offsets`` is in the set."""
-        for chunk_no, remainders in offsetchunk.by_chunk(offsets):
+        for chunk_no, asked in bits_of(offsets).chunks:
             chunk = self._chunks.get(chunk_no)
             if chunk is None:
                 if chunk_no in self._full:
                     return True
-            elif chunk.intersect(offsetchunk.bitmap_of(remainders)):
+            elif chunk.intersect(asked):
                 return True
         return False
 

@@ -210,7 +210,7 @@ class TimingWheel:
         if earliest_ms == NEVER:
             return None
         tick = -(-earliest_ms // self.tick_ms)
-        if len(self) <= self._portion:
+        if len(self._levels) <= self._portion and self._prepared is None:
             return tick * self.tick_ms
         prepared, large = self._prepared, self._next_large_of(self._levels)
         if large is not None and (prepared is None or prepared.tick == large[0]):

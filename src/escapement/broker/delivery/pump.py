@@ -327,10 +327,9 @@ class Pump:
             rows, batch, waited = await self._payloads(topic, subscription, rows)
             fresh = fresh and not waited and rows.height == hand.rows.height
         # What was decided some time ago is not allowed any more once the lease has ended.
-        if not self._may_dispatch():
-            fresh = False
+        if not fresh and not self._may_dispatch():
             self._reschedule(topic)
-        while not self._may_dispatch() and not consumer.closed:  # noqa: ASYNC110 (it is rare)
+        while not fresh and not self._may_dispatch() and not consumer.closed:  # noqa: ASYNC110 (it is rare)
             await trio.sleep(_PAUSE_S)
         # Leaving takes back what was not sent, as untried.
         if consumer.closed or consumer.halted:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.message import Int64s
+from escapement.storage.offsetbits import OffsetBits, bits_of
 from escapement.storage.offsets import OffsetSet
 
 
@@ -23,10 +24,11 @@ class Cursor(OffsetSet):
         super().__init__()
         self.undurable = OffsetSet()
 
-    def take(self, offsets: Int64s) -> None:
+    def take(self, offsets: Int64s | OffsetBits) -> None:
         """These are done with; ``committed`` follows."""
-        self.add(offsets)
-        self.undurable.add(offsets)
+        bits = bits_of(offsets)
+        self.add(bits)
+        self.undurable.add(bits)
 
     def committed(self, offsets: Int64s) -> None:
         """These are durable."""

@@ -104,7 +104,7 @@ class Amending:
     ) -> None:
         """What was decided in this very step."""
         open_offsets = wanted[outcome.fates == Fate.DONE]
-        fresh = topic.amendments.cancelled.new_of(open_offsets)
+        fresh = topic.amendments.cancelled.new_of(open_offsets).offsets
         if len(fresh):
             self._withdraw(topic, fresh)
             topic.amendments.cancelled.take(fresh)

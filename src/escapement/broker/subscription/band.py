@@ -206,7 +206,7 @@ class Band:
     @property
     def is_idle(self) -> bool:
         """Nothing is ready, all has been read, and nothing is being read."""
-        return self.mark is None and self._scan_until is None and not len(self.ready)
+        return self.mark is None and self._scan_until is None and not self.ready
 
     @property
     def is_reading(self) -> bool:

@@ -35,6 +35,7 @@ from escapement.message import Int64s, UInt32s
 from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.index import Key
 from escapement.storage.items import Acks, Attempts
+from escapement.storage.offsetbits import OffsetBits
 from escapement.storage.offsets import OffsetSet
 
 # Where messages are read ahead, so many are worth a scan, and one of twice as many does not take
@@ -119,9 +120,11 @@ class DueSubscription(Subscription):
         """Those of the rows that are mine and neither acknowledged nor held."""
         if int(rows.offsets.min()) < self.record.start_offset:
             rows = rows.pick(self.covers(rows.due_ms, rows.offsets))
+        bits = OffsetBits(rows.offsets)
         for taken in (self.acked, self.held):
-            if taken.intersects(rows.offsets):
+            if taken.intersects(bits):
                 rows = rows.pick(~taken.contains(rows.offsets))
+                bits = OffsetBits(rows.offsets)
         standing = self._amendments.standing(rows.due_ms, rows.offsets)
         return rows if standing is None else rows.pick(standing)
 

@@ -25,6 +25,7 @@ from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.whereabouts import Whereabouts
 from escapement.message import Int64s
 from escapement.storage.lag import Handed
+from escapement.storage.offsetbits import OffsetBits
 from escapement.storage.offsets import OffsetSet
 
 # A sweep is not worth its call below this many dead rows.
@@ -140,7 +141,7 @@ class InFlight:
         if following is not None:
             self._coming[following] = delivery
 
-    def settle(self, offsets: Int64s) -> int:
+    def settle(self, offsets: Int64s | OffsetBits) -> int:
         """These were acknowledged; returns how many were in flight."""
         settled = self.offsets.discard(offsets)
         self._sweep()

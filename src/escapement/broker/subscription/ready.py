@@ -141,6 +141,9 @@ class Ready:
     def __len__(self) -> int:
         return self.untried + self._tried.count
 
+    def __bool__(self) -> bool:
+        return bool(self._runs or self._side.runs or self._tried.runs)
+
     @property
     def untried(self) -> int:
         """How many rows there are but for those that waited out a back-off."""

@@ -79,9 +79,7 @@ class SharedSubscription(DueSubscription):
     def is_idle(self) -> bool:
         if self._order is not None or self._skipping is not None or self.keep_most is not None:
             return False
-        if self.expiry.wants_sweep or self.staged.wants_read:
-            return False
-        return all(band.is_idle for band in self.bands)
+        return not self.expiry.wants_sweep and len(self._bands) == 1 and self.normal.is_idle
 
     def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
         """Take runs for the consumers that have credit, and put them in flight."""
@@ -416,9 +414,10 @@ class SharedSubscription(DueSubscription):
 
     def next_wake_ms(self) -> int | None:
         wakes = [super().next_wake_ms(), self._early_ms, self.expiry.next_wake_ms()]
-        waiting = (self._order, self._skipping)
-        wakes += [one.next_wake_ms() for one in waiting if one is not None]
-        return min((wake for wake in wakes if wake is not None), default=None)
+        for one in (self._order, self._skipping):
+            if one is not None:
+                wakes.append(one.next_wake_ms())
+        return min([wake for wake in wakes if wake is not None], default=None)
 
     def rewind(self, now_ms: int) -> None:
         """Forget what is ready and not yet due again; what is handed over stays so."""

@@ -205,16 +205,17 @@ class Subscription(ABC):
           at_ms: when a consumer said so; None: nobody did, and they do not count for the lag.
           lapsed: those of them that nobody was handed; each once.
         """
-        fresh = self.acked.new_of(offsets)
+        bits = self.acked.new_of(offsets)
+        fresh = bits.offsets
         timing = unsent = None
         if len(fresh):
             if at_ms is not None:
                 # In the order in which they came, where all count: mostly that of the delivery.
                 named = offsets if len(fresh) == len(offsets) else fresh
                 timing = self._timing(named, at_ms)
-            self.acked.take(fresh)
-            settled = self.in_flight.settle(fresh)
-            if self.held.discard(fresh) > settled:
+            self.acked.take(bits)
+            settled = self.in_flight.settle(bits)
+            if self.held.discard(bits) > settled:
                 self._forget_ready(fresh)
             self.counts.acknowledged += len(fresh)
             if lapsed is not None and len(lapsed):

@@ -154,9 +154,9 @@ class Coming:
     def next_wake_ms(self) -> int | None:
         """When the wheel or a window has something to do; None for never."""
         wakes = [self._wheel.next_wake_ms(), self._index_next_ms]
-        if self._loading is None and self._window_fits():
+        if self._index_next_ms is not None and self._loading is None and self._window_fits():
             wakes.append(self._window_at_ms())
-        return min((wake for wake in wakes if wake is not None), default=None)
+        return min([wake for wake in wakes if wake is not None], default=None)
 
     def _reach(self, now_ms: int) -> None:
         self.frontier_ms = max(self.frontier_ms, now_ms)
@@ -200,8 +200,9 @@ class Coming:
 
     def _count(self) -> None:
         """Tell the budget how many keys our wheel has now."""
-        self._budget.used += len(self) - self._counted
-        self._counted = len(self)
+        count = len(self._wheel)
+        self._budget.used += count - self._counted
+        self._counted = count
 
     def _set_horizon(self, horizon: Key) -> None:
         self._horizon = horizon

@@ -259,11 +259,11 @@ class Fetch:
         Raises:
           NotAtHand: only with ``at_hand``: a block would have to be read.
         """
-        missing = places_missing(len(self._due_ms), self._found)
+        picks = list(self._found)
+        missing = places_missing(len(self._due_ms), picks)
         due_ms, offsets = self._due_ms[missing], self._offsets[missing]
         if self._disk and not is_sorted(due_ms, offsets):
             missing = missing[sorted_order(due_ms, offsets)]
-        picks = list(self._found)
         finds = [store.find for store in self._memory]
         finds += [partial(store.find, at_hand=at_hand) for store in self._disk]
         for find in finds:
@@ -272,6 +272,10 @@ class Fetch:
             found = find(self._due_ms[missing], self._offsets[missing])
             if not found:
                 continue
+            if not picks and len(found) == 1 and len(found[0].places) == len(missing):
+                return [found[0]._replace(places=missing[found[0].places])], missing[
+                    :0
+                ]  # as it mostly is
             left = np.ones(len(missing), np.bool_)
             for places, columns, rows in found:
                 left[places] = False
