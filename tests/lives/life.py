@@ -20,7 +20,7 @@ from escapement.testing import World
 from lives.arrival import Arrival
 from lives.arrivals import arrive, check_order
 from lives.logorder import check_passed
-from lives.model import ACK_WAIT_MS, KINDS, LATE_MS, MORTAL, WITHOUT_END, Claim, Model
+from lives.model import ACK_WAIT_MS, KINDS, LATE_MS, MORTAL, NEVER_MS, WITHOUT_END, Claim, Model
 from lives.ranks import check_ranks, see_ready
 from outages import Outage
 
@@ -289,8 +289,10 @@ class Life:
         sights, self.sights = self.sights, []
         for see in sights:
             see()
+        # What was spent is forgotten, also on what is only seen now.
+        self.model.rated_from = NEVER_MS
         await self.settle()
-        self.model.rated_from = self.model.end  # what was spent is forgotten
+        self.model.rated_from = self.model.end
 
     async def letters(self) -> list[dict[str, Any]]:
         """The dead-letter topic of the mortal subscription; each message is in it once."""

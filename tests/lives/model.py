@@ -184,7 +184,7 @@ class Model:
         self.doubtful_ms = -1  # what was due by then may be marked redelivered
         self.crashes: list[int] = []  # when
         self.started_ms = -1  # the latest that it was at any start
-        self.rated_from = 0  # publishes since the topic's rate was set
+        self.rated_from = 0  # publishes since the topic's rate was set, or a start
 
     @property
     def end(self) -> int:

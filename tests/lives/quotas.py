@@ -123,7 +123,7 @@ class Quotas(Life):
 
     def _settled(self, claim: Claim) -> int:
         changed = len(self.model.cancelled) + self.model.moves
-        return len(claim.acked) + len(claim.perhaps) + changed
+        return len(claim.acked) + len(claim.perhaps) + len(claim.buried) + changed
 
     def _check_amount(self, claim: Claim, any_dropped: bool, most: int) -> None:
         least_left, most_left, at_rest = self._left(claim)

@@ -243,7 +243,8 @@ class Traffic(Life):
         for name, claim in model.claims.items():
             had = offset in claim.acked or offset in claim.fired
             assert name in outcome.handed or not had or offset < model.begin
-            if outcome.done and name not in outcome.handed:
+            # Of what is forgotten it is not said any more who had it.
+            if outcome.done and name not in outcome.handed and offset not in claim.acked:
                 claim.spared.add(offset)
         if outcome.done:
             model.cancelled.add(offset)
