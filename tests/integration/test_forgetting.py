@@ -634,6 +634,40 @@ async def test_what_neither_log_nor_index_has_any_more_is_let_go(
             assert (row["unacknowledged"], row["in_flight"]) == (1, 1)
 
 
+async def test_what_was_stated_again_and_is_forgotten_is_let_go(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P11, invariant 7: also where a crash brings back what the log says of it no more."""
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            await producer.send_many([b"moved", b"not moved"], delay=timedelta(hours=1))
+            await broker.reschedule([0], topic=TOPIC, delay=timedelta(hours=2))
+            await world.checkpoint()
+            await world.clock.advance(hours=3)
+            assert len(await take(broker)) == 2
+            await world.checkpoint()
+            await a_day_later(world)
+            assert len(generations(engine)) == 1
+        await world.crash()
+        await world.restart()
+        names = {"topic": TOPIC, "subscription": "s"}
+        async with world.connect() as broker, broker.consumer(TOPIC, "s") as inbox:
+            await broker.admin("subscriptions.seek", **names, position="earliest")
+            await world.clock.advance(seconds=1)
+            # What an index may have left must not be come upon: it may go at any time.
+            messages = await arrived(inbox)
+            await inbox.nack(messages, timedelta(hours=1))
+            await world.checkpoint()
+        await without_index(world)
+        async with world.connect() as broker, broker.consumer(TOPIC, "s") as inbox:
+            await world.clock.advance(hours=2)
+            assert await arrived(inbox) == []
+            (row,) = await broker.admin("subscriptions.list", topic=TOPIC)
+            assert row["unacknowledged"] == 0
+        assert messages == []
+
+
 async def test_who_comes_later_gets_nothing_of_what_was_moved_and_is_forgotten(
     mock_clock: trio.testing.MockClock,
 ) -> None:

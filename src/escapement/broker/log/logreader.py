@@ -236,7 +236,26 @@ class LogReader:
         """
         first = await self.first_offset(topic_id)
         begin = end_offset if first is None else first
-        gone: npt.NDArray[np.bool_] = (offsets < begin) & ~moves.contains(offsets)
+        gone: npt.NDArray[np.bool_] = offsets < begin
+        if gone.any() and not moves.empty:
+            lost = await self.unstated(topic_id, offsets, moves)
+            gone &= lost | ~moves.contains(offsets)
+        return gone
+
+    async def unstated(self, topic_id: int, offsets: Int64s, moves: Moves) -> npt.NDArray[np.bool_]:
+        """Which of these no row states *again*, though ``moves`` knows them; bool[n].
+
+        An entry may stay when the row is gone: until it was checkpointed that it is over, or
+        as long as an old key of the message is still to be come upon. Raises as ``forgotten``.
+        """
+        bases = moves.bases(offsets)
+        if not bases.any():
+            return moves.contains(offsets)
+        # What is stated again from here on is not among those rows.
+        oldest = await self.first_base(topic_id)
+        lost = bases > oldest if oldest else np.ones(len(offsets), bool)
+        gone: npt.NDArray[np.bool_] = lost & moves.contains(offsets)
+        gone &= moves.bases(offsets) == bases
         return gone
 
     async def lowest_base(self, topic_id: int) -> int:

@@ -96,12 +96,16 @@ class Filler:
         """
         topic, record = fill.topic, fill.subscription.record
         first = await self._log.first_offset(topic.id)
+        begin = record.fill_until if first is None else min(first, record.fill_until)
+        early = topic.amendments.moves.between(record.fill_from, begin)
+        lost = early[await self._log.unstated(topic.id, early, topic.amendments.moves)]
         if topic.shared.get(record.name) is not fill.subscription:
             return False
-        begin = record.fill_until if first is None else min(first, record.fill_until)
         by_offset = record.start_offset < record.fill_until
         mark = KEY_MIN if by_offset else Key(record.start_due_ms, 0)
-        fill.subscription.begin_past(topic.forgotten(record.fill_from, begin), mark)
+        gone = topic.forgotten(record.fill_from, begin)
+        gone.add(lost)
+        fill.subscription.begin_past(gone, mark)
         fill.begun = True
         self._on_step(topic)
         return True
