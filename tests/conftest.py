@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -35,25 +36,27 @@ settings.load_profile("patient")
 
 URL_VARIABLE = "ESCAPEMENT_TEST_MYSQL_URL"
 SPARK_TESTS = "tests/spark/"
-# Files there that need no session.
-WITHOUT_SESSION = {
-    f"{SPARK_TESTS}test_{name}.py"
-    for name in ("archive_files", "archive_lives", "archived_reading", "parts")
-}
 NO_SUCH_THREAD = 1094  # KILL of a connection that is gone by itself
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where tests run on several processes, those with Spark run on one: they share a session."""
+    """Where tests run on several processes, those with Spark run on one: they share a session.
+
+    It takes longer than all others beside it, so it gets no file that needs no session.
+    """
     from xdist.scheduler import LoadScopeScheduling
+
+    @cache
+    def has_session(file: str) -> bool:
+        return "SparkSession" in (config.rootpath / file).read_text("utf-8")
 
     class OneSpark(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
+            if not nodeid.startswith(SPARK_TESTS):
+                return nodeid
             file = nodeid.partition("::")[0]
-            if file in WITHOUT_SESSION:
-                return file
-            return SPARK_TESTS if nodeid.startswith(SPARK_TESTS) else nodeid
+            return SPARK_TESTS if has_session(file) else file
 
     return OneSpark(config, log)
 

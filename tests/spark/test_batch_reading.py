@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -173,12 +171,3 @@ def test_a_log_on_sqlite_is_read_where_its_file_is(spark: SparkSession, tmp_path
         assert found(reader.option("data", str(tmp_path)).load()) == expected
     finally:
         engine.close()
-
-
-def test_without_spark_and_arrow_everything_else_works() -> None:
-    """B7."""
-    program = (
-        "import sys; sys.modules.update(pyspark=None, pyarrow=None, pandas=None)\n"
-        "import escapement, escapement.sync, escapement.cli.main, escapement.testing"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

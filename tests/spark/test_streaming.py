@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
 from storied import TOPIC, begin_relocated, delete, fill, more
 
 from escapement.errors import InvalidRequest, LogForgotten, NotFound
@@ -20,9 +19,7 @@ from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.options import Options
 from escapement.pipeline.reading import read_part
 from escapement.pipeline.streaming import Position, StreamPlan, admit, from_json, to_json
-from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
 NAME = TopicName.parse(TOPIC)
@@ -200,32 +197,3 @@ def test_a_topic_that_is_new_to_a_stream_comes_from_its_beginning() -> None:
     one, two = OTHERS[:2]
     reached = admit({one: Position(1, 5, 0)}, {one: Position(1, 9, 0), two: Position(2, 6, 3)}, 5)
     assert reached == {one: Position(1, 7, 0), two: Position(2, 3, 3)}
-
-
-def test_a_query_goes_on_after_its_checkpoint(
-    spark: SparkSession, mysql_url: str, tmp_path: Path
-) -> None:
-    """B7: with Trigger.AvailableNow, in bounded batches, and each message once."""
-    engine = MysqlEngine(MysqlAddress.parse(mysql_url))
-    fill(engine)
-    source = spark.readStream.format("escapement").option("url", mysql_url)
-    source = source.option("topic", TOPIC).option("startingOffsets", "earliest")
-    frame = source.option("maxOffsetsPerTrigger", "200").schema("offset BIGINT, payload BINARY")
-
-    def run() -> list[int]:
-        sink = frame.load().writeStream.format("parquet").trigger(availableNow=True)
-        query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start(
-            str(tmp_path / "out")
-        )
-        query.awaitTermination()
-        return [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
-
-    assert sum(run()) == 302
-    more(engine, 100)
-    assert run() == [100]
-    rows = spark.read.parquet(str(tmp_path / "out")).collect()
-    assert sorted(row.offset for row in rows) == [50, 150, *range(200, 600)]
-    assert {bytes(row.payload) for row in rows if row.offset >= 500} == {
-        b"more %d" % n for n in range(100)
-    }
-    engine.close()

@@ -16,8 +16,9 @@ from pyspark.sql import functions as F
 
 from bulk import take_out
 from escapement.storage import catalog, inbox, job, schema
+from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.open import open_engine
+from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.job import JobState
 from escapement.storage.letter import decode_letter
 
@@ -70,14 +71,22 @@ class Log:
         return int(count)
 
 
-@pytest.fixture
-def log(mysql_url: str, tmp_path: Path) -> Iterator[Log]:
-    engine = open_engine(mysql_url, tmp_path)
+@pytest.fixture(scope="module")
+def log_of_module(mysql_url_of_module: str) -> Iterator[Log]:
+    engine = MysqlEngine(MysqlAddress.parse(mysql_url_of_module))
     schema.migrate(engine)
-    made = Log(mysql_url, engine)
+    made = Log(mysql_url_of_module, engine)
     yield made
     made.connection.close()
     engine.close()
+
+
+@pytest.fixture
+def log(log_of_module: Log) -> Log:
+    """As no job has written to it."""
+    for table in ("jobs", "parcels", "inbox", "mailboxes"):
+        log_of_module.connection.execute(f"DELETE FROM {table}")
+    return log_of_module
 
 
 def failing_once(marker: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

