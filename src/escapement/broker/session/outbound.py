@@ -13,7 +13,7 @@ everything unsent was in flight, and goes to whoever is connected next.
 from __future__ import annotations
 
 import logging
-import select
+import os
 from collections.abc import Callable
 from typing import Final
 
@@ -53,7 +53,9 @@ class Outbound:
     ) -> None:
         self.finished = False  # nothing more is said
         self._stream = stream
-        self._poll = _poll_of(stream)
+        self._socket: trio.socket.SocketType | None = None
+        if isinstance(stream, trio.SocketStream) and os.name == "posix":
+            self._socket = stream.socket
         self._protocol = protocol
         self._limits = limits
         self._may_deliver = may_deliver
@@ -137,34 +139,44 @@ class Outbound:
             frames, self._frames = self._frames, []
             has_messages, self._has_messages = self._has_messages, False
             size_bytes = sum(map(len, frames))
+            data = memoryview(b"".join(frames))
             if has_messages:
-                await self._hand_over(b"".join(frames))
+                await self._hand_over(data)
             else:
-                await self._stream.send_all(b"".join(frames))
+                left = data[self._write_at_once(data) :]
+                if left:
+                    await self._stream.send_all(left)
             # Frames may have been added meanwhile, up to the bound.
             was_full = not self.has_room
             self._size_bytes -= size_bytes
             if was_full and self.has_room:
                 self._on_room()
 
-    async def _hand_over(self, data: bytes) -> None:
+    async def _hand_over(self, left: memoryview) -> None:
         """Write frames with messages among them, for as long as these may leave."""
-        view = memoryview(data)
-        for at in range(0, len(view), PIECE_BYTES):
-            # Mostly it does not: asked of the system at once, that takes no turn of the loop.
-            if self._poll is None or not self._poll.poll(0):
-                await self._stream.wait_send_all_might_not_block()
+        while left:
+            if self._may_deliver() and (written := self._write_at_once(left[:PIECE_BYTES])):
+                left = left[written:]
+                if left:
+                    await trio.lowlevel.checkpoint()
+                continue
+            await self._stream.wait_send_all_might_not_block()
             if not self._may_deliver():
                 _log.warning("the lease has ended: cutting off a peer that was to get messages")
                 self._cut_off()
                 await trio.lowlevel.checkpoint()
-            await self._stream.send_all(view[at : at + PIECE_BYTES])
+            if self._socket is None:
+                await self._stream.send_all(left[:PIECE_BYTES])
+                left = left[PIECE_BYTES:]
 
+    def _write_at_once(self, data: memoryview) -> int:
+        """Give a socket what it takes without a wait, and so without a turn of the event loop.
 
-def _poll_of(stream: trio.abc.SendStream) -> select.poll | None:
-    """What says whether a socket takes something now; None where that is not to be had."""
-    if not isinstance(stream, trio.SocketStream) or not hasattr(select, "poll"):
-        return None
-    poll = select.poll()
-    poll.register(stream.socket.fileno(), select.POLLOUT)
-    return poll
+        Returns how many bytes that was; none where there is no socket.
+        """
+        if self._socket is None:
+            return 0
+        try:
+            return os.write(self._socket.fileno(), data)
+        except BlockingIOError:
+            return 0
