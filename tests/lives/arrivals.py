@@ -99,7 +99,7 @@ def _check_keys(model: Model, claim: Claim, arrival: Arrival) -> None:
     if (arrival.policy or {}).get("on_retry", "hold") == "hold" and not may_go:
         holding |= claim.waits
     for offset, hand in holding.items():
-        if offset in claim.perhaps:
+        if offset in claim.perhaps or offset in claim.dropped:
             continue  # it may be over
         if offset != arrival.offset and hand.until_ms > arrival.now_ms:
             assert not whole, f"{offset} is out already"
