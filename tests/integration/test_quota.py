@@ -10,6 +10,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.cli.produce import say_why
 from escapement.errors import BacklogFull
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
@@ -149,8 +150,40 @@ async def test_a_send_waits_for_room_and_nothing_is_lost_or_doubled(
             nursery.start_soon(producer.send, b"after them")
             await world.clock.advance(seconds=5)
             assert (await broker.admin("topics.stats", topic="x"))["next_offset"] == 10
+            assert isinstance(producer.waits_for, BacklogFull)
             await world.clock.advance(seconds=10)
         assert (await broker.admin("topics.stats", topic="x"))["next_offset"] == 11
+        assert producer.waits_for is None
+
+
+async def test_the_command_line_says_why_it_waits(
+    mock_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """P10: each reason once, after a moment."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        await limit(broker, quota_messages=10, ttl_ms="30s")
+        producer = await broker.producer("x")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(say_why, producer)
+            await producer.send_many([b"waits"] * 10)
+            await world.clock.advance(seconds=5)
+            assert capsys.readouterr().err == ""
+            nursery.start_soon(producer.send, b"after them")
+            await world.clock.advance(seconds=20)
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith("waiting: ")
+            assert "quota" in line
+            await world.clock.advance(minutes=1)
+            assert capsys.readouterr().err == ""
+            await world.crash()
+            nursery.start_soon(producer.send, b"to whom?")
+            await world.clock.advance(seconds=5)
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line == "waiting: there is no connection to the broker"
+            await world.restart()
+            await world.clock.advance(seconds=10)
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -36,10 +36,11 @@ def message() -> None:
       escapement message show shop/eu/orders@4711
 
     ID is an offset, or an id as `escapement produce` prints it, which has the topic in it.
-    The state is to_be_fired (not yet due), fired, acked (by every subscription that is to get
-    it, or let it go) or cancelled; below it, how each subscription stands to it. Lapsed is what
-    expired, or was dropped by a quota, before anybody was handed it; acknowledged also what did
-    between two attempts, or is a dead letter now: `dlq list` shows which are.
+    The state is to_be_fired (not yet due) or fired; or, once every subscription that is to get
+    it is done with it, acked, lapsed (all have let it go) or cancelled. Below it, how each
+    subscription stands to it. Lapsed is what expired, or was dropped by a quota, before anybody
+    was handed it; acknowledged also what did between two attempts, or is a dead letter now:
+    `dlq list` shows which are.
     """
 )
 @click.argument("topic")

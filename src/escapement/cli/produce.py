@@ -21,6 +21,8 @@ from escapement.errors import LimitExceeded
 from escapement.message import DEFAULT_PRIORITY
 from escapement.protocol.limits import MAX_FRAME_BYTES
 
+# When it is said why messages wait.
+_WAIT_S: Final = 2.0
 # What is read at once from a file or pipe: some thousand lines make a good batch.
 _READ_BYTES: Final = 256 * 1024
 
@@ -123,14 +125,27 @@ def produce(
         _print(receipts)
 
     async def work(broker: Broker) -> None:
-        async with await broker.producer(topic) as producer:
+        async with await broker.producer(topic) as producer, trio.open_nursery() as nursery:
+            nursery.start_soon(say_why, producer)
             if source is None:
                 await send_all(producer, [os.fsencode(message) for message in messages])
-                return
-            async for lines in _lines(source):
-                await send_all(producer, lines)
+            else:
+                async for lines in _lines(source):
+                    await send_all(producer, lines)
+            nursery.cancel_scope.cancel()
 
     with_broker(at_broker, work)
+
+
+async def say_why(producer: Producer) -> None:
+    """Say on stderr why messages wait, as soon as it takes a while, once for each reason."""
+    said = None
+    while True:
+        await trio.sleep(_WAIT_S)
+        why = producer.waits_for
+        if why is not None and why.code != said:
+            click.echo(f"waiting: {why}", err=True)
+        said = None if why is None else why.code
 
 
 async def _lines(source: BinaryIO) -> AsyncIterator[list[bytes]]:

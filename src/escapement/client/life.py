@@ -15,10 +15,11 @@ class Standing:
     """How one subscription stands to a message.
 
     ``state`` is one of: not covered, pending, waiting, ready, in flight, in retry, to be
-    dead-lettered, acknowledged, cancelled. In flight it has the consumer's name, since when,
-    and until when at most; in retry ``until`` is when it is tried again. Acknowledged is also
-    what expired, was dropped by a quota, or is a dead letter now; of what is acknowledged no
-    more is remembered, and ``attempts`` is None.
+    dead-lettered, acknowledged, lapsed, cancelled. In flight it has the consumer's name, since
+    when, and until when at most; in retry ``until`` is when it is tried again. Lapsed is what
+    expired, or was dropped by a quota, before anybody was handed it; acknowledged is also what
+    did between two attempts, or is a dead letter now. Of what is acknowledged no more is
+    remembered, and ``attempts`` is None.
     """
 
     subscription: str
@@ -34,8 +35,9 @@ class Standing:
 class Life:
     """What a message is and what became of it; ``payload`` is its first 512 bytes.
 
-    ``state`` is to_be_fired (not yet due), fired (due), acked (every subscription that is to
-    get it has acknowledged it, or let it go) or cancelled.
+    ``state`` is to_be_fired (not yet due), fired (due), or, when every subscription that is to
+    get it is done with it, acked (one has acknowledged it), lapsed (all let it go before anybody
+    was handed it) or cancelled.
     """
 
     id: MessageId

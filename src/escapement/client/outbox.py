@@ -86,6 +86,11 @@ class Outbox:
             return self._draft.parcel
         return self._parcels[-1] if self._parcels else None
 
+    @property
+    def refusal(self) -> EscapementError | None:
+        """Why what is to be stored next was not, when it was last tried."""
+        return self._parcels[0].refusal if self._parcels else None
+
     # -- what goes in --------------------------------------------------------------
 
     def add(

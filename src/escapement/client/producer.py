@@ -29,7 +29,7 @@ from escapement.client.retry import Retry
 from escapement.client.schedule import Delay
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.dedup import NO_DIGEST, digest, digests
-from escapement.errors import EscapementError, InvalidRequest, ProducerFenced
+from escapement.errors import Disconnected, EscapementError, InvalidRequest, ProducerFenced
 from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch, Times
 from escapement.names import TopicName, anonymous_name, check_name
 from escapement.protocol import commands as wire
@@ -61,6 +61,15 @@ class Producer(Attached):
     def next_sequence(self) -> int:
         """The number of the next message; one more than the last that is stored, at first."""
         return self._outbox.next_sequence
+
+    @property
+    def waits_for(self) -> EscapementError | None:
+        """Why what was sent first is not stored yet, where that is known; it is tried again."""
+        if self._outbox.empty:
+            return None
+        if self._line.link is None:
+            return Disconnected("there is no connection to the broker")
+        return self._outbox.refusal
 
     # -- sending -------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class BatchPlan:
         if span.low >= span.high:
             return []
         if self._subscription is not None and not STANDING_COLUMNS.isdisjoint(self._columns):
-            seen = Standing.of(state, self._subscription, span.low, span.high)
+            seen = Standing.of(state, self._subscription, span.low, span.high, forgotten=True)
         live = stated_again(state, span.low, span.high)
         return archived_parts(connection, topic.full, state.record.id, earlier, live, seen)
 

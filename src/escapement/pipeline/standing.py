@@ -9,13 +9,15 @@ Seen from one subscription, in the words of ``escapement message show``:
                    far as is recorded: it may have come to a consumer just now
     in retry       was delivered and not acknowledged: a consumer has it, or it waits
     acknowledged   done, by a consumer or because it expired or was dropped by a quota
-                   between two attempts, or went to the dead letters after some
+                   between two attempts, or went to the dead letters after some; of what is
+                   archived also what lapsed
     lapsed         expired, or was dropped by a quota, before anybody was handed it
     cancelled      was cancelled before it was tried
     =============  ==================================================================
 
-Seen from the topic as a whole: ``acked`` or ``cancelled``, when all subscriptions that are to
-get it are done with it; else ``fired``, when it is due or was tried; else ``to_be_fired``. Q2.
+Seen from the topic as a whole: ``acked``, ``lapsed`` or ``cancelled``, when all subscriptions
+that are to get it are done with it, the first of these that it is for any of them; else ``fired``,
+when it is due or was tried; else ``to_be_fired``. Q2.
 
 Pure, but for the state it is cut from (storage/topicstate.py).
 """
@@ -63,8 +65,20 @@ class Standing:
     one: bool  # seen from the only one of them
 
     @classmethod
-    def of(cls, state: TopicState, subscription: str | None, low: int, high: int) -> Standing:
-        """Of the messages ``[low, high)``. Raises ``NotFound``."""
+    def of(
+        cls,
+        state: TopicState,
+        subscription: str | None,
+        low: int,
+        high: int,
+        *,
+        forgotten: bool = False,
+    ) -> Standing:
+        """Of the messages ``[low, high)``. Raises ``NotFound``.
+
+        Args:
+          forgotten: the log does not have them any more; then it is not known what lapsed.
+        """
         seen_from = state.subscriptions
         if subscription is not None:
             seen_from = [state.subscription(subscription)]
@@ -72,7 +86,8 @@ class Standing:
         for one in seen_from:
             first, end = one.tried.searchsorted([low, high]).tolist()
             tried, counts = one.tried[first:end].copy(), one.counts[first:end].copy()
-            acked, lapsed = one.acked.part(low, high), one.lapsed.part(low, high)
+            acked = one.acked.part(low, high)
+            lapsed = OffsetSet() if forgotten else one.lapsed.part(low, high)
             parts.append(SubscriptionState(one.record, acked, tried, counts, lapsed))
         cancelled = state.cancelled.part(low, high)
         return cls(state.read_at_ms, cancelled, parts, subscription is not None)
@@ -92,15 +107,17 @@ class Standing:
         codes = np.where(due, _FIRED, _TO_BE_FIRED).astype(np.uint8)
         counts = np.zeros(len(offsets), np.int64)
         covered, over = np.zeros(len(offsets), bool), np.ones(len(offsets), bool)
-        acked = np.zeros(len(offsets), bool)
+        acked, lapsed = np.zeros((2, len(offsets)), bool)
         for theirs, tried in seen:
             covered |= theirs != _NOT_COVERED
             over &= np.isin(theirs, (_NOT_COVERED, _ACKNOWLEDGED, _LAPSED, _CANCELLED))
-            acked |= (theirs == _ACKNOWLEDGED) | (theirs == _LAPSED)
+            acked |= theirs == _ACKNOWLEDGED
+            lapsed |= theirs == _LAPSED
             np.maximum(counts, tried, out=counts)
         codes[counts > 0] = _FIRED
         over &= covered
         codes[(over | ~covered) & cancelled] = _CANCELLED
+        codes[over & lapsed] = _LAPSED
         codes[over & acked] = _ACKED
         counts[over & acked] = NO_COUNT
         return codes, counts

@@ -75,6 +75,7 @@ class TopicState:
     they are there: none older than ``first_base``.
     """
 
+    name: str  # in full
     record: TopicRecord
     read_at_ms: int  # by the database's clock
     begin_offset: int
@@ -90,7 +91,7 @@ class TopicState:
         for one in self.subscriptions:
             if one.record.name == name:
                 return one
-        raise NotFound(f"topic {self.record.name} has no subscription {name}")
+        raise NotFound(f"{self.name} has no subscription {name}")
 
 
 def read_topic(engine: Engine, connection: Connection, name: TopicName) -> TopicState:
@@ -148,8 +149,9 @@ def _read(
         ends = {id: end for tail in tails for id, end in tail.next_offsets().items()}
         log = Log.look(connection)
         states = {
-            record.id: _stored(connection, record, log, now_ms, ends.get(record.id, 0))
-            for record in records
+            one.id: _stored(connection, name, one, log, now_ms, ends.get(one.id, 0))
+            for name, one in zip(names, found, strict=True)
+            if isinstance(one, TopicRecord)
         }
         subscriptions = {
             one.record.id: one for state in states.values() for one in state.subscriptions
@@ -179,13 +181,14 @@ def _found(connection: Connection, name: TopicName) -> TopicRecord | NotFound:
 
 
 def _stored(
-    connection: Connection, record: TopicRecord, log: Log, now_ms: int, end: int
+    connection: Connection, name: TopicName, record: TopicRecord, log: Log, now_ms: int, end: int
 ) -> TopicState:
     """A topic as of the last checkpoint; by the journal its log ends at ``end``."""
     end = max(record.next_offset, end)
     # The one look at the log's tables: what is moved must be of the same moment.
     begin = log.first_offset(connection, record.id)
     return TopicState(
+        name.full,
         record,
         now_ms,
         end if begin is None else begin,

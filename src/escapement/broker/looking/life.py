@@ -21,7 +21,7 @@ from escapement.message import DEFAULT_PRIORITY, Blobs
 from escapement.storage.published import Published
 
 # Of one message as a whole. Cancelled: for everyone who had not been handed it.
-State = Literal["to_be_fired", "fired", "acked", "cancelled"]
+State = Literal["to_be_fired", "fired", "acked", "lapsed", "cancelled"]
 
 _NOT_COVERED: Final = "not covered"
 _ACKNOWLEDGED: Final = "acknowledged"
@@ -156,7 +156,9 @@ def _state(
 ) -> State:
     states = [one.state for one in standings if one.state != _NOT_COVERED]
     if states and all(state in _OVER for state in states):
-        return "acked" if _ACKNOWLEDGED in states or _LAPSED in states else "cancelled"
+        if _ACKNOWLEDGED in states:
+            return "acked"
+        return "lapsed" if _LAPSED in states else "cancelled"
     if not states and offset in topic.amendments.cancelled:
         return "cancelled"
     handed = any(one.attempts for one in standings)
