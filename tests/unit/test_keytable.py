@@ -40,10 +40,13 @@ def test_a_key_keeps_what_is_known_of_it_as_long_as_it_matters(
         everything = np.arange(13)
         at, known = table.find(everything)
         held = everything[known][table.busy[at[known]]]
-        assert dict(zip(held.tolist(), table.holders[table.busy].tolist(), strict=True)) == busy
+        holders = table.holders[at[known]][table.busy[at[known]]].tolist()
+        assert dict(zip(held.tolist(), holders, strict=True)) == busy
         first = everything[known][table.there[at[known]]]
-        offsets = table.heads.offsets[table.there].tolist()
+        offsets = table.heads.offsets[at[known]][table.there[at[known]]].tolist()
         assert dict(zip(first.tolist(), offsets, strict=True)) == heads
+        assert np.count_nonzero(table.busy) == len(busy)
+        assert np.count_nonzero(table.there) == len(heads)
         assert (table.ranks[table.there] == -table.heads.offsets[table.there]).all()
 
 
@@ -54,8 +57,25 @@ def test_a_key_is_found_by_its_slot_and_the_rest_of_its_hash() -> None:
     prints = table.prints_of(Rows.fresh(np.zeros(4, np.int64), np.arange(4), traits))
     assert prints.tolist() == [7, 7 + SLOTS, NO_PRINT, SLOTS - 1]
     assert prints.max() == PRINTS
-    table.place(prints[prints != NO_PRINT])
-    assert np.flatnonzero(table.slots(np.ones(3, bool))).tolist() == [7, SLOTS - 1]
+    at = table.place(prints[prints != NO_PRINT])
+    table.there[at] = True
+    assert np.flatnonzero(table.slots(table.there)).tolist() == [7, SLOTS - 1]
     wanted = np.zeros(SLOTS, bool)
     wanted[7] = True
-    assert table.prints[table.among(wanted)].tolist() == [7, 7 + SLOTS]
+    assert table.prints[table.among(wanted) & table.there].tolist() == [7, 7 + SLOTS]
+
+
+def test_keys_that_do_not_matter_any_more_take_no_room() -> None:
+    """Q9: memory follows what is ready and held, however many keys there were."""
+    table = KeyTable(whole=False)
+    at = table.place(np.array([5]))
+    table.busy[at] = True
+    for first in range(10, 10_000, 100):
+        at = table.place(np.arange(first, first + 100))
+        table.there[at] = True
+        table._check()
+        table.there[at] = False
+    assert len(table.prints) <= 404
+    places, known = table.find(np.array([5]))
+    assert known.all()
+    assert table.busy[places].all()

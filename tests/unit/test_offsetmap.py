@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.broker.subscription.offsetmap import NOWHERE, OffsetMap
+from escapement.broker.subscription.numbermap import NOWHERE
+from escapement.broker.subscription.offsetmap import OffsetMap
 from escapement.message import Int64s
 
 # Some pages that are full, and some of which there is one offset far away.

@@ -149,7 +149,7 @@ class KeyQueues:
         if free.any():
             self._take_free(rows.offsets[free])
             places = places[~free]
-        self._move_up(np.sort(places))
+        self._move_up(places)
 
     def _take_free(self, offsets: Int64s) -> None:
         first = self._free.take(len(offsets))
@@ -210,7 +210,7 @@ class KeyQueues:
         """
         assert not self._new
         table = self._table
-        heads = np.flatnonzero(table.there)
+        heads = self._by_key(np.flatnonzero(table.there))
         if not len(heads):
             return Rows.none()
         rows = Rows.concat([table.heads.pick(heads), *(run.rows_left() for run in self._runs)])
@@ -239,6 +239,10 @@ class KeyQueues:
 
     # -- heads -----------------------------------------------------------------------
 
+    def _by_key(self, places: Places) -> Places:
+        """In the order of keys, as runs have them."""
+        return places[np.argsort(self._table.prints[places])]
+
     def _set_heads(self, places: Places, run: _Run, at: Int64s) -> None:
         """These rows of a run are the first of their queues now."""
         table = self._table
@@ -251,10 +255,8 @@ class KeyQueues:
         table.heads.traits[places] = 0 if run.rows.traits is None else run.rows.traits[at]
 
     def _move_up(self, places: Places) -> None:
-        """Give queues, which lose their heads, their next row; ``places`` ascend.
-
-        O(places * runs).
-        """
+        """Give queues, which lose their heads, their next row; O(places * runs)."""
+        places = self._by_key(places)
         self._table.there[places] = False
         prints = self._table.prints[places]
         ranks = np.full(len(places), _LAST)

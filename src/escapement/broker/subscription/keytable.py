@@ -1,24 +1,26 @@
 """A table of keys: of each that matters now whether it is busy, and the first of its queue.
 
-A key matters while a message of it is ready or holds it. Keys have *places* in the table, in the
-order of their prints (see ``escapement.traits``); whoever works with many keys finds their
-places once, and then works with columns. What several ask about a key stands here together:
-who holds it (:mod:`~escapement.broker.subscription.keyhold`), and the head of its queue
+A key matters while a message of it is ready or holds it. Keys have *places* in the table, in no
+order; whoever works with many keys finds their places once, by their prints (see
+``escapement.traits``), and then works with columns. What several ask about a key stands here
+together: who holds it (:mod:`~escapement.broker.subscription.keyhold`), and the head of its queue
 (:mod:`~escapement.broker.subscription.keyqueues`).
 
-Places are good until the next ``place``. Keys that do not matter any more go then: memory follows
-what is ready and held.
+Places are good until the next ``place``. Keys that do not matter any more go when there is no
+room for another: memory follows what is ready and held. Behind the last key the columns say of
+nobody that it is busy, or has a head.
 
-Invariants (``_check``): prints ascend, each stands once.
+Invariants (``_check``): each print stands once, and is found where it stands.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.subscription.numbermap import NumberMap
 from escapement.broker.subscription.ready import Rows
 from escapement.message import Int64s
 from escapement.traits import PRINTS, SLOTS, have_keys, key_prints, slots_of_prints
@@ -26,6 +28,9 @@ from escapement.traits import PRINTS, SLOTS, have_keys, key_prints, slots_of_pri
 # The print of what has none: a message without a key, where the order is by key.
 NO_PRINT: Final = PRINTS
 NO_PLACE: Final = -1
+
+# Room for so many times the keys that matter, where there is too little.
+_GROWTH: Final = 2
 
 Bools = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
@@ -38,10 +43,22 @@ class KeyTable:
       whole: everything has one key, 0.
     """
 
-    __slots__ = ("busy", "heads", "holders", "prints", "ranks", "there", "whole")
+    __slots__ = (
+        "_height",
+        "_places",
+        "busy",
+        "heads",
+        "holders",
+        "prints",
+        "ranks",
+        "there",
+        "whole",
+    )
 
     def __init__(self, whole: bool) -> None:
         self.whole = whole
+        self._places = NumberMap()  # by print
+        self._height = 0  # keys, with those that do not matter any more
         self.prints: Int64s = np.zeros(0, np.int64)
         self.busy: Bools = np.zeros(0, bool)
         self.holders: Int64s = np.zeros(0, np.int64)  # offsets, where a key is busy
@@ -61,50 +78,51 @@ class KeyTable:
 
     def find(self, prints: Int64s) -> tuple[Places, Bools]:
         """Where these keys stand, and which are here at all; intp[n], bool[n]."""
-        if (prints[1:] >= prints[:-1]).all():
-            return self._find(prints)
-        order = np.argsort(prints)  # what is sought in order is found sooner
-        places, here = np.empty(len(order), np.intp), np.empty(len(order), bool)
-        places[order], here[order] = self._find(prints[order])
-        return places, here
-
-    def _find(self, prints: Int64s) -> tuple[Places, Bools]:
-        if not len(self.prints):
-            return np.zeros(len(prints), np.intp), np.zeros(len(prints), bool)
-        places = np.searchsorted(self.prints, prints)
-        places[places == len(self.prints)] = 0
-        return places, self.prints[places] == prints
+        places = self._places.get(prints)
+        known = places >= 0
+        return (places if known.all() else np.where(known, places, 0)), known
 
     def place(self, prints: Int64s) -> Places:
         """Where these keys stand; those that are not here are added, and then places change."""
         places, known = self.find(prints)
         if known.all():
             return places
-        stay = self.busy | self.there
-        stay[places[known]] = True
         new = np.sort(prints[~known])
-        self._add(new[np.diff(new, prepend=-1) > 0], np.flatnonzero(stay))
-        return self.find(prints)[0]
+        new = new[np.diff(new, prepend=-1) > 0]
+        if self._height + len(new) > len(self.prints):
+            self._make_room(len(new), places[known])
+        at = np.arange(self._height, self._height + len(new))
+        self._height += len(new)
+        self.prints[at] = new
+        self._places.add(new, at)
+        return self._places.get(prints)
 
-    def _add(self, new: Int64s, kept: Places) -> None:
-        """Have these keys, which ascend, beside those that stay."""
-        prints = np.concatenate((self.prints[kept], new))
-        order = np.argsort(prints, kind="stable")  # of two sorted runs
-        self.prints = prints[order]
-        # The new ones come from a row of nothing behind all others.
-        kept = np.concatenate((kept, np.full(len(new), len(self.busy))))[order]
-        self.busy = np.append(self.busy, False)[kept]
-        self.there = np.append(self.there, False)[kept]
-        self.holders = np.append(self.holders, 0)[kept]
-        self.ranks = np.append(self.ranks, 0)[kept]
-        traits = self.heads.traits
-        assert traits is not None
+    def _make_room(self, more: int, wanted: Places) -> None:
+        """Let go of the keys that do not matter, but for these; have room for ``more`` others."""
+        stay = self.busy | self.there
+        stay[wanted] = True
+        kept = np.flatnonzero(stay)
+        room = _GROWTH * (len(kept) + more)
+
+        def column(old: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            new = np.zeros(room, old.dtype)
+            new[: len(kept)] = old[kept]
+            return new
+
+        self.prints = column(self.prints)
+        self.busy, self.there = column(self.busy), column(self.there)
+        self.holders, self.ranks = column(self.holders), column(self.ranks)
+        heads = self.heads
+        assert heads.traits is not None
         self.heads = Rows(
-            np.append(self.heads.due_ms, 0)[kept],
-            np.append(self.heads.offsets, 0)[kept],
-            np.append(self.heads.attempts, 0)[kept],
-            np.append(traits, np.uint32(0))[kept],
+            column(heads.due_ms),
+            column(heads.offsets),
+            column(heads.attempts),
+            column(heads.traits),
         )
+        self._height = len(kept)
+        self._places = NumberMap()
+        self._places.add(self.prints[: len(kept)], np.arange(len(kept)))
 
     def slots(self, which: Bools) -> Bools:
         """The slots of these keys; bool[SLOTS]."""
@@ -119,4 +137,8 @@ class KeyTable:
 
     def _check(self) -> None:
         """Assert every invariant."""
-        assert (np.diff(self.prints) > 0).all(), "keys are out of order"
+        self._places._check()
+        assert len(self._places) == self._height <= len(self.prints)
+        prints = self.prints[: self._height]
+        assert np.array_equal(self._places.get(prints), np.arange(self._height)), "a key is lost"
+        assert not (self.busy | self.there)[self._height :].any(), "nobody is busy"

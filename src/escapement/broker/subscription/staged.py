@@ -27,7 +27,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.subscription.offsetmap import NOWHERE, OffsetMap
+from escapement.broker.subscription.numbermap import NOWHERE
+from escapement.broker.subscription.offsetmap import OffsetMap
 from escapement.broker.subscription.ready import Rows, order_of
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.index.columns import FixedColumns, Pick, assemble

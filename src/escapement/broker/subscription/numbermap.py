@@ -1,0 +1,96 @@
+"""A map from numbers to numbers, arrays in and arrays out.
+
+A hash table with open addressing: a number's slot is the upper bits of its product with the
+golden ratio, or the next free one behind that. Numbers that follow each other come to lie far
+apart in it, and hashes anywhere, so nearly all are found at the first look; the few others are
+looked for together, a slot further each time.
+
+Invariants (``_check``): each number stands once, and no slot between its own and where it
+stands is free; at most half of the slots are taken.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from escapement.message import Int64s
+
+# What stands where there is no number.
+NOWHERE: Final = -1
+
+_GOLDEN: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
+_LEAST_BITS: Final = 4
+_LEAST_FREE: Final = 2  # times what is taken
+_GROWTH: Final = 4
+
+
+class NumberMap:
+    """See the module's docstring. Keys and numbers are not negative."""
+
+    __slots__ = ("_bits", "_count", "_keys", "_numbers")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._make(_LEAST_BITS)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get(self, keys: Int64s) -> Int64s:
+        """The number of each key, ``NOWHERE`` for none; int64[n]."""
+        at = self._slots(keys)
+        there = self._keys[at]
+        far = np.flatnonzero((there != keys) & (there != NOWHERE))
+        while len(far):
+            at[far] = self._next(at[far])
+            there = self._keys[at[far]]
+            far = far[(there != keys[far]) & (there != NOWHERE)]
+        return self._numbers[at]
+
+    def add(self, keys: Int64s, numbers: Int64s) -> None:
+        """Take in keys that are not here yet, each once, with their numbers."""
+        self._count += len(keys)
+        if _LEAST_FREE * self._count > len(self._keys):
+            taken = np.flatnonzero(self._keys != NOWHERE)
+            old = self._keys[taken], self._numbers[taken]
+            self._make((_GROWTH * self._count - 1).bit_length())
+            self._fill(*old)
+        self._fill(keys, numbers)
+
+    def _make(self, bits: int) -> None:
+        """Have so many slots, all of them free."""
+        self._bits = bits
+        self._keys: Int64s = np.full(1 << bits, NOWHERE)
+        self._numbers: Int64s = np.full(1 << bits, NOWHERE)
+
+    def _fill(self, keys: Int64s, numbers: Int64s) -> None:
+        at = self._slots(keys)
+        while len(keys):
+            free = self._keys[at] == NOWHERE
+            # Of several that come to the same slot the last one has it.
+            self._keys[at[free]] = keys[free]
+            placed = self._keys[at] == keys
+            self._numbers[at[placed]] = numbers[placed]
+            left = ~placed
+            keys, numbers, at = keys[left], numbers[left], self._next(at[left])
+
+    def _slots(self, keys: Int64s) -> Int64s:
+        """Where each key is looked for first."""
+        products = keys.view(np.uint64) * _GOLDEN
+        slots: Int64s = (products >> np.uint64(64 - self._bits)).view(np.int64)
+        return slots
+
+    def _next(self, slots: Int64s) -> Int64s:
+        following: Int64s = (slots + 1) & (len(self._keys) - 1)
+        return following
+
+    def _check(self) -> None:
+        """Assert every invariant."""
+        taken = np.flatnonzero(self._keys != NOWHERE)
+        assert len(taken) == self._count, "the count is wrong"
+        assert _LEAST_FREE * self._count <= len(self._keys), "it is too full"
+        keys = self._keys[taken]
+        assert len(np.unique(keys)) == len(keys), "a key stands twice"
+        assert np.array_equal(self.get(keys), self._numbers[taken]), "a key is not found"
