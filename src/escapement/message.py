@@ -172,6 +172,25 @@ def copy_strings(
             into[to + rest] = out_of[begin + rest]
 
 
+def cells_of(data: Buffer, begins: Int64s, lengths: UInt32s, width: int) -> npt.NDArray[np.void]:
+    """``data[begin : begin + width]`` for each, of which ``lengths`` are wanted; void[n].
+
+    Where ``data`` ends sooner it is filled up with anything. No length is above ``width``.
+    """
+    last = len(data) - width
+    beyond = np.flatnonzero((begins > last) & (lengths > 0))
+    if last < 0:
+        cells = np.zeros(len(begins), np.dtype((np.void, width)))
+    else:
+        cells = _windows(data, width)[np.minimum(begins, last)]
+    if len(beyond):  # no more than ``width`` different strings lie there
+        rows = cells.view(np.uint8).reshape(-1, width)
+        for row in beyond.tolist():
+            begin, length = int(begins[row]), int(lengths[row])
+            rows[row, :length] = np.frombuffer(data, np.uint8, length, begin)
+    return cells
+
+
 def _windows(data: Buffer, width: int) -> npt.NDArray[np.void]:
     """An element of ``width`` bytes at each position of ``data``; they overlap."""
     dtype = np.dtype((np.void, width))

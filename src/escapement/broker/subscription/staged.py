@@ -11,7 +11,8 @@ the index when it goes out. So nothing depends on what is here but speed.
 
 What was read together is a *part*. Where each message lies is known of its offset, so that a
 frame's are found at once, however many parts there are. Parts that are mostly done are made
-into one.
+into one. Of what is not here any more the map may still say where it was: numbers of parts are
+not used again.
 
 Invariants (``_check``): the map of offsets is sound; no message stands twice in a part.
 
@@ -27,7 +28,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.subscription.numbermap import NOWHERE
 from escapement.broker.subscription.offsetmap import OffsetMap
 from escapement.broker.subscription.ready import Rows, order_of
 from escapement.message import Int64s, MessageBatch
@@ -84,7 +84,7 @@ class Staged:
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}  # by number, ascending
         self._next = 0
-        self._places = OffsetMap()  # of each message: the number of its part, and the row
+        self._places = OffsetMap()  # where each message is, or was: part and row
         self._expected: list[Rows] = []
         self.expected = 0  # rows that are ready and were not read
         self._asked = 0  # rows that were asked for since ``keep``
@@ -150,11 +150,9 @@ class Staged:
         self._asked = 0
         left = {}
         for number, part in self._parts.items():
-            stays = which(part.offsets)
-            if 2 * int(np.count_nonzero(stays)) <= part.height:
-                here = self._is_here(part)
-                self._places.put(part.offsets[here], np.full(int(here.sum()), NOWHERE))
-                left[number] = np.flatnonzero(here & stays)
+            stays = np.flatnonzero(which(part.offsets))
+            if 2 * len(stays) <= part.height:
+                left[number] = self._here(part, stays)
         self._join(left)
         if self._places.size_bytes > _SPARSE_BYTES * self._height:
             self._places = OffsetMap()
@@ -183,8 +181,9 @@ class Staged:
         numbers = places >> _ROW_BITS
         bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
         for low, high in pairwise(bounds):
-            part = self._parts[int(numbers[low])]
-            yield part, wanted[low:high], places[low:high] - part.first_place
+            part = self._parts.get(int(numbers[low]))
+            if part is not None:
+                yield part, wanted[low:high], places[low:high] - part.first_place
 
     # -- parts -----------------------------------------------------------------------
 
@@ -200,10 +199,10 @@ class Staged:
     def _height(self) -> int:
         return sum(part.height for part in self._parts.values())
 
-    def _is_here(self, part: _Part) -> Bools:
-        """Which rows of a part were not read again since; bool[height]."""
-        is_here: Bools = self._places.get(part.offsets) == part.places
-        return is_here
+    def _here(self, part: _Part, rows: Int64s) -> Int64s:
+        """Those of the rows of a part that were not read again since."""
+        here: Int64s = rows[self._places.get(part.offsets[rows]) == part.first_place + rows]
+        return here
 
     def _join_small(self) -> None:
         """Make one part of small ones at the end, so that there are few."""
@@ -214,7 +213,8 @@ class Staged:
             small.append(numbers.pop())
             height += self._parts[small[-1]].height
         if len(small) > 1:
-            self._join({no: np.flatnonzero(self._is_here(self._parts[no])) for no in small})
+            parts = [(number, self._parts[number]) for number in small]
+            self._join({no: self._here(part, np.arange(part.height)) for no, part in parts})
 
     def _join(self, left: dict[int, Int64s]) -> None:
         """Make one part of these, of which these rows are left."""

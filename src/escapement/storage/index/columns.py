@@ -26,6 +26,7 @@ from escapement.message import (
     MessageBatch,
     UInt8s,
     UInt32s,
+    cells_of,
     copy_strings,
 )
 
@@ -33,6 +34,11 @@ from escapement.message import (
 _FIRST_BYTES: Final = 128
 # Of rows of which fewer than one in so many follow each other each is copied by itself.
 _FEW_NEIGHBOURS: Final = 8
+# Strings that lie apart are taken as cells of equal width, where there are at least so many, and
+# they are no wider: if all have one length, or if what is cut off again is little.
+_FEW: Final = 128
+_WIDE_BYTES: Final = 1024
+_NARROW_BYTES: Final = 32
 
 
 class Strings(Protocol):
@@ -221,6 +227,11 @@ def _strings(
     lengths = np.zeros(count, np.uint32)
     for pick, _, source in used:
         lengths[pick.places] = source.lengths[pick.rows]
+    if count >= _FEW and all(run is None for _, run, _ in used):
+        widest = int(lengths.max())
+        uniform = len(used) == len(picks) and int(lengths.min()) == widest
+        if 0 < widest <= (_WIDE_BYTES if uniform else _NARROW_BYTES):
+            return _from_cells(lengths, widest, uniform, [(p, s) for p, _, s in used])
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - lengths
     out = np.empty(int(ends[-1]), np.uint8)
@@ -234,6 +245,24 @@ def _strings(
         widths = source.starts[lasts] + source.lengths[lasts] - begins
         copy_strings(out, starts[places[run[0]]], source.data, begins, widths)
     return Blobs(lengths, out.data)
+
+
+def _from_cells(
+    lengths: UInt32s, width: int, uniform: bool, used: Sequence[tuple[Pick, Strings]]
+) -> Blobs:
+    """The strings of rows that lie apart, each of which is taken as a cell of ``width`` bytes.
+
+    Args:
+      lengths: how long each is, at most ``width``.
+      uniform: all are as long as that, and otherwise what a cell has more is cut off.
+    """
+    cells = np.empty(len(lengths), np.dtype((np.void, width)))
+    for (places, _, rows), source in used:
+        cells[places] = cells_of(source.data, source.starts[rows], lengths[places], width)
+    found = cells.view(np.uint8)
+    if not uniform:
+        found = found.reshape(-1, width)[np.arange(width) < lengths[:, None]]
+    return Blobs(lengths, found.data)
 
 
 def _runs(places: Int64s, rows: Int64s) -> tuple[Int64s, Int64s] | None:

@@ -1,0 +1,73 @@
+"""One batch gathered out of many columns, held to plain lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escapement.message import Blobs, MessageBatch
+from escapement.storage.index.columns import FixedColumns, Pick, assemble
+
+WIDTHS = st.sampled_from(["one", "narrow", "wide", "any"])
+
+
+def strings(rng: np.random.Generator, height: int, widths: str) -> list[bytes]:
+    """As many byte strings, of lengths as a column may have them."""
+    low, high = {"one": (9, 10), "narrow": (0, 33), "wide": (0, 200), "any": (0, 1500)}[widths]
+    return [rng.bytes(int(length)) for length in rng.integers(low, high, height)]
+
+
+@settings(deadline=None)
+@given(
+    heights=st.lists(st.integers(1, 400), min_size=1, max_size=4),
+    payloads=WIDTHS,
+    keys=st.one_of(st.none(), WIDTHS),
+    scattered=st.booleans(),
+    seed=st.integers(0, 1 << 32),
+)
+def test_every_row_comes_to_its_place(
+    heights: list[int], payloads: str, keys: str | None, scattered: bool, seed: int
+) -> None:
+    """Of strings of one length and of many, at the ends of columns too, and of no keys."""
+    rng = np.random.default_rng(seed)
+    wanted: list[tuple[bytes, bytes, int]] = []
+    sources = []
+    for number, height in enumerate(heights):
+        own = strings(rng, height, payloads)
+        named = strings(rng, height, keys) if keys is not None and number % 2 == 0 else None
+        priorities = rng.integers(0, 256, height).astype(np.uint8)
+        batch = MessageBatch(
+            Blobs.of(own), None if named is None else Blobs.of(named), None, priorities
+        )
+        sources.append(FixedColumns.of(batch))
+        wanted += zip(own, named or [b""] * height, priorities.tolist(), strict=True)
+    total = sum(heights)
+    order = rng.permutation(total) if scattered else np.arange(total)  # the row of each place
+    place_of = np.argsort(order)
+    picks, first = [], 0
+    for height, columns in zip(heights, sources, strict=True):
+        places = np.sort(place_of[first : first + height])
+        picks.append(Pick(places, columns, order[places] - first))
+        first += height
+    made = assemble(total, picks)
+    found_keys = [b""] * total if made.keys is None else made.keys.to_list()
+    assert made.priorities is not None
+    found = list(zip(made.payloads.to_list(), found_keys, made.priorities.tolist(), strict=True))
+    assert found == [wanted[row] for row in order.tolist()]
+
+
+@pytest.mark.parametrize("length", [0, 1, 31])
+def test_strings_at_the_end_of_their_column_are_whole(length: int) -> None:
+    """What is shorter than the widest of them, and behind which there is nothing."""
+    kept = [b"x" * 32, *[b"" for _ in range(200)], *[b"%d" % n for n in range(200)], b"y" * length]
+    alone = [b"z"]
+    sources = [FixedColumns.of(MessageBatch(Blobs.of(rows))) for rows in (kept, alone)]
+    places = np.arange(len(kept))[::-1].copy()
+    picks = [
+        Pick(places, sources[0], np.arange(len(kept))),
+        Pick(np.array([len(kept)]), sources[1], np.array([0])),
+    ]
+    made = assemble(len(kept) + 1, picks)
+    assert made.payloads.to_list() == [*reversed(kept), *alone]
