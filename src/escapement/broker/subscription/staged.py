@@ -43,7 +43,7 @@ _ROW_BYTES: Final = 64
 _ROW_BITS: Final = 32
 
 # The map of offsets is made anew where it takes more for each message.
-_SPARSE_BYTES: Final = 64
+_SPARSE_BYTES: Final = 256
 
 Bools = npt.NDArray[np.bool_]
 Which = Callable[[Int64s], Bools]
@@ -151,7 +151,7 @@ class Staged:
         left = {}
         for number, part in self._parts.items():
             stays = np.flatnonzero(which(part.offsets))
-            if 2 * len(stays) <= part.height:
+            if 4 * len(stays) <= part.height:
                 left[number] = self._here(part, stays)
         self._join(left)
         if self._places.size_bytes > _SPARSE_BYTES * self._height:
