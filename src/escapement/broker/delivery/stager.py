@@ -22,8 +22,10 @@ from escapement.storage.blocking import Run
 from escapement.storage.index import DelayedIndex
 from escapement.storage.index.plan import Fetch
 
-# A piece of it has so many bytes, if messages are what they were of late.
-STAGED_BYTES: Final = 4 * 1024 * 1024
+# A piece of it has so many bytes, if messages are what they were of late, and no more rows: it
+# lies in some twenty tables and blocks, each of which has its price.
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+_PIECE_ROWS: Final = 65_536
 
 
 class Stager:
@@ -45,9 +47,9 @@ class Stager:
         rows = subscription.to_stage(found, self._room_bytes, topic.sizes.mean_bytes)
         if not rows.height:
             return
-        # All is pinned now, and read by pieces as large as frames: what a message weighs is
-        # known only afterwards. Of a topic of which nothing is known nothing is read ahead.
-        step = topic.sizes.frame_messages(self._limits.deliver_messages, STAGED_BYTES)
+        # All is pinned now, and read by pieces: what a message weighs is known only afterwards.
+        # Of a topic of which nothing is known nothing is read ahead.
+        step = topic.sizes.frame_messages(_PIECE_ROWS, _PIECE_BYTES)
         pieces = [rows.pick(slice(at, at + step)) for at in range(0, rows.height, step)]
         fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)

@@ -43,7 +43,7 @@ _ROW_BYTES: Final = 64
 _ROW_BITS: Final = 32
 
 # The map of offsets is made anew where it takes more for each message.
-_SPARSE_BYTES: Final = 256
+_SPARSE_BYTES: Final = 128
 
 Bools = npt.NDArray[np.bool_]
 Which = Callable[[Int64s], Bools]
