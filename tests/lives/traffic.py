@@ -244,7 +244,7 @@ class Traffic(Life):
             had = offset in claim.acked or offset in claim.fired
             assert name in outcome.handed or not had or offset < model.begin
             # Of what is forgotten it is not said any more who had it.
-            if outcome.done and name not in outcome.handed and offset not in claim.acked:
+            if outcome.done and name not in outcome.handed and offset not in claim.done():
                 claim.spared.add(offset)
         if outcome.done:
             model.cancelled.add(offset)
