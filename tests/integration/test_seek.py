@@ -440,3 +440,36 @@ async def test_a_place_that_is_none_is_refused(mock_clock: trio.testing.MockCloc
                     "subscriptions.seek", topic="x", subscription="t", position="latest"
                 )
             assert await arrived(inbox) == []
+
+
+@pytest.mark.parametrize("restart", ["no", "stop", "crash"])
+async def test_what_was_due_by_a_clock_that_was_set_back_is_filled_in(
+    mock_clock: trio.testing.MockClock, engine: Engine, restart: str
+) -> None:
+    """Q7, invariant 7: the index forgot it when it was due, and it is not due any more."""
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            await publish(broker, "t/n/x", 1, 2, 3)
+            await world.clock.advance(hours=2.5)
+            async with broker.consumer("t/n/x", "first", position="earliest") as inbox:
+                assert await taken(inbox) == [b"1", b"2"]
+            await world.checkpoint()
+        if restart == "stop":
+            await world.stop()
+        elif restart == "crash":
+            await world.crash()
+        world.clock.set_back(2 * HOUR_MS)
+        if restart != "no":
+            await world.restart()
+        await world.clock.advance(seconds=1)
+        async with world.connect() as broker:
+            async with broker.consumer("t/n/x", "late", position="earliest") as inbox:
+                await world.clock.advance(minutes=1)
+                assert await taken(inbox) == []
+                await world.clock.advance(hours=1)
+                assert await taken(inbox) == [b"1"]
+                await world.checkpoint()
+                await world.clock.advance(hours=2)
+                assert await taken(inbox) == [b"2", b"3"]
+                await world.clock.advance(days=1)
+                assert await taken(inbox) == []

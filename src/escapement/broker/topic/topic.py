@@ -246,6 +246,18 @@ class Topic:
             due_ms, offsets, batch = due_ms[at], offsets[at], batch.take(at)
         self._index.add_again(self.id, offsets, due_ms, batch)
 
+    def fill_in(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
+        """The index may have forgotten these. What is not due, by a clock that was set back, is
+        to come once more; offsets ascend.
+        """
+        traits = self._index.add_again(self.id, offsets, due_ms, batch)
+        later = due_ms > now_ms
+        if later.any():
+            self.amendments.repeating = True  # the wheel may have them
+            self.place(
+                due_ms[later], offsets[later], now_ms, None if traits is None else traits[later]
+            )
+
     # -- messages move ----------------------------------------------------------------
 
     def withhold(self, offsets: Int64s) -> None:

@@ -176,7 +176,13 @@ class Checkpointer:
                 for group in index_checkpoint.groups():
                     keeps = [self._live(part) for part in group.parts()]
                     await self._run(index_checkpoint.write, group, keeps)
-                await self._run(index_checkpoint.finish, self._log_identity, positions, lineage)
+                await self._run(
+                    index_checkpoint.finish,
+                    self._log_identity,
+                    positions,
+                    lineage,
+                    self._index.forgotten_until_ms,
+                )
             except BaseException:
                 self._index.abandon(index_checkpoint)
                 raise
@@ -189,7 +195,9 @@ class Checkpointer:
         topic = self._registry.active.get(part.topic_id)
         if topic is None:
             return None  # nobody has touched it: all of it is kept
-        return topic.claims.live(part.due_ms, part.offsets, self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        self._index.forgotten_until_ms = max(self._index.forgotten_until_ms, now_ms)
+        return topic.claims.live(part.due_ms, part.offsets, now_ms)
 
     # -- the state -----------------------------------------------------------------
 

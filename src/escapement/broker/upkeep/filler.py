@@ -162,11 +162,12 @@ class Filler:
         due_ms: Int64s,
         batch: MessageBatch,
     ) -> None:
-        """Add to the index what of some messages is due and wanted."""
+        """Add to the index what of some messages is wanted, and may have been forgotten."""
         now_ms = self._clock.now_ms()
         due_ms = topic.amendments.moves.current(offsets, due_ms)
-        # What is not yet due was never forgotten.
-        wanted = (due_ms <= now_ms) & (offsets >= subscription.record.fill_from)
+        # What is not yet due was not forgotten, unless the clock was set back since.
+        wanted = due_ms <= max(now_ms, self._index.forgotten_until_ms)
+        wanted &= offsets >= subscription.record.fill_from
         wanted &= subscription.covers(due_ms, offsets)
         wanted &= ~subscription.acked.contains(offsets)
         standing = topic.amendments.uncancelled(offsets)
@@ -175,6 +176,7 @@ class Filler:
             wanted &= standing | subscription.holds(offsets)
         at = np.flatnonzero(wanted)
         if len(at):
-            self._index.add_again(topic.id, offsets[at], due_ms[at], batch.take(at))
+            topic.fill_in(offsets[at], due_ms[at], batch.take(at), now_ms)
             first = at[np.lexsort((offsets[at], due_ms[at]))[0]]
-            subscription.fall_behind(Key(int(due_ms[first]), int(offsets[first])))
+            if due_ms[first] <= now_ms:
+                subscription.fall_behind(Key(int(due_ms[first]), int(offsets[first])))

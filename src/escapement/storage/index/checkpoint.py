@@ -192,11 +192,13 @@ class Checkpoint:
         log_identity: str,
         positions: Mapping[int, Position],
         lineage: Lineage,
+        forgotten_until_ms: int = 0,
     ) -> None:
         """Make segment and manifest durable; blocking.
 
         ``positions`` are those of the log when the checkpoint began; they advance even
-        if nothing was live and there is no segment.
+        if nothing was live and there is no segment. By ``forgotten_until_ms`` was due what
+        was not live any more.
 
         Raises:
           StorageError: the disk refuses; abandon the checkpoint.
@@ -210,6 +212,7 @@ class Checkpoint:
                     dict(positions),
                     {**(old.segments if old else {}), **added},
                     lineage,
+                    max(forgotten_until_ms, old.forgotten_until_ms if old else 0),
                 )
             )
         self.finished = True

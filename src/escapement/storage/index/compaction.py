@@ -247,7 +247,8 @@ class Compaction:
             assert old is not None
             assert gone <= old.segments.keys()
             kept = {name: size for name, size in old.segments.items() if name not in gone}
-            return replace(old, segments={**kept, **added})
+            until_ms = max(old.forgotten_until_ms, self._due_until_ms)
+            return replace(old, segments={**kept, **added}, forgotten_until_ms=until_ms)
 
         self._named = True
         with writing(self._output):

@@ -74,6 +74,9 @@ class DelayedIndex:
         self._cache = cache
         self._failpoint = failpoint
         self.full_checkpoints = 0  # begun since it was opened because memory was half full
+        # What was due by then may have been left out, or be about to be; monotone, as the wall
+        # clock is not: whoever needs it again adds it again, due or not.
+        self.forgotten_until_ms = manifest.current.forgotten_until_ms if manifest.current else 0
         self._segments = segments
         self._active = Generation(limits.table_rows, limits.kept_bytes)
         self._frozen: list[Generation] = []
@@ -377,6 +380,7 @@ class DelayedIndex:
         assert self._compaction is None, "one compaction at a time"
         inputs = self._segments.named(names)
         assert len(inputs) == len(names) > 0
+        self.forgotten_until_ms = max(self.forgotten_until_ms, due_until_ms)
         self._compaction = Compaction(
             inputs,
             self._segments.next_path(),

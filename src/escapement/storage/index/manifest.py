@@ -6,7 +6,8 @@ between. It is a line with a checksum and a JSON object, readable by people:
 
     escapement index manifest 1 <crc-32>
     {"log": ..., "mark": [life, number], "base": [life, number],
-     "positions": {lane: [seq, group]}, "segments": {name: size_bytes}}
+     "positions": {lane: [seq, group]}, "segments": {name: size_bytes},
+     "forgotten_until_ms": ms}
 
 Knows nothing of what is inside a segment. Checkpoint and compaction both change it,
 from threads; each change is applied to the newest state, under a lock.
@@ -78,6 +79,8 @@ class Manifest:
     positions: Mapping[int, Position]
     segments: Mapping[str, int]  # name of the file, size in bytes
     lineage: Lineage
+    # What was due by then may have been left out; the clock may have been set back since.
+    forgotten_until_ms: int = 0
 
     def encode(self) -> bytes:
         body = json.dumps(
@@ -87,6 +90,7 @@ class Manifest:
                 "base": self.lineage.base,
                 "positions": {str(k): [s, g.hex()] for k, (s, g) in self.positions.items()},
                 "segments": dict(self.segments),
+                "forgotten_until_ms": self.forgotten_until_ms,
             },
             indent=1,
         ).encode()
@@ -107,7 +111,8 @@ class Manifest:
             segments = {str(name): int(size) for name, size in fields["segments"].items()}
             # An earlier program wrote neither, beside a database that named no checkpoint.
             lineage = Lineage(_mark(fields.get("mark")), _mark(fields.get("base")))
-            return cls(str(fields["log"]), positions, segments, lineage)
+            until_ms = int(fields.get("forgotten_until_ms", 0))
+            return cls(str(fields["log"]), positions, segments, lineage, until_ms)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IndexDamaged(f"{where}: {error!r}") from error
 
