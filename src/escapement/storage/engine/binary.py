@@ -60,6 +60,7 @@ _PREPARE_OK = struct.Struct("<xIHH")  # status, statement id, columns, parameter
 _EXECUTE = struct.Struct("<BIBI")  # command, statement id, flags, iterations
 _CLOSE = struct.Struct("<BI")  # command, statement id
 _UNSIGNED: Final = 32  # column flag
+_MOST_DEFINITIONS: Final = 1024  # columns of which it is remembered how they are read
 
 _TYPE_NULL = struct.pack("<BB", FIELD_TYPE.NULL, 0)
 _TYPE_INT = struct.pack("<BB", FIELD_TYPE.LONGLONG, 0)
@@ -205,7 +206,7 @@ class PreparedStatements:
             ok = OKPacketWrapper(first)
             return Result([], int(ok.affected_rows), int(ok.insert_id))
         count = first.read_length_encoded_integer()
-        decoders = [_decoder(wire._read_packet(FieldDescriptorPacket)) for _ in range(count)]
+        decoders = [_decoder_of(wire._read_packet().get_all_data()) for _ in range(count)]
         _expect_eof(wire._read_packet())
         rows: list[Row] = []
         while not (packet := _read_packet(wire, into)).is_eof_packet():
@@ -334,6 +335,15 @@ def _decode_row(packet: MysqlPacket, decoders: Sequence[_Decoder]) -> Row:
     return tuple(
         [None if nulls >> at & 1 else decode(packet) for at, decode in enumerate(decoders)]
     )
+
+
+@functools.lru_cache(_MOST_DEFINITIONS)
+def _decoder_of(definition: bytes) -> _Decoder:
+    """How a value of the column is read that is defined so.
+
+    A statement's columns are defined anew with each reply, and always alike.
+    """
+    return _decoder(FieldDescriptorPacket(definition, "utf-8"))
 
 
 def _decoder(column: FieldDescriptorPacket) -> _Decoder:
