@@ -179,7 +179,7 @@ class DataDirectoryInUse(StorageError):
 
 
 class LogDamaged(StorageError):
-    """Is raised when a row of the log or the journal fails its checksum, or is missing."""
+    """Is raised when a row of the log, of cursors or of the journal is damaged, or is missing."""
 
     code = "log_damaged"
 

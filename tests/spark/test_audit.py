@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
-from storied import TOPIC, Expected, fill
+from storied import CONFIG, TOPIC, Expected, fill
 
+from escapement import testing
 from escapement.cli.main import run as command
 from escapement.errors import InvalidRequest, NotFound
 from escapement.names import TopicName
@@ -188,6 +189,34 @@ def test_what_does_not_add_up_is_said(
     connection.close()
     found = audited(spark, data)
     assert any(said in one.what for one in found.findings), found.findings
+
+
+def test_a_topic_that_cannot_be_read_hides_no_other(
+    spark: SparkSession, sound: tuple[Path, list[Expected]], tmp_path: Path
+) -> None:
+    """B7: of those that are read together; none is counted twice."""
+    data = tmp_path / "data"
+    shutil.copytree(sound[0], data)
+    engine = SqliteEngine(data / FILE_NAME)
+
+    async def publish() -> None:
+        async with testing.start(config=CONFIG, engine=engine) as world, world.connect() as broker:
+            for name in ("shop/eu/a", "shop/eu/z"):
+                async with await broker.producer(name) as producer:
+                    await producer.send_many([b"."] * 10)
+
+    testing.run(publish)
+    engine.close()
+    connection = sqlite3.connect(data / FILE_NAME)
+    with connection:
+        connection.execute("UPDATE cursor_chunks SET data = x'00' WHERE subscription_id > 0")
+    connection.close()
+    found = run(spark, AuditConfig({"data": str(data)}))
+    assert [one.topic for one in found.findings] == [TOPIC]
+    assert [(one.topic, one.messages) for one in found.topics] == [
+        ("shop/eu/a", 10),
+        ("shop/eu/z", 10),
+    ]
 
 
 def test_the_command_tells_by_its_exit_code_what_does_not_add_up_from_what_failed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -25,17 +26,21 @@ from pyspark.sql.types import (
 )
 from storied import CONFIG, HOUR_MS, TOPIC, Expected, begin_anew, fill
 
+from escapement import testing
 from escapement.errors import InvalidRequest, LogForgotten, NotFound
 from escapement.message import Blobs
 from escapement.pipeline import arrow, reading
+from escapement.pipeline.archived import ArchivedPart
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.maps import decode_maps
 from escapement.pipeline.options import Options
+from escapement.pipeline.part import Part
 from escapement.pipeline.planning import BatchPlan
-from escapement.pipeline.reader import check_types
+from escapement.pipeline.reader import check_types, read_partition
 from escapement.pipeline.reading import read_part
 from escapement.pipeline.selection import Span
+from escapement.pipeline.streaming import StreamPlan
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
@@ -250,6 +255,40 @@ def test_rows_that_go_one_by_one_under_a_task_are_noticed(
     batches = read_part(engine, replace(part, fail_on_loss=False), schema)
     assert [n for batch in batches for n in batch["offset"].to_pylist()] == left
     engine.close()
+
+
+def test_topics_with_little_in_them_share_a_task(tmp_path: Path) -> None:
+    """B7: in a batch and in a stream, unless many tasks, or small ones, are asked for."""
+    names = [f"shop/eu/{number}" for number in range(3)]
+    engine = SqliteEngine(tmp_path / FILE_NAME)
+
+    async def publish() -> None:
+        async with testing.start(config=CONFIG, engine=engine) as world, world.connect() as broker:
+            await broker.admin("namespaces.create", namespace="shop/eu")
+            for name in names:
+                async with await broker.producer(name) as producer:
+                    await producer.send_many([name.encode()] * 10)
+
+    testing.run(publish)
+    engine.close()
+
+    def asked(**options: str) -> Options:
+        return Options({"topics": ",".join(names), "data": str(tmp_path), **options})
+
+    def sizes(tasks: Sequence[Sequence[Part | ArchivedPart]]) -> list[int]:
+        return [len(parts) for parts in tasks]
+
+    columns = [("topic", False), ("payload", False)]
+    plan = BatchPlan(asked(), ["topic", "payload"])
+    (task,) = [InputPartition(parts) for parts in plan.tasks()]
+    travelled = pickle.loads(pickle.dumps(task))
+    batches = list(read_partition(plan.address, columns, travelled))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert rows == [{"topic": name, "payload": name.encode()} for name in names for _ in range(10)]
+    assert sizes(BatchPlan(asked(maxRecordsPerPartition="20"), []).tasks()) == [2, 1]
+    assert sizes(BatchPlan(asked(minPartitions="1"), []).tasks()) == [1, 1, 1]
+    stream = StreamPlan(asked(startingOffsets="earliest"), [])
+    assert sizes(stream.tasks(stream.initial(), stream.latest())) == [3]
 
 
 def test_spans_that_meet_are_one() -> None:

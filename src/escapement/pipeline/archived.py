@@ -57,6 +57,11 @@ class ArchivedPart:
     live: Int64s  # these the log has; ascending
     standing: Standing | None  # if they are to be seen from a subscription
 
+    @property
+    def messages(self) -> int:
+        """How many it has, at most."""
+        return sum(file.messages for _, file in self.files)
+
 
 def archived_parts(
     connection: Connection,

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from escapement.errors import StorageError
+from escapement.errors import LogDamaged
 from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.selection import Selection
 
@@ -84,7 +84,7 @@ class Manifest:
         """What ``encode`` made.
 
         Raises:
-          StorageError: if it is of another format, or damaged.
+          LogDamaged: if it is of another format, or damaged.
         """
         try:
             plain = json.loads(data)
@@ -94,4 +94,4 @@ class Manifest:
             files = tuple(ArchivedFile(**file) for file in plain.pop("files"))
             return cls(files=files, **plain)
         except (ValueError, KeyError, TypeError) as error:
-            raise StorageError(f"a manifest of an archive cannot be read: {error}") from error
+            raise LogDamaged(f"a manifest of an archive cannot be read: {error}") from error

@@ -12,10 +12,10 @@ the states were read, all is done again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
@@ -29,21 +29,27 @@ from escapement.pipeline.part import Moved
 from escapement.pipeline.planning import looking
 from escapement.pipeline.recount import Digest, Needs, Recount, Stretch, first_generation, recount
 from escapement.pipeline.selection import END, Span
+from escapement.pipeline.shares import shares
 from escapement.pipeline.standing import Standing
 from escapement.storage.catalog import read_named
-from escapement.storage.engine.base import Connection
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index.keys import Keys
 from escapement.storage.offsets import OffsetSet
-from escapement.storage.topicstate import TopicState, read_topic
+from escapement.storage.topicstate import TopicState, read_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # What a task counts: some seconds of work.
 _STRETCH: Final = 1_000_000
+_TOPICS_AT_ONCE: Final = 100
 # Changes under an audit are rare; who meets one each time has another trouble.
 _TRIES: Final = 5
 _BUNDLE: Final = 0
+
+
+T = TypeVar("T")
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,26 +124,34 @@ def run(spark: SparkSession, config: AuditConfig) -> Audit:
 def _recounted(
     spark: SparkSession, address: LogAddress, stretches: Sequence[Stretch]
 ) -> list[Recount]:
-    """A task for each stretch."""
-    if not stretches:
-        return []
+    """By tasks, of which each gets some stretches, or a large one."""
 
-    def count(stretch: Stretch) -> Recount:
+    def count(some: Sequence[Stretch]) -> list[Recount]:
         engine = address.engine()
         try:
-            return recount(engine, stretch)
+            return [recount(engine, stretch) for stretch in some]
         finally:
             engine.close()
 
-    found = spark.sparkContext.parallelize(stretches, len(stretches)).map(count).collect()
-    return list(found)
+    return _by_tasks(spark, count, shares(stretches, lambda one: one.messages, _STRETCH))
 
 
 def _counted_files(spark: SparkSession, parts: Sequence[ArchivedPart]) -> list[FileCount]:
-    """A task for each part."""
-    if not parts:
+    """By tasks, of which each gets some parts, or a large one."""
+
+    def count(some: Sequence[ArchivedPart]) -> list[FileCount]:
+        return [count_files(part) for part in some]
+
+    return _by_tasks(spark, count, shares(parts, lambda one: one.messages, _STRETCH))
+
+
+def _by_tasks(
+    spark: SparkSession, count: Callable[[Sequence[T]], list[C]], tasks: Sequence[Sequence[T]]
+) -> list[C]:
+    """What was counted of each piece, in their order."""
+    if not tasks:
         return []
-    return list(spark.sparkContext.parallelize(parts, len(parts)).map(count_files).collect())
+    return list(spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(count).collect())
 
 
 class _Survey:
@@ -155,22 +169,28 @@ class _Survey:
                 self._index = None if config.index is None else IndexCount.open(Path(config.index))
             except IndexDamaged as error:
                 self._note("", str(error))
-            for name in _names(connection, config.topics):
-                try:
-                    state = read_topic(engine, connection, name)
+            names = _names(connection, config.topics)
+            for name, state in zip(names, _states(engine, connection, names), strict=True):
+                # Of all there were, one may have been deleted meanwhile.
+                if isinstance(state, NotFound) and config.topics:
+                    raise state
+                if isinstance(state, TopicState):
                     self._states[name.full] = state
-                    claim = ArchiveClaim.look(connection, name.full, state.record.id)
-                    self._archives[name.full] = claim
-                except LogDamaged as error:
-                    self._note(name.full, str(error))
-                except NotFound:
-                    # Of all there were, one was deleted meanwhile.
-                    if config.topics:
-                        raise
+                    self._look_at_archive(connection, name.full, state)
+                elif isinstance(state, LogDamaged):
+                    self._note(name.full, str(state))
             bases = self._unindexed(connection)
         self.unsettled = self._index is not None and not self._index.unchanged()
         for topic, state in self._states.items():
             self.stretches += _cut(topic, state, *bases.get(state.record.id, ([], [])))
+
+    def _look_at_archive(self, connection: Connection, topic: str, state: TopicState) -> None:
+        try:
+            claim = ArchiveClaim.look(connection, topic, state.record.id)
+        except LogDamaged as error:
+            self._note(topic, str(error))
+        else:
+            self._archives[topic] = claim
 
     def _unindexed(self, connection: Connection) -> dict[int, tuple[list[Span], list[int]]]:
         """What the index does not have yet: by topic id, offsets, and keys of restatements."""
@@ -201,10 +221,13 @@ class _Survey:
             self._cursors(topic, state)
             self._lost(topic, state)
         counts = {topic: TopicCount(topic) for topic in self._states}
+        of_topic: dict[str, list[FileCount]] = {}
+        for one in files:
+            of_topic.setdefault(one.topic, []).append(one)
         for topic, claim in self._archives.items():
             state, total = self._states[topic], counts[topic]
             total.archived, total.forgotten = len(claim.archived), claim.forgotten(state)
-            for what in claim.held_against(state, [one for one in files if one.topic == topic]):
+            for what in claim.held_against(state, of_topic.get(topic, [])):
                 self._note(topic, what)
         if self._index is not None:
             for what in self._index.check():
@@ -306,6 +329,22 @@ def _names(connection: Connection, wanted: Sequence[str]) -> list[TopicName]:
     if wanted:
         return list(dict.fromkeys(map(TopicName.parse, wanted)))
     return [name for name, _ in read_named(connection, _BUNDLE)]
+
+
+def _states(
+    engine: Engine, connection: Connection, names: Sequence[TopicName]
+) -> Iterator[TopicState | NotFound | LogDamaged]:
+    """Many at a time; where one cannot be read, it and those beside it by themselves."""
+    for first in range(0, len(names), _TOPICS_AT_ONCE):
+        some = names[first : first + _TOPICS_AT_ONCE]
+        try:
+            yield from list(read_topics(engine, connection, some))
+        except LogDamaged:
+            for name in some:
+                try:
+                    yield from read_topics(engine, connection, [name])
+                except LogDamaged as error:
+                    yield error
 
 
 def _cut(

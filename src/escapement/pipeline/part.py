@@ -1,4 +1,4 @@
-"""What one task reads: a range of a topic's offsets, and what it must know of them.
+"""What a task reads: a range of a topic's offsets, and what it must know of them.
 
 A part is cut in the driver out of one state of the topic and travels to the task, so that all
 tasks of a query see the same moment, whatever the broker does meanwhile.
@@ -22,7 +22,7 @@ from escapement.storage.topicstate import TopicState
 # Unless it is asked for otherwise: some hundred megabytes of small messages at most, and enough
 # work for a task to be worth its start.
 MOST_RECORDS: Final = 1_000_000
-_FEWEST_RECORDS: Final = 50_000
+FEWEST_RECORDS: Final = 50_000
 _PARTS: Final = 8
 # Columns that need the state of subscriptions.
 STANDING_COLUMNS: Final = frozenset({"state", "attempt"})
@@ -61,6 +61,11 @@ class Part:
         """How many messages of it the log has in the rows that first stated them."""
         return max(self.offsets.high - max(self.offsets.low, self.begin_offset), 0)
 
+    @property
+    def messages(self) -> int:
+        """How many it has, at most."""
+        return self.first_stated + len(self.moved.offsets)
+
 
 def cut(
     topic: str,
@@ -87,7 +92,7 @@ def cut(
         return []
     count = wanted.high - start
     parts = -(-count // (most_records or MOST_RECORDS))
-    parts = max(parts, min_parts or min(_PARTS, count // _FEWEST_RECORDS), 1)
+    parts = max(parts, min_parts or min(_PARTS, count // FEWEST_RECORDS), 1)
     bounds = np.linspace(start, wanted.high, parts + 1).astype(np.int64).tolist()
     bounds[0], bounds[-1] = wanted.low, wanted.high
     with_standing = not STANDING_COLUMNS.isdisjoint(columns)

@@ -1,4 +1,4 @@
-"""What a read is to give: from the user's options to parts, one for each task.
+"""What a read is to give: from the user's options to parts, and which of these a task reads.
 
 Runs in the driver, or in a Python process beside it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -17,8 +17,16 @@ from escapement.names import TopicName
 from escapement.pipeline import selection
 from escapement.pipeline.archived import ArchivedPart, archived_parts
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.part import STANDING_COLUMNS, Part, cut, stated_again
+from escapement.pipeline.part import (
+    FEWEST_RECORDS,
+    MOST_RECORDS,
+    STANDING_COLUMNS,
+    Part,
+    cut,
+    stated_again,
+)
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
+from escapement.pipeline.shares import shares
 from escapement.pipeline.standing import Standing
 from escapement.storage import archive
 from escapement.storage.engine.base import Connection, Engine
@@ -34,6 +42,9 @@ BATCH_OPTIONS: Final = (
     "endingOffsets",
     "archived",
 )
+
+
+P = TypeVar("P", Part, Part | ArchivedPart)
 
 
 class BatchPlan:
@@ -55,6 +66,10 @@ class BatchPlan:
         self._most_records = options.number("maxRecordsPerPartition")
         self._fail_on_loss = options.flag("failOnDataLoss", True)
         self._archived = options.flag("archived", True)
+
+    def tasks(self) -> list[tuple[Part | ArchivedPart, ...]]:
+        """The parts that each task reads; raises as :meth:`parts`."""
+        return tasks_of(self.parts(), self._min_parts, self._most_records)
 
     def parts(self) -> list[Part | ArchivedPart]:
         """The parts as the topics stand now.
@@ -119,6 +134,16 @@ class BatchPlan:
         for offsets in archive.lacking(archived, span.low, span.high):
             if not np.isin(offsets, there, assume_unique=True).all():
                 raise forgotten(topic, span.low, state.begin_offset)
+
+
+def tasks_of(
+    parts: Sequence[P], min_parts: int | None, most_records: int | None
+) -> list[tuple[P, ...]]:
+    """The parts that each task reads: small ones together, unless many tasks are asked for."""
+    if min_parts is not None:
+        return [(part,) for part in parts]
+    most = min(most_records or MOST_RECORDS, FEWEST_RECORDS)
+    return shares(parts, lambda part: part.messages, most)
 
 
 def _offset(place: int | str, end_offset: int) -> int:

@@ -49,7 +49,7 @@ class BatchReader(DataSourceReader):
         return _Pushing(self._plan)
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(part) for part in self._plan.parts()]
+        return [InputPartition(parts) for parts in self._plan.tasks()]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(self._plan.address, self._columns, partition)
@@ -84,19 +84,19 @@ class _Pushing:
 def read_partition(
     address: LogAddress, columns: Sequence[tuple[str, bool]], partition: InputPartition
 ) -> Iterator[Any]:
-    """What a task gives for a partition; without a part, of a read of nothing, nothing."""
-    part: Part | ArchivedPart | None = partition.value
-    if part is None:
-        return
+    """What a task gives for a partition; without parts, of a read of nothing, nothing."""
+    parts: Sequence[Part | ArchivedPart] = partition.value or ()
     keep_memory()
-    if isinstance(part, ArchivedPart):
-        yield from read_archived(part, arrow_schema(columns))
-        return
-    engine = address.engine()
-    try:
-        yield from read_part(engine, part, arrow_schema(columns))
-    finally:
-        engine.close()
+    schema = arrow_schema(columns)
+    for part in parts:
+        if isinstance(part, ArchivedPart):
+            yield from read_archived(part, schema)
+            continue
+        engine = address.engine()
+        try:
+            yield from read_part(engine, part, schema)
+        finally:
+            engine.close()
 
 
 def columns_of(schema: StructType) -> list[tuple[str, bool]]:

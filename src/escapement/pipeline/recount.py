@@ -106,6 +106,12 @@ class Stretch:
     moved: Moved
     needs: Needs
 
+    @property
+    def messages(self) -> int:
+        """How many it has, at most."""
+        there = self.offsets.high - max(self.offsets.low, self.begin_offset)
+        return max(there, 0) + len(self.moved.offsets)
+
 
 @dataclass(slots=True)
 class Recount:

@@ -48,8 +48,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._plan.latest()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        parts = self._plan.parts(from_json(start), from_json(end))
-        return [InputPartition(part) for part in parts]
+        tasks = self._plan.tasks(from_json(start), from_json(end))
+        return [InputPartition(parts) for parts in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(self._plan.address, self._columns, partition)

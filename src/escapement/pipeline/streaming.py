@@ -18,7 +18,7 @@ from escapement.names import TopicName
 from escapement.pipeline import selection
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.part import Part, cut, stated_again
-from escapement.pipeline.planning import looking
+from escapement.pipeline.planning import looking, tasks_of
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
 from escapement.storage.engine.base import Connection
 from escapement.storage.published import Published
@@ -133,6 +133,10 @@ class StreamPlan:
         # What was deleted stays where it is: should it be made anew, that has another id.
         gone = {topic: start[topic] for topic in self.topics if topic in start.keys() - end.keys()}
         return admit(start, {**end, **gone}, most)
+
+    def tasks(self, start: Positions, end: Positions) -> list[tuple[Part, ...]]:
+        """The parts of a batch that each task reads; raises as :meth:`parts`."""
+        return tasks_of(self.parts(start, end), self._min_parts, self._most_records)
 
     def parts(self, start: Positions, end: Positions) -> list[Part]:
         """The parts of a batch, as the topics stand now.

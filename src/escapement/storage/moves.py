@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.errors import StorageError
+from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 
 _CHUNK_BITS: Final = 16
@@ -186,15 +186,15 @@ class Moves:
         """Take back a row of ``dirty_chunks``.
 
         Raises:
-          StorageError: if it is damaged.
+          LogDamaged: if it is damaged.
         """
         view = memoryview(row)
         if len(view) < _HEAD.size:
-            raise StorageError(f"chunk {chunk_no} of a topic's moves has no header")
+            raise LogDamaged(f"chunk {chunk_no} of a topic's moves has no header")
         crc, count = _HEAD.unpack_from(view)
         columns, rest = divmod(len(view) - _HEAD.size, 8 * max(count, 1))
         if zlib.crc32(view[4:]) != crc or rest or columns not in (_COLUMNS, 3):
-            raise StorageError(f"chunk {chunk_no} of a topic's moves fails its checksum")
+            raise LogDamaged(f"chunk {chunk_no} of a topic's moves fails its checksum")
         table = np.frombuffer(view, "<i8", columns * count, _HEAD.size).reshape(columns, count)
         offsets, due_ms, first_ms, *more = table.astype(np.int64)
         last_ms, bases = more or (due_ms, np.zeros(count, np.int64))

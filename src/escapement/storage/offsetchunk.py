@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
-from escapement.errors import StorageError
+from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s, UInt32s
 
 # One chunk is one row when it changes: 128 KiB at worst, so a few acknowledgements
@@ -182,11 +182,11 @@ def encode_chunk(chunk: BitMap) -> bytes:
 def decode_chunk(chunk_no: int, row: Buffer) -> BitMap:
     body = bytes(row[_CRC_BYTES:])
     if zlib.crc32(body) != int.from_bytes(row[:_CRC_BYTES], "little"):
-        raise StorageError(f"chunk {chunk_no} of a set of offsets fails its checksum")
+        raise LogDamaged(f"chunk {chunk_no} of a set of offsets fails its checksum")
     try:
         chunk = BitMap.deserialize(body)
     except (ValueError, IndexError) as error:
-        raise StorageError(f"chunk {chunk_no} of a set of offsets is damaged: {error}") from error
+        raise LogDamaged(f"chunk {chunk_no} of a set of offsets is damaged: {error}") from error
     if not chunk or len(chunk) >= CHUNK_SIZE or chunk.max() >= CHUNK_SIZE:
-        raise StorageError(f"chunk {chunk_no} of a set of offsets is not a partial chunk")
+        raise LogDamaged(f"chunk {chunk_no} of a set of offsets is not a partial chunk")
     return chunk

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
-from escapement.errors import StorageError
+from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 from escapement.storage import offsetchunk
 from escapement.storage.offsetbits import OffsetBits, bits_of
@@ -371,11 +371,11 @@ class OffsetSet:
         written away (``dirty_chunks``) with the next change of the set.
 
         Raises:
-          StorageError: if the row is damaged, or contradicts one loaded before.
+          LogDamaged: if the row is damaged, or contradicts one loaded before.
         """
         if chunk_no == FULL_CHUNKS:
             if self._full:
-                raise StorageError("a set of offsets has two rows of full chunks")
+                raise LogDamaged("a set of offsets has two rows of full chunks")
             numbers = decode_offsets(row)
             for no in numbers.tolist():
                 stale = self._chunks.pop(no, None)
@@ -386,7 +386,7 @@ class OffsetSet:
             self._length += len(numbers) * CHUNK_SIZE
             return
         if chunk_no < 0 or chunk_no in self._chunks:
-            raise StorageError(f"chunk {chunk_no} of a set of offsets cannot have a row here")
+            raise LogDamaged(f"chunk {chunk_no} of a set of offsets cannot have a row here")
         if chunk_no in self._full:
             self._changed.add(chunk_no)
             return
