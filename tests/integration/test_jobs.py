@@ -196,6 +196,28 @@ def test_a_job_of_which_nothing_is_staged_any_more_says_so(
     assert adopt(engine, connection) == {"t/n/x": [b"1"]}
 
 
+def test_a_job_that_is_staged_says_when_the_last_of_it_came(
+    engine: Engine, connection: Connection
+) -> None:
+    """B7: so whoever looks sees how long its writer has been silent, who may be dead."""
+
+    def staged_at_ms() -> int | None:
+        return job.states(connection, 9)[0].staged_at_ms
+
+    load = job.enter(engine, connection, "load", 0)
+    assert staged_at_ms() is None
+    stage(engine, connection, load, 0, "a", b"1")
+    age(connection, 60_000)
+    before = staged_at_ms()
+    now_ms = job.now_ms(engine.dialect, connection)
+    assert before is not None
+    assert now_ms - 120_000 < before <= now_ms - 60_000
+    counted = stage(engine, connection, load, 1, "b", b"1")
+    assert (staged_at_ms() or 0) >= now_ms
+    assert commit(engine, connection, load, counted)
+    assert staged_at_ms() is None
+
+
 def test_jobs_are_forgotten_when_nothing_can_ask_for_them(
     engine: Engine, connection: Connection
 ) -> None:

@@ -84,6 +84,7 @@ class JobState(NamedTuple):
     held: int  # letters of these that can never be moved
     reason: str  # of one that is held, or ""
     target: str  # the first topic that some wait for, or ""
+    staged_at_ms: int | None  # when something was staged last; None if nothing is
 
 
 # -- writing -------------------------------------------------------------------
@@ -264,7 +265,7 @@ def states(connection: Connection, limit: int) -> list[JobState]:
         f" given_up_at_ms, message_count, size_bytes FROM jobs ORDER BY id DESC LIMIT {limit:d}"
     ).rows
     staged = connection.execute(
-        "SELECT job_id, SUM(message_count), SUM(size_bytes) FROM parcels"
+        "SELECT job_id, SUM(message_count), SUM(size_bytes), MAX(touched_at_ms) FROM parcels"
         " WHERE mailbox_id = 0 GROUP BY job_id"
     ).rows
     waiting = connection.execute(
@@ -273,21 +274,33 @@ def states(connection: Connection, limit: int) -> list[JobState]:
         " WHERE p.mailbox_id > 0"
         " GROUP BY p.job_id"
     ).rows
-    by_staged = {id: (int(messages), int(size)) for id, messages, size in staged}
+    by_staged = {id: (int(messages), int(size), int(at_ms)) for id, messages, size, at_ms in staged}
     by_waiting = {
         id: (int(messages), int(held), reason, bytes(target).decode())
         for id, messages, held, reason, target in waiting
     }
     found = []
     for id, series, version, created, committed, adopted, given_up, messages, size_bytes in jobs:
+        staged_at = None
         if committed is None:
-            messages, size_bytes = by_staged.get(id, (0, 0))
-        if committed is not None or id in by_staged:
+            messages, size_bytes, staged_at = by_staged.get(id, (0, 0, None))
+        if committed is not None or staged_at is not None:
             given_up = None
         waits, held, reason, target = by_waiting.get(id, (0, 0, "", ""))
         times = (created, committed, adopted, given_up)
         found.append(
-            JobState(series, version, *times, messages, size_bytes, waits, held, reason, target)
+            JobState(
+                series,
+                version,
+                *times,
+                messages,
+                size_bytes,
+                waits,
+                held,
+                reason,
+                target,
+                staged_at,
+            )
         )
     return found
 

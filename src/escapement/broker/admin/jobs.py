@@ -28,6 +28,7 @@ def _plain(job: JobState, blocked: str | None) -> dict[str, Plain]:
         "held": job.held,
         "reason": job.reason or blocked,
         "created_at_ms": job.created_at_ms,
+        "staged_at_ms": job.staged_at_ms,
         "committed_at_ms": job.committed_at_ms,
         "adopted_at_ms": job.adopted_at_ms,
         "given_up_at_ms": job.given_up_at_ms,
