@@ -34,6 +34,8 @@ from escapement.bench.host import Host
 from escapement.cli.demo import Demo
 from escapement.cli.main import escapement as commands
 from escapement.cli.main import run
+from escapement.cli.remote import with_broker
+from escapement.protocol import commands as wire
 from escapement.storage import inbox, job
 from escapement.storage.engine.open import open_engine
 from escapement.storage.rule import FOREVER_MS
@@ -901,6 +903,26 @@ def test_an_interrupt_ends_a_consumer_and_keeps_what_it_printed(
         assert (consumer.returncode, complaints.strip()) == (130, b"")
     say("produce", "interrupt", "b")
     assert say("consume", "interrupt", "s", "--count", "1") == "b\n"
+
+
+def test_an_interrupt_is_an_interrupt_whichever_task_it_falls_into(broker: BrokerProcess) -> None:
+    """And no lost connection, where it is that of the connection."""
+
+    async def work(client: escapement.Broker) -> None:
+        producer = await client.producer("interrupt")
+        heard = producer.heard
+
+        def interrupted(command: wire.Command) -> None:
+            signal.raise_signal(signal.SIGINT)
+            heard(command)
+
+        producer.heard = interrupted  # type: ignore[method-assign]
+        await producer.submit(b"c")
+        while True:
+            await client.admin("topics.list")
+
+    with pytest.raises(KeyboardInterrupt):
+        with_broker(("127.0.0.1", broker.port), work)
 
 
 def test_a_reader_that_has_enough_ends_a_consumer_without_a_traceback(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import click
-import trio
 
 from escapement.cli.line import plain, print_json, print_payload
 from escapement.cli.options import kind_option, output_option
 from escapement.cli.parameters import duration_ms, place
-from escapement.cli.remote import broker_option, with_broker
+from escapement.cli.remote import broker_option, until_interrupted, with_broker
 from escapement.client.batch import Message
 from escapement.client.broker import Broker
 from escapement.client.inbox import Inbox
@@ -128,25 +126,10 @@ def consume(
             permits=permits,
             key_range=key_range,
         ) as inbox:
-            await _until_interrupted(print_all, inbox)
+            # So that the inbox is closed as ever: what it has goes back at once.
+            await until_interrupted(partial(print_all, inbox))
 
     with_broker(at_broker, work)
-
-
-async def _until_interrupted(print_all: Callable[[Inbox], Awaitable[None]], inbox: Inbox) -> None:
-    """Ctrl-C ends it between two messages; by itself it would fall between any two steps."""
-    with trio.open_signal_receiver(signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_on, signals, nursery.cancel_scope)
-            await print_all(inbox)
-            nursery.cancel_scope.cancel()
-            return
-    raise KeyboardInterrupt
-
-
-async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    async for _ in signals:
-        scope.cancel()
 
 
 def _show_text(message: Message) -> None:

@@ -1,8 +1,13 @@
-"""How commands reach a broker: where it is, and one connection as long as it takes."""
+"""How commands reach a broker: where it is, and one connection as long as it takes.
+
+Ctrl-C ends a command between two steps: by itself it would fall into any task, that of the
+connection, say, and the command would find that it has lost it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import click
@@ -52,4 +57,20 @@ def with_broker(at: tuple[str, int], work: Callable[[Broker], Awaitable[Result]]
             return await work(broker)
 
     with one_error():
-        return trio.run(connected)
+        return trio.run(until_interrupted, connected)
+
+
+async def until_interrupted(work: Callable[[], Awaitable[Result]]) -> Result:
+    """What ``work`` returns; Ctrl-C cancels it, and then raises ``KeyboardInterrupt``."""
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on, signals, nursery.cancel_scope)
+            result = await work()
+            nursery.cancel_scope.cancel()
+            return result
+    raise KeyboardInterrupt
+
+
+async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
