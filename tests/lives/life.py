@@ -211,16 +211,14 @@ class Life:
         """
         begin = following = 0
         async for page in self.broker.read(TOPIC):
+            for offset in page.offsets.tolist():
+                begin, following = begin if offset == following else offset, offset + 1
+        self.model.begin = begin if following else max(self.model.begin, self.model.end)
+        # Once more: it may have grown.
+        async for page in self.broker.read(TOPIC, self.model.end):
             self.model.pass_time(self.now_ms)
             for entry in page:
-                if entry.offset != following:
-                    begin = self.model.begin = entry.offset
-                following = entry.offset + 1
-                if entry.offset >= self.model.end:
-                    self.model.store(entry)
-        if not following:
-            begin = max(self.model.begin, self.model.end)
-        self.model.begin = begin
+                self.model.store(entry)
 
     async def die(self) -> None:
         """The broker is killed."""
