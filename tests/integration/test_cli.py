@@ -744,7 +744,7 @@ def test_messages_are_rescheduled_by_id(say: Say) -> None:
 def test_what_matches_is_cancelled_after_a_dry_run(
     say: Say, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """B1: by key and time; a count of what became of them."""
+    """B1: by key, property and time; a count of what became of them."""
     say("admin", "subscriptions", "create", "sweep", "s")
     say("produce", "sweep", "a", "b", "--delay", "1h", "--key", "k")
     say("produce", "sweep", "c", "--delay", "3h", "--key", "k")
@@ -758,6 +758,9 @@ def test_what_matches_is_cancelled_after_a_dry_run(
     assert say(*words) == "0 cancelled\n"
     assert json.loads(say("run-now", "sweep", "--all", "-o", "json")) == {"rescheduled": 2}
     assert sorted(say("consume", "sweep", "s", "--count", "2").split()) == ["c", "d"]
+    say("produce", "sweep", "e", "--delay", "1h", "--property", "from=till")
+    say("produce", "sweep", "f", "--delay", "1h", "--property", "from=web")
+    assert say("cancel", "sweep", "--property", "from=till") == "1 cancelled\n"
     assert run(["cancel", "sweep"]) == run(["cancel", "sweep", "1", "--all"]) == 2
     assert b"by ID, or by" in capsysbinary.readouterr().err
 

@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from escapement.cli.options import output_option
-from escapement.cli.parameters import check_span, duration_ms, moment
+from escapement.cli.parameters import check_span, duration_ms, moment, name_and_value
 from escapement.cli.remote import Command, broker_option, with_broker
 from escapement.cli.table import counted, print_rows
 from escapement.client.broker import Broker
@@ -42,6 +42,14 @@ _FILTERS: Final = (
         "--until", "due_until", type=moment, metavar="TIME", help="All that is due before then."
     ),
     click.option("--key", help="All with this key."),
+    click.option(
+        "--property",
+        "properties",
+        type=name_and_value,
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="All with this property; more than once for all of several.",
+    ),
     click.option("--all", "everything", is_flag=True, help="All that are pending."),
     click.option("--dry-run", is_flag=True, help="Say how many would be tried, change nothing."),
 )
@@ -63,18 +71,20 @@ def _which_option(command: Command) -> Command:
         due_from: datetime | None,
         due_until: datetime | None,
         key: str | None,
+        properties: Sequence[tuple[str, str]],
         everything: bool,
         dry_run: bool,
         **given: Any,
     ) -> Any:
-        filtered = any(value is not None for value in (due_from, due_until, key)) or everything
+        filtered = any(value is not None for value in (due_from, due_until, key))
+        filtered = filtered or bool(properties) or everything
         if bool(ids) + bool(keys) + filtered != 1:
             raise click.UsageError(
-                "Name messages in one way: by ID, or by --dedup, or by --from, --until and --key, "
-                "or --all."
+                "Name messages in one way: by ID, or by --dedup, or by --from, --until, --key and "
+                "--property, or --all."
             )
         check_span(due_from, due_until)
-        which = _Which(ids, keys, due_from, due_until, key, dry_run)
+        which = _Which(ids, keys, due_from, due_until, key, dict(properties), dry_run)
         return command(which=which, **given)
 
     decorated: Any = wrapped
@@ -92,6 +102,7 @@ class _Which:
     due_from: datetime | None
     due_until: datetime | None
     key: str | None
+    properties: dict[str, str]
     dry_run: bool
 
     @property
@@ -115,6 +126,7 @@ class _Which:
             due_from=self.due_from,
             due_until=self.due_until,
             key=self.key,
+            properties=self.properties,
             progress=lambda count: click.echo(f"{count:,} messages found so far", err=True),
         )
 
@@ -170,6 +182,7 @@ def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
       escapement cancel orders --dedup order-7
       jq .offset due.json | escapement cancel orders -
       escapement cancel orders --key order-7 --dry-run
+      escapement cancel orders --property source=till
       escapement cancel orders --from 2026-12-24T00:00Z --until 2026-12-25T00:00Z
 
     An ID is what `produce` printed, or the offset in it; `-` reads them from standard input.
