@@ -151,7 +151,7 @@ class Staged:
         left = {}
         for number, part in self._parts.items():
             stays = np.flatnonzero(which(part.offsets))
-            if 4 * len(stays) <= part.height:
+            if 2 * len(stays) <= part.height:
                 left[number] = self._here(part, stays)
         self._join(left)
         if self._places.size_bytes > _SPARSE_BYTES * self._height:
