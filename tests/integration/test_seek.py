@@ -442,9 +442,10 @@ async def test_a_place_that_is_none_is_refused(mock_clock: trio.testing.MockCloc
             assert await arrived(inbox) == []
 
 
+@pytest.mark.parametrize("position", ["earliest", "latest"])
 @pytest.mark.parametrize("restart", ["no", "stop", "crash"])
 async def test_what_was_due_by_a_clock_that_was_set_back_is_filled_in(
-    mock_clock: trio.testing.MockClock, engine: Engine, restart: str
+    mock_clock: trio.testing.MockClock, engine: Engine, restart: str, position: str
 ) -> None:
     """Q7, invariant 7: the index forgot it when it was due, and it is not due any more."""
     async with testing.start(config=PATIENT, engine=engine) as world:
@@ -463,7 +464,7 @@ async def test_what_was_due_by_a_clock_that_was_set_back_is_filled_in(
             await world.restart()
         await world.clock.advance(seconds=1)
         async with world.connect() as broker:
-            async with broker.consumer("t/n/x", "late", position="earliest") as inbox:
+            async with broker.consumer("t/n/x", "late", position=position) as inbox:
                 await world.clock.advance(minutes=1)
                 assert await taken(inbox) == []
                 await world.clock.advance(hours=1)

@@ -144,6 +144,7 @@ class Works:
             lambda *record: self.revival.topic(*record),
             self._policy_changed,
             config.auto_create_topics,
+            lambda: ground.index.forgotten_until_ms,
         )
         self.compactor = Compactor(ground.index, self.registry, clock, run)
         self.checkpointer = Checkpointer(

@@ -42,6 +42,7 @@ class Registry:
       on_policy: called with a topic whose settings, or those of a subscription, have changed:
         there may be work, or other times.
       auto_create: whether topics come into being when they are first used.
+      forgotten_until_ms: what was due by then may have left the index.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Registry:
         make_topic: MakeTopic,
         on_policy: Callable[[Topic], None],
         auto_create: bool,
+        forgotten_until_ms: Callable[[], int],
     ) -> None:
         self._clock = clock
         self._changes = Changes(transact)
         self._make_topic = make_topic
         self._on_policy = on_policy
         self._auto_create = auto_create
+        self._forgotten_until_ms = forgotten_until_ms
         self.namespaces = Namespaces(clock, self._changes, self._in_use, self._namespace_changed)
         self.producers = ProducerBook(clock, self._changes, self._check_there)
         self.topics: dict[str, TopicRecord] = {}
@@ -256,7 +259,8 @@ class Registry:
             if name in self._subscriptions.get(topic.id, {}):
                 raise AlreadyExists(f"{topic.name.full} has a subscription {name} already")
             now_ms = self._clock.now_ms()
-            begins = beginning(kind, position, topic.next_offset, now_ms)
+            until_ms = self._forgotten_until_ms()
+            begins = beginning(kind, position, topic.next_offset, now_ms, until_ms)
             return await self._begin(
                 topic,
                 lambda connection: catalog.create_subscription(
@@ -285,7 +289,8 @@ class Registry:
             if old.kind != kind:  # another was made under its name: the position is not for it
                 raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
             now_ms = self._clock.now_ms()
-            begins = beginning(old.kind, position, topic.next_offset, now_ms)
+            until_ms = self._forgotten_until_ms()
+            begins = beginning(old.kind, position, topic.next_offset, now_ms, until_ms)
             return await self._begin(
                 topic,
                 lambda connection: catalog.replace_subscription(

@@ -26,13 +26,17 @@ class Beginning(NamedTuple):
     fill_until: int
 
 
-def beginning(kind: Kind, position: Position, end_offset: int, now_ms: int) -> Beginning:
+def beginning(
+    kind: Kind, position: Position, end_offset: int, now_ms: int, forgotten_until_ms: int = 0
+) -> Beginning:
     """What a subscription that begins at ``position`` wants.
 
     Args:
       position: of an exclusive or failover subscription no time: its offset in the log.
       end_offset: where the topic's log ends now. What is published later is wanted, and
         what lies before and is due later is in the index already: neither is filled in.
+      forgotten_until_ms: what is due by then need not be there, though it is later than now:
+        the clock was set back.
 
     Raises:
       InvalidRequest: for an offset past the log's end.
@@ -40,7 +44,8 @@ def beginning(kind: Kind, position: Position, end_offset: int, now_ms: int) -> B
     shared = kind == "shared"
     match position.kind:
         case "latest":
-            return Beginning(end_offset, now_ms + 1, 0, 0)
+            again = shared and forgotten_until_ms > now_ms
+            return Beginning(end_offset, now_ms + 1, 0, end_offset if again else 0)
         case "earliest":
             return Beginning(0, 0, 0, end_offset if shared else 0)
         case "offset":
@@ -53,5 +58,5 @@ def beginning(kind: Kind, position: Position, end_offset: int, now_ms: int) -> B
             return Beginning(position.value, NEVER_MS, position.value, end_offset)
         case "time":
             assert shared, "the log's order has no times: look the offset up first"
-            past = position.value <= now_ms
+            past = position.value <= max(now_ms, forgotten_until_ms)
             return Beginning(end_offset, position.value, 0, end_offset if past else 0)
