@@ -33,7 +33,10 @@ def kinds(key_counts: list[int]) -> dict[str, str]:
         keyed = f"{count:,} keys in order"
         found[keyed] = f"--keys {count}"
         found[f"{keyed}, priorities"] = f"--keys {count} --priorities"
-        found[f"{keyed}, priorities, a tenth fails once"] = f"--keys {count} --priorities {FAILING}"
+        all_three = f"--keys {count} --priorities {FAILING}"
+        found[f"{keyed}, priorities, a tenth fails once"] = all_three
+        soon = f"{keyed}, priorities, a tenth fails once, again after 10 ms"
+        found[soon] = f"{all_three} --back-off-ms 10"
     return found
 
 

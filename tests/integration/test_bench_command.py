@@ -20,7 +20,8 @@ COMMANDS = [
     "publish --messages 200 --batch-size 1 --in-flight 20 --window-ms 0",
     f"burst --messages 500 --window-ms 100 --one-by-one --pending 300 {SENDING}",
     "burst --messages 500 --window-ms 100 --restart",
-    "burst --messages 500 --window-ms 100 --keys 20 --priorities --failing-percent 10",
+    "burst --messages 500 --window-ms 100 --keys 20 --priorities --failing-percent 10"
+    " --back-off-ms 10",
     f"lateness --rate 500 --seconds 1 --window-ms 100 --pending 300 {SENDING}",
     "lateness --rate 500 --seconds 2 --window-ms 100 --failing 300 --back-off-ms 400",
     f"restart --pending 1000 --messages 300 --window-ms 60000 --at-once {SENDING}",
@@ -69,6 +70,7 @@ def test_every_bench_measures_and_loses_nothing(words: str) -> None:
         ("--payload-bytes", "payload-bytes"),
         ("--window-ms", "window-ms"),
         ("--pending", "pending"),
+        ("--back-off-ms", "back-off-ms"),
         ("--rate", "rate"),
     ]:
         if option in given:

@@ -41,7 +41,8 @@ class Burst:
     permits: int
     one_by_one: bool  # `async for message in inbox` instead of `inbox.batches()`
     restart: bool  # stop and start the broker before the first is due
-    failing_percent: int = 0  # of these, the first attempt fails
+    failing_percent: int  # of these, the first attempt fails
+    back_off_ms: int  # and they wait so long for the next
     dress: Dress = PLAIN  # keys come with an order: one message of each is out at a time
 
 
@@ -64,6 +65,7 @@ async def measure(setting: Setting, burst: Burst) -> Outcome:
         "after a restart": "yes" if burst.restart else "no",
         "keys, in order": burst.dress.keys,
         "failing once": f"{burst.failing_percent} %",
+        "back-off-ms": burst.back_off_ms,
         "priorities": "random" if burst.dress.priorities else "none",
     }
     return Outcome("burst", on.engine, described, runs)
@@ -97,4 +99,6 @@ async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run |
 def _take(burst: Burst) -> Take:
     if burst.one_by_one:
         return take_one_by_one
-    return take_batches_failing(burst.failing_percent) if burst.failing_percent else take_batches
+    if burst.failing_percent:
+        return take_batches_failing(burst.failing_percent, burst.back_off_ms)
+    return take_batches

@@ -27,6 +27,8 @@ _HOUR_MS: Final = 3_600_000
 _MONTH_MS: Final = 30 * 24 * _HOUR_MS
 _SECONDS: Final = 10.0
 _BACK_OFF_MS: Final = 300_000
+# Of a burst: short beside it, and longer than a consumer and the broker need for a round.
+_BURST_BACK_OFF_MS: Final = 100
 
 
 @click.group(
@@ -97,6 +99,14 @@ def publish(setting: Setting, messages: int | None, window_ms: int) -> Measure:
     show_default=True,
     help="Of so many in a hundred the first attempt fails; they are tried again.",
 )
+@click.option(
+    "--back-off-ms",
+    type=click.IntRange(0),
+    default=_BURST_BACK_OFF_MS,
+    show_default=True,
+    metavar="MS",
+    help="What has failed waits so long for its next attempt.",
+)
 @_permits
 @measured(
     messages=Use(1_000_000, "How many in each run."),
@@ -112,6 +122,7 @@ def burst(
     keys: int,
     priorities: bool,
     failing_percent: int,
+    back_off_ms: int,
     permits: int,
 ) -> Measure:
     """Messages a second that are due together, until durably acknowledged."""
@@ -120,7 +131,9 @@ def burst(
     if one_by_one and failing_percent:
         raise click.UsageError("--failing-percent is of whole batches: leave --one-by-one out.")
     dress = Dress(keys, priorities)
-    load = bursts.Burst(messages, window_ms, permits, one_by_one, restart, failing_percent, dress)
+    load = bursts.Burst(
+        messages, window_ms, permits, one_by_one, restart, failing_percent, back_off_ms, dress
+    )
     return functools.partial(bursts.measure, setting, load)
 
 

@@ -13,8 +13,6 @@ from escapement.client.inbox import Inbox
 
 # Without a message for so long after one may be due, what is missing is taken for lost.
 PATIENCE_S: Final = 20.0
-# What fails in a burst waits so long.
-RETRY_MS: Final = 100
 # Asking for the time for each message would be measured with it.
 _STEP: Final = 1024
 
@@ -32,10 +30,10 @@ async def take_batches(inbox: Inbox, tally: Tally, messages: int, patience_s: fl
         await batch.ack()
 
 
-def take_batches_failing(percent: int) -> Take:
+def take_batches_failing(percent: int, back_off_ms: int) -> Take:
     """As ``take_batches``, but so many in a hundred fail on their first attempt.
 
-    They are given back, and wait ``RETRY_MS`` for the next.
+    They are given back, and wait ``back_off_ms`` for the next.
     """
 
     async def take(inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
@@ -45,7 +43,7 @@ def take_batches_failing(percent: int) -> Take:
                 return
             failed = (batch.attempts == 1) & (batch.offsets % 100 < percent)
             if failed.any():
-                await inbox.nack(batch.offsets[failed], (RETRY_MS, "ms"))
+                await inbox.nack(batch.offsets[failed], (back_off_ms, "ms"))
                 tally.failed += int(failed.sum())
             if not failed.all():
                 tally.add(batch.offsets[~failed], batch.due_ms[~failed])
