@@ -9,7 +9,7 @@ reminded a day before, with a message whose key is the customer::
     python examples/spark_reminders.py appointments.csv \\
         --url mysql://escapement@db/escapement --topic shop/eu/reminders
 
-Run again for the same file, it adds nothing: the job is named after the file's content.
+Run again for the same file and topic, it adds nothing: the job is named after both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ COLUMNS = "customer STRING, phone STRING, at STRING, zone STRING"
 
 def reminders(spark: SparkSession, file: Path) -> DataFrame:
     """A row for each appointment, as escapement wants it."""
-    appointments = spark.read.csv(str(file), schema=COLUMNS, header=True, mode="FAILFAST")
+    # The header is held against the columns, and a row that lacks something is refused: without a
+    # time it would be sent at once.
+    appointments = spark.read.csv(
+        str(file), schema=COLUMNS, header=True, enforceSchema=False, mode="FAILFAST"
+    )
+    whole = F.col("customer").isNotNull() & F.col("at").isNotNull() & F.col("zone").isNotNull()
+    refusal = F.concat(F.lit("this row lacks something: "), F.to_json(F.struct("*")))
+    appointments = appointments.withColumn(
+        "at", F.when(whole, F.col("at")).otherwise(F.raise_error(refusal))
+    )
     # The session's time zone is UTC, so a time without a zone is what the wall shows.
     on_the_wall = F.to_timestamp("at", "yyyy-MM-dd HH:mm") - F.expr("INTERVAL 1 DAY")
     return appointments.select(
@@ -41,7 +50,7 @@ def reminders(spark: SparkSession, file: Path) -> DataFrame:
 
 def schedule(spark: SparkSession, file: Path, url: str, topic: str) -> None:
     """Write them; the driver says on its standard error how many there were."""
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = hashlib.sha256(topic.encode() + b"\0" + file.read_bytes()).hexdigest()
     (
         reminders(spark, file)
         .write.format("escapement")

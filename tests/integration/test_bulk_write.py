@@ -207,6 +207,21 @@ def test_an_aborted_write_leaves_nothing_and_a_failed_task_takes_its_own_back(
     assert adopted(engine, connection) == {"t/n/x": [b"2"]}
 
 
+def test_an_aborted_batch_of_which_no_task_came_to_its_end_leaves_nothing(
+    mysql_url: str, connection: Connection
+) -> None:
+    """B7: the query's name is known to its tasks alone; another run's attempts stay."""
+    options = Options({"url": mysql_url, "topic": "t/n/x"})
+    ours, other = (BulkWrite.plan(options, {"payload": "binary"}, of_stream=True) for _ in range(2))
+    for begun, query, batch in ((ours, "query/q", 7), (ours, "query/q", 8), (other, "query/q", 7)):
+        bulk.write_part(begun.of_batch(query, batch), 0, [rows(b"1")])
+    bulk.abandon_batch(ours, 7)
+    left = connection.execute("SELECT attempt FROM parcels ORDER BY id").rows
+    assert [attempt.startswith(ours.run) for (attempt,) in left] == [True, False]
+    bulk.abandon_batch(ours, 8)
+    assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(1,)]
+
+
 @pytest.mark.parametrize("dies", ["before", "after"])
 def test_a_driver_killed_beside_its_commit_and_run_again_adds_everything_once(
     mysql_url: str, engine: Engine, connection: Connection, dies: str

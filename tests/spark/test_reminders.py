@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 from zoneinfo import ZoneInfo
 
+import pytest
 import trio
 from pyspark.sql import SparkSession
 
@@ -70,3 +71,22 @@ async def test_fifty_thousand_reminders_of_a_file_are_scheduled_once_each_at_its
             assert {customer: (at, zone) for customer, at, zone in found} == wanted
             coming = await broker.forecast(TOPIC, by=(1, "day"), within=(800, "days"))
             assert coming.total == ROWS
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("customer,phone,at,zone\nc1,+1,2030-03-31 09:30,\n", "lacks something"),
+        ("customer,phone,at,zone\nc1,+1,,Europe/Berlin\n", "lacks something"),
+        ("phone,customer,at,zone\n+1,c1,2030-03-31 09:30,Europe/Berlin\n", "header"),
+    ],
+)
+def test_a_row_without_a_time_or_under_another_header_is_not_sent_at_once(
+    spark: SparkSession, tmp_path: Path, text: str, said: str
+) -> None:
+    """Without a time a message is due at once: the example refuses such a file."""
+    file = tmp_path / "appointments.csv"
+    file.write_text(text)
+    reminders = runpy.run_path(str(EXAMPLE))["reminders"]
+    with pytest.raises(Exception, match=said):
+        reminders(spark, file).collect()

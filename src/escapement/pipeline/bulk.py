@@ -328,3 +328,21 @@ def abandon(plan: BulkWrite) -> None:
             transactions.run(lambda connection: job.give_up(dialect, connection, entered, plan.run))
     finally:
         transactions.close()
+
+
+def abandon_batch(plan: BulkWrite, version: int) -> None:
+    """As ``abandon``, of a stream's batch of which no task has come to say the query's name.
+
+    The job is found by what attempts of this plan have staged.
+    """
+    transactions = Transactions(plan.address.engine())
+    found: list[str] = []
+    try:
+        with suppress(EscapementError):
+            found = transactions.run(
+                lambda connection: job.staged_by(connection, plan.run, version)
+            )
+    finally:
+        transactions.close()
+    for series in found:
+        abandon(plan.of_batch(series, version))

@@ -83,9 +83,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             bulk.commit(self._plan.of_batch(parts[0].series, batchId), parts)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        parts = _parts(messages)
-        if parts:
-            bulk.abandon(self._plan.of_batch(parts[0].series, batchId))
+        del messages  # there may be none: then no task has said which query this is
+        bulk.abandon_batch(self._plan, batchId)
 
 
 def _columns(schema: StructType) -> dict[str, str]:

@@ -218,6 +218,16 @@ def abandon(connection: Connection, job: Job, run: str) -> int:
     return sum(parcel.give_up(connection, id, touched) for id, touched in ours)
 
 
+def staged_by(connection: Connection, run: str, version: int) -> list[str]:
+    """The series of jobs of this version for which a run has staged something; O(parcels)."""
+    rows = connection.execute(
+        "SELECT DISTINCT jobs.series FROM jobs JOIN parcels ON parcels.job_id = jobs.id"
+        " WHERE jobs.version = ? AND parcels.mailbox_id = 0 AND parcels.attempt LIKE ?",
+        (version, f"{run}%"),
+    ).rows
+    return [series for (series,) in rows]
+
+
 def give_up(dialect: Dialect, connection: Connection, job: Job, run: str) -> None:
     """Abandon what a run has staged, and note that; inside the open transaction."""
     abandon(connection, job, run)
