@@ -273,9 +273,8 @@ class Fetch:
             if not found:
                 continue
             if not picks and len(found) == 1 and len(found[0].places) == len(missing):
-                return [found[0]._replace(places=missing[found[0].places])], missing[
-                    :0
-                ]  # as it mostly is
+                only = found[0]  # as it mostly is
+                return [only._replace(places=missing[only.places])], missing[:0]
             left = np.ones(len(missing), np.bool_)
             for places, columns, rows in found:
                 left[places] = False
