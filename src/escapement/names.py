@@ -110,28 +110,29 @@ class TopicName:
         check_name("topic", self.name)
 
     @classmethod
-    def parse(cls, text: str) -> TopicName:
-        """Read any of the three ways to write a topic.
+    def parse(cls, text: str, kind: str = "topic") -> TopicName:
+        """Read any of the three ways to write a topic, or a ``kind`` that is named as topics are.
 
         Raises:
           InvalidRequest: if it is none of them, or a part breaks the rule for names.
         """
-        _check_text("topic", text)
+        _check_text(kind, text)
         scheme, separator, rest = text.partition("://")
         if separator and scheme + separator != _SCHEME:
             raise InvalidRequest(
-                f"{_quote(text)} is not a topic: the only scheme is {_SCHEME}, "
+                f"{_quote(text)} is not a {kind}: the only scheme is {_SCHEME}, "
                 "and it may be left out"
             )
         parts = (rest if separator else text).split("/")
-        if len(parts) == 3:
-            return cls(*parts)
         if len(parts) == 1 and not separator:
-            return cls(DEFAULT_TENANT, DEFAULT_NAMESPACE, parts[0])
-        raise InvalidRequest(
-            f"{_quote(text)} is not a topic: write it as {_SCHEME}tenant/namespace/name, "
-            f"tenant/namespace/name, or name (in {DEFAULT_TENANT}/{DEFAULT_NAMESPACE})"
-        )
+            parts = [DEFAULT_TENANT, DEFAULT_NAMESPACE, *parts]
+        if len(parts) != 3:
+            raise InvalidRequest(
+                f"{_quote(text)} is not a {kind}: write it as {_SCHEME}tenant/namespace/name, "
+                f"tenant/namespace/name, or name (in {DEFAULT_TENANT}/{DEFAULT_NAMESPACE})"
+            )
+        check_name(kind, parts[2])
+        return cls(*parts)
 
     @property
     def full(self) -> str:

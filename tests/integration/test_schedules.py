@@ -263,6 +263,9 @@ async def test_what_cannot_be_meant_is_refused(mock_clock: trio.testing.MockCloc
         ):
             with pytest.raises(InvalidRequest):
                 await create("beat", "beats", **wrong)
+        for wrong_name in ("a/beat", "no beat"):
+            with pytest.raises(InvalidRequest, match="schedule"):
+                await create(wrong_name, "beats", every=hour)
         with pytest.raises(LimitExceeded):
             await create("beat", "beats", b"eleven more", every=hour)
         await create("beat", "beats", b"ten bytes!", every=hour)

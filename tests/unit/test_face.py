@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -66,3 +68,28 @@ def test_every_command_is_where_the_command_line_looks_for_it() -> None:
         assert found is not None
         assert found.name == {"send": "produce"}.get(name, name)
     assert commands.get_command(context, "nothing") is None
+
+
+@pytest.mark.parametrize("module", ["click", "trio", "numpy"])
+def test_an_interrupt_while_modules_are_imported_leaves_no_traceback(
+    module: str, tmp_path: Path
+) -> None:
+    """It falls into a class body, where an exception would become another."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal\n"
+        "class Late:\n"
+        "    def __set_name__(self, owner, name):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "class Owner:\n"
+        "    late = Late()\n"
+    )
+    command = [sys.executable, "-m", "escapement", "peek", "orders"]
+    # What whoever runs the tests ignores, it would ignore, too.
+    ended = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")

@@ -11,7 +11,7 @@ ROOT = Path(escapement.__file__).parent
 
 # Lowest first. Packages on one floor do not import each other.
 FLOORS: list[set[str]] = [
-    {"errors", "clock"},
+    {"errors", "clock", "interrupt"},
     {"message", "dedup", "names", "durations", "position", "recurrence", "spans"},
     {"timewheel", "traits", "groupnames"},
     {"protocol", "storage"},

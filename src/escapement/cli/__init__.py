@@ -4,6 +4,9 @@ A command reads its words, calls what does the work, and prints. It decides noth
 the broker or the client could decide.
 """
 
-from escapement.cli.main import main
+from escapement.interrupt import leaving_at_once
+
+with leaving_at_once():
+    from escapement.cli.main import main
 
 __all__ = ["main"]

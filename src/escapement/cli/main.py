@@ -20,8 +20,8 @@ from typing import Any, Final, NoReturn
 import click
 
 from escapement.errors import EscapementError
+from escapement.interrupt import INTERRUPTED, leaving_at_once
 
-INTERRUPTED: Final = 130  # as shells count: 128 + SIGINT
 # Where each command is, and its one line. Most of a command's start is imports (numpy, trio,
 # the whole broker), so a module is imported when its command is called.
 _COMMANDS: Final = {
@@ -59,7 +59,8 @@ class _Commands(click.Group):
         if name not in _COMMANDS:
             return None
         module, _ = _COMMANDS[name]
-        command: click.Command = getattr(import_module(module), name.replace("-", "_"))
+        with leaving_at_once():
+            command: click.Command = getattr(import_module(module), name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -67,7 +68,8 @@ class _Commands(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        from escapement.broker.crash import one_error  # it needs trio, as every command does
+        with leaving_at_once():
+            from escapement.broker.crash import one_error  # it needs trio, as every command does
 
         with one_error():
             return super().invoke(ctx)

@@ -26,7 +26,7 @@ async def _list_schedules(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _get_schedule(broker: Broker, given: Arguments) -> Plain:
-    schedule = broker.scheduler.find(TopicName.parse(given.text("schedule")))
+    schedule = broker.scheduler.find(_name(given))
     given.end()
     coming: list[int] = []
     if _state(broker, schedule) == "active" and schedule.next_ms is not None:
@@ -36,7 +36,7 @@ async def _get_schedule(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _create_schedule(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("schedule"))
+    name = _name(given)
     topic = TopicName.parse(given.text("topic"))
     recurrence = Recurrence(
         cron=given.optional_text("cron") or "",
@@ -58,22 +58,26 @@ async def _create_schedule(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _pause_schedule(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("schedule"))
+    name = _name(given)
     given.end()
     return _plain(broker, await broker.scheduler.pause(name))
 
 
 async def _resume_schedule(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("schedule"))
+    name = _name(given)
     given.end()
     return _plain(broker, await broker.scheduler.resume(name))
 
 
 async def _delete_schedule(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("schedule"))
+    name = _name(given)
     given.end()
     await broker.scheduler.delete(name)
     return {"deleted": name.full}
+
+
+def _name(given: Arguments) -> TopicName:
+    return TopicName.parse(given.text("schedule"), "schedule")
 
 
 def _state(broker: Broker, schedule: Schedule) -> str:
