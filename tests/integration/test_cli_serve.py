@@ -358,3 +358,24 @@ async def test_why_a_broker_cannot_listen_is_said_and_nothing_else(
         await listen(host, port)
     assert said in str(refused.value)
     assert "another broker" not in str(refused.value)
+
+
+def test_a_schedule_whose_time_zone_was_abolished_is_shown_with_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with broker_process(tmp_path / "data") as broker:
+        at = ["--broker", f"127.0.0.1:{broker.port}"]
+        cron = ["--cron", "* * * * * *", "--timezone", "Asia/Tokyo"]
+        assert run(["schedule", "create", "lost", "beats", *cron, *at]) == 0
+        broker.kill()
+        database = sqlite3.connect(broker.data / FILE_NAME)
+        database.execute("UPDATE schedules SET timezone = 'Asia/Edo'")
+        database.commit()
+        database.close()
+        broker.start()
+        said = ""
+        while "broken" not in said:
+            assert run(["schedule", "list", *at]) == 0
+            said = capsys.readouterr().out
+        assert run(["schedule", "show", "lost", *at]) == 0
+        assert "'Asia/Edo' is not a time zone" in capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import anyio
 import pytest
 from client_peer import Peer, connect, on_both
@@ -163,6 +165,34 @@ async def test_a_request_whose_connection_is_lost_or_that_nobody_answers_is_disc
             await peer.cut()
         with pytest.raises(Disconnected, match="within 7 s"):
             await broker.admin("unheard")
+
+
+@on_both
+async def test_what_only_looks_is_asked_again_when_the_connection_is_lost() -> None:
+    async with Peer.running() as peer, connect(peer, request_timeout_s=7) as broker:
+        began_s = anyio.current_time()
+        unheard: list[str] = []
+
+        async def ask(verb: str) -> None:
+            with pytest.raises(Disconnected) as said:
+                await broker.admin(verb)
+            unheard.append(f"{verb}: {said.value}")
+
+        async with anyio.create_task_group() as tasks:
+            for verb in ("things.get", "things.pause", "things.delete", "things.create"):
+                tasks.start_soon(ask, verb)
+            for _ in range(3):
+                await anyio.sleep(1)
+                await peer.cut()
+        asked = Counter(command.verb for command in peer.heard_of(wire.Admin))
+        assert asked == {
+            "things.get": 4,
+            "things.pause": 4,
+            "things.delete": 1,
+            "things.create": 1,
+        }
+        assert len(unheard) == 4
+        assert anyio.current_time() - began_s == pytest.approx(7)
 
 
 @on_both

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from functools import wraps
 from typing import Any, BinaryIO, Final
 from zoneinfo import ZoneInfo
@@ -159,7 +159,7 @@ def show(ask: Ask, output: str, name: str) -> None:
         return
     coming = found.pop("coming_ms")
     _print(found, output)
-    zone = ZoneInfo(found["timezone"]) if found["timezone"] else UTC
+    zone = _zone(found["timezone"])
     for ms in coming:
         at = datetime.fromtimestamp(ms / 1000, UTC).astimezone(zone)
         console().print(at.isoformat(" ", "seconds"))
@@ -184,6 +184,14 @@ def resume(ask: Ask, output: str, name: str) -> None:
 def delete(ask: Ask, output: str, name: str) -> None:
     """Forget a schedule; what it has published stays."""
     _print(ask("schedules.delete", schedule=name), output)
+
+
+def _zone(name: str | None) -> tzinfo:
+    """The zone to show times in: UTC, where this machine does not know the schedule's."""
+    try:
+        return ZoneInfo(name) if name else UTC
+    except (KeyError, ValueError, OSError):
+        return UTC
 
 
 def _print(record: dict[str, Any], output: str) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from escapement.client import amending, finding, schedule, selection
+from escapement.client.asking import ask_verb
 from escapement.client.forecast import Forecast
 from escapement.client.groups import Groups
 from escapement.client.inbox import Inbox
@@ -460,13 +461,14 @@ class Broker:
     async def admin(self, verb: str, **arguments: Any) -> Any:
         """Ask the broker by name, with plain arguments; returns its plain answer.
 
+        If the connection is lost, what only looks is asked again on the next, and what says how
+        something is to be from now on: `get`, `list`, `peek`, `update`, `pause` and their like.
+
         Raises:
           Disconnected: if no answer came; what became of the request is not known.
           EscapementError: if the broker refused.
         """
-        answer = await self._line.ask(lambda number: wire.Admin(number, verb, arguments))
-        assert isinstance(answer, wire.AdminReply)
-        return answer.result
+        return await ask_verb(self._line, verb, arguments)
 
     def _limit(self, name: str, ceiling: int) -> int:
         given = self._welcome.limits.get(name, ceiling)

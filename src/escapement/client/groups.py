@@ -19,14 +19,13 @@ from datetime import datetime
 from typing import Any
 
 from escapement.client import content, schedule, serializers
-from escapement.client.asking import ask_again
+from escapement.client.asking import ask_verb
 from escapement.client.line import Line
 from escapement.client.schedule import Delay, moment
 from escapement.client.serializers import SerializerLike
 from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, NO_TIME
 from escapement.names import TopicName
-from escapement.protocol import commands as wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +136,7 @@ class Groups:
         await self._ask("groups.delete", topic=topic, group=group)
 
     async def _ask(self, verb: str, **arguments: Any) -> Any:
-        # All but a delete may be asked twice.
-        asking = self._line.ask if verb == "groups.delete" else _ask_again(self._line)
-        answer = await asking(lambda number: wire.Admin(number, verb, arguments))
-        assert isinstance(answer, wire.AdminReply)
-        return answer.result
-
-
-def _ask_again(line: Line) -> Any:
-    return lambda make: ask_again(line, make)
+        return await ask_verb(self._line, verb, arguments)
 
 
 def _group(plain: Mapping[str, Any]) -> Group:

@@ -122,8 +122,10 @@ class Line:
             del self._answers[number]
             answer(error)
 
-    async def ask(self, make: Callable[[int], Command]) -> Command:
+    async def ask(self, make: Callable[[int], Command], until_s: float = inf) -> Command:
         """Send a request and wait for its answer; without a link, wait for one first.
+
+        At most as long as the settings say, and no longer than ``until_s`` of the loop's clock.
 
         Raises:
           Disconnected: if no answer came in time or the link ended; what became of the
@@ -138,7 +140,7 @@ class Line:
             settled.settle()
 
         timeout_s = self.settings.request_timeout_s
-        with anyio.move_on_after(timeout_s):
+        with anyio.CancelScope(deadline=min(until_s, anyio.current_time() + timeout_s)):
             while self.link is None and self.closed is None:
                 await self._linked.wait()
             if self.closed is not None:

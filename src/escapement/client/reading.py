@@ -7,22 +7,18 @@ asked for again, and reading the same range again gives the same messages.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
 from datetime import datetime
-from typing import Final
 
+from escapement.client.asking import ask_again
 from escapement.client.delivery import Columns, Origin, Row
 from escapement.client.line import Line
 from escapement.client.schedule import moment
 from escapement.client.serializers import SerializerLike, serializer
-from escapement.errors import Disconnected, InvalidRequest
+from escapement.errors import InvalidRequest
 from escapement.message import Int64s, MessageBatch
 from escapement.names import TopicName
 from escapement.protocol import commands as wire
 from escapement.protocol.limits import MAX_BATCH_MESSAGES
-
-# How often a page is asked for while links break; each time a link is waited for.
-_TRIES: Final = 3
 
 
 class Reading:
@@ -66,19 +62,12 @@ class Reading:
 
     async def _ask(self) -> wire.Page:
         start, stop = self._next, -1 if self._stop is None else self._stop
-        tries = _TRIES
-        while True:
-            tries -= 1
-            try:
-                answer = await self._line.ask(
-                    lambda number: wire.Read(number, self.topic, start, stop, self._page_messages)
-                )
-            except Disconnected as error:
-                if not tries:
-                    raise copy(error) from None
-                continue
-            assert isinstance(answer, wire.Page)
-            return answer
+        answer = await ask_again(
+            self._line,
+            lambda number: wire.Read(number, self.topic, start, stop, self._page_messages),
+        )
+        assert isinstance(answer, wire.Page)
+        return answer
 
 
 class Page(Columns):
