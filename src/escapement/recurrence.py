@@ -15,6 +15,7 @@ hour counts, in gaps and overlaps too.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice, takewhile
@@ -35,10 +36,10 @@ MAX_TEXT_CHARS: Final = 255
 MISSED_AFTER_MS: Final = 60_000
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_WALL: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SECOND_MS: Final = 1_000
-_HOUR_MS: Final = 3_600_000
-_DAY_MS: Final = 24 * _HOUR_MS
+_DAY_MS: Final = 86_400_000
 # How far back the last occurrence is looked for at first, and how much further each time.
 _WINDOW_MS: Final = 60_000
 _WINDOW_GROWTH: Final = 8
@@ -68,7 +69,7 @@ class Recurrence:
             raise InvalidRequest(f"an interval of {self.every_ms} ms is shorter than a second")
         self._zone()
         if self.cron:
-            self._simulation(0)
+            self._simulation(_WALL)
 
     def occurrences(self, after_ms: int) -> Iterator[int]:
         """All that are due later than ``after_ms``, ascending.
@@ -115,50 +116,74 @@ class Recurrence:
             ms += self.every_ms
 
     def _by_cron(self, after_ms: int) -> Iterator[int]:
-        simulation = self._simulation(after_ms)
-        while True:
-            try:
-                found = next(simulation)
-            except (StopIteration, OverflowError, ValueError):
-                return  # there is none in fifty years, or the calendar ends
+        found = self._at_times_of_day if self._has_times_of_day else self._in_real_time
+        with suppress(OverflowError, ValueError):  # the calendar ends
+            yield from found(after_ms)
+
+    @property
+    def _has_times_of_day(self) -> bool:
+        """Whether it names times on the wall, and not real minutes or hours."""
+        fields = self.cron.split()
+        return len(fields) == 5 and not any(field.startswith("*") for field in fields[:2])
+
+    def _at_times_of_day(self, after_ms: int) -> Iterator[int]:
+        begin = (_EPOCH + after_ms * _MILLISECOND).astimezone(self._zone())
+        for found in self._simulation(begin):
             ms = (found - _EPOCH) // _MILLISECOND
             # Begun in the second of two hours, it names times of the first as well.
-            if ms <= after_ms:
-                continue
-            hour_ms = self._first_hour_after_odd_shift(max(after_ms, ms - _DAY_MS), ms)
-            if hour_ms is not None:
-                simulation = self._simulation(hour_ms - _SECOND_MS)
-                ms = min(ms, (next(simulation) - _EPOCH) // _MILLISECOND)
-                simulation = self._simulation(ms)
-            after_ms = ms
-            yield ms
+            if ms > after_ms:
+                yield ms
 
-    def _first_hour_after_odd_shift(self, low_ms: int, high_ms: int) -> int | None:
-        """The first full hour on the wall after clocks were shifted by half an hour, if any.
+    def _in_real_time(self, after_ms: int) -> Iterator[int]:
+        """Each moment at which the wall shows what is asked for.
 
-        cronsim goes by whole hours, and begins none at its full hour on the day of such a
-        shift. Looked at is what lies between two moments of at most a day.
+        cronsim goes by whole hours, and where clocks are shifted by half an hour, or in the middle
+        of one, it leaves some out. So it is asked for times on a wall whose clock stays as it is,
+        and asked again from each shift on.
         """
-        before, shifted = self._offset_ms(low_ms), self._offset_ms(high_ms)
-        if (shifted - before) % _HOUR_MS == 0:
-            return None
-        while high_ms - low_ms > 1:
-            middle_ms = (low_ms + high_ms) // 2
-            if self._offset_ms(middle_ms) == before:
-                low_ms = middle_ms
+        begin_ms = since_ms = after_ms
+        while True:
+            shift = self._shift(since_ms)
+            for found in self._simulation(_WALL + begin_ms * _MILLISECOND + shift):
+                ms = (found - _WALL - shift) // _MILLISECOND
+                shifted_ms = self._shifted_ms(since_ms, shift, ms)
+                if shifted_ms is not None:
+                    begin_ms, since_ms = shifted_ms - _SECOND_MS, shifted_ms
+                    break
+                yield ms
+                since_ms = ms
             else:
-                high_ms = middle_ms
-        return high_ms + -(high_ms + shifted) % _HOUR_MS
+                return  # there is none in fifty years
 
-    def _offset_ms(self, at_ms: int) -> int:
+    def _shifted_ms(self, since_ms: int, shift: timedelta, until_ms: int) -> int | None:
+        """A moment when clocks are not as they were at first, before which nothing is due.
+
+        Nothing was found before ``until_ms``, and no clock is ever shifted by more than a day: so
+        only the last two days are looked at.
+        """
+        low_ms = max(since_ms, until_ms - 2 * _DAY_MS)
+        if self._shift(low_ms) != shift:
+            return low_ms
+        while low_ms < until_ms:
+            high_ms = min(low_ms + _DAY_MS, until_ms)
+            if self._shift(high_ms) != shift:
+                while high_ms - low_ms > 1:
+                    middle_ms = (low_ms + high_ms) // 2
+                    if self._shift(middle_ms) == shift:
+                        low_ms = middle_ms
+                    else:
+                        high_ms = middle_ms
+                return high_ms
+            low_ms = high_ms
+        return None
+
+    def _shift(self, at_ms: int) -> timedelta:
         """How far the wall is ahead of UTC at a moment."""
-        at = (_EPOCH + at_ms * _MILLISECOND).astimezone(self._zone())
-        offset = at.utcoffset()
-        assert offset is not None
-        return offset // _MILLISECOND
+        shift = (_EPOCH + at_ms * _MILLISECOND).astimezone(self._zone()).utcoffset()
+        assert shift is not None
+        return shift
 
-    def _simulation(self, after_ms: int) -> CronSim:
-        begin = (_EPOCH + after_ms * _MILLISECOND).astimezone(self._zone())
+    def _simulation(self, begin: datetime) -> CronSim:
         try:
             return CronSim(self.cron, begin)
         except CronSimError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise, takewhile
 from zoneinfo import ZoneInfo
 
 import pytest
+from cronsim.cronsim import Field
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -141,6 +142,67 @@ def test_where_clocks_are_shifted_by_half_an_hour_none_is_left_out(
     found = islice(recurrence.occurrences(int(begin.timestamp() * 1000)), len(hours))
     at = [datetime.fromtimestamp(one / 1000, zone).strftime("%Y-%m-%d %H:%M") for one in found]
     assert at == [f"{day} {hour}" for hour in hours]
+
+
+# Where clocks are shifted in the middle of an hour, by half of one, at midnight, for a month only.
+SHIFTED = some.sampled_from(
+    [
+        ("Pacific/Chatham", "2026-04-05"),
+        ("Pacific/Chatham", "2026-09-27"),
+        ("Australia/Lord_Howe", "2026-04-05"),
+        ("Australia/Lord_Howe", "2026-10-04"),
+        ("America/Santiago", "2026-09-06"),
+        ("Africa/Casablanca", "2026-02-15"),
+        ("Africa/Casablanca", "2026-03-22"),
+        ("Asia/Beirut", "2026-03-29"),
+        ("Europe/Dublin", "2026-10-25"),
+    ]
+)
+MINUTES = some.sampled_from(["*", "*/20", "*/7", "0", "45", "15,50", "0-30"])
+HOURS = some.sampled_from(["*", "*/2", "*/3", "0", "1", "2,3", "1-2", "23"])
+
+
+def naive(cron: str, zone: ZoneInfo, begin: datetime, minutes: int) -> list[datetime]:
+    """Every minute by itself: what is shown on the wall, and what was left out before it."""
+    fields = [Field.MINUTE.parse(cron.split()[0]), Field.HOUR.parse(cron.split()[1])]
+    at_times_of_day = not any(field.startswith("*") for field in cron.split()[:2])
+    found = []
+    shown = begin.replace(tzinfo=None)
+    for minute in range(1, minutes + 1):
+        at = (begin.astimezone(UTC) + timedelta(minutes=minute)).astimezone(zone)
+        wall, shown = shown, at.replace(tzinfo=None)
+        is_due = shown.minute in fields[0] and shown.hour in fields[1]
+        if at_times_of_day:
+            is_due = is_due and not at.fold
+            while (wall := wall + timedelta(minutes=1)) < shown:
+                is_due = is_due or (wall.minute in fields[0] and wall.hour in fields[1])
+        if is_due:
+            found.append(at)
+    return found
+
+
+@given(SHIFTED, MINUTES, HOURS, some.integers(0, 24 * 60))
+def test_however_clocks_are_shifted_each_minute_counts_as_it_should(
+    shifted: tuple[str, str], minute: str, hour: str, before: int
+) -> None:
+    """B2: what Debian's cron does, minute by minute."""
+    zone = ZoneInfo(shifted[0])
+    begin = datetime.fromisoformat(f"{shifted[1]}T00:00").replace(tzinfo=zone)
+    begin = (begin.astimezone(UTC) - timedelta(minutes=before)).astimezone(zone)
+    cron = f"{minute} {hour} * * *"
+    wanted = naive(cron, zone, begin, 36 * 60)
+    begin_ms = round(begin.timestamp() * 1000)
+    found = Recurrence(cron, zone.key).occurrences(begin_ms)
+    end_ms = begin_ms + 36 * HOUR_MS
+    assert [
+        datetime.fromtimestamp(at / 1000, zone) for at in takewhile(lambda at: at <= end_ms, found)
+    ] == wanted
+
+
+def test_no_shift_of_clocks_keeps_one_looking_for_ever() -> None:
+    """cronsim by itself looks for 45 past 3, 6, 9, … by steps of an hour from 1:45 on."""
+    found = times(Recurrence("45 */3 * * *", "Pacific/Chatham"), "2026-04-05T02:00+13:45", 2)
+    assert found == ["2026-04-05T03:45+12:45", "2026-04-05T06:45+12:45"]
 
 
 CRONS = some.sampled_from(
