@@ -84,7 +84,7 @@ class Model:
         elif how == 3:
             self.rng.shuffle(some)
         some += self.waiting[: int(self.rng.integers(0, 3))]
-        found = self.real.handed(np.array(some, np.int64))
+        found = [share.handed for share in self.real.shares_of(np.array(some, np.int64))]
         seen = [
             (one.at_ms, int(wanted), int(tries))
             for one in found
@@ -126,11 +126,11 @@ def test_what_comes_in_the_order_of_delivery_is_not_searched(
     handed_over(flight, order[:300], order[300:700], order[700:])
     monkeypatch.setattr(flight, "_whereabouts", None)
     for part in (order[300:310], order[:300], np.concatenate((order[310:700], order[700:800]))):
-        assert sum(len(one.attempts) for one in flight.handed(part)) == len(part)
+        assert sum(one.height for one in flight.shares_of(part)) == len(part)
         flight.settle(part)
     flight.take_back(order[800:1000:7])
     rest = np.setdiff1d(np.arange(800, 1000), np.arange(800, 1000, 7))
-    assert sum(len(one.attempts) for one in flight.handed(order[rest])) == len(rest)
+    assert sum(one.height for one in flight.shares_of(order[rest])) == len(rest)
     flight.settle(order[rest])
     flight._check()
     assert not len(flight)
@@ -144,8 +144,8 @@ def test_what_is_sought_is_found_however_far_apart_offsets_are(apart: int) -> No
     handed_over(flight, order[:60], order[60:])
     flight.take_back(order[:30])
     handed_over(flight, order[:30])
-    found = flight.handed(order[::-3])
-    assert sum(len(one.attempts) for one in found) == 34
-    assert sorted({one.at_ms for one in found}) == [0, 1]
-    assert sum(len(one.attempts) for one in found if one.at_ms) == len(order[60:][::-3])
+    found = flight.shares_of(order[::-3])
+    assert sum(one.height for one in found) == 34
+    assert sorted({one.handed.at_ms for one in found}) == [0, 1]
+    assert sum(one.height for one in found if one.handed.at_ms) == len(order[60:][::-3])
     flight._check()

@@ -138,8 +138,9 @@ class Life:
         (holder,) = [one for one in self.made.consumers if one.id == self.out[offset]]
         del self.out[offset]
         holder.permits += 1
-        if how == "ack":
-            self.made.acknowledge(column(offset), None)
+        if how in ("ack", "gone"):  # by a consumer, or by nobody
+            at_ms = self.now_ms if how == "ack" else None
+            self.made.acknowledge(column(offset), None, at_ms=at_ms)
             self.done.add(offset)
         else:
             delay_ms = 0 if how == "nack" else 500
@@ -230,7 +231,7 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.lists(SLOTS, min_size=1, max_size=5)),
         st.tuples(st.just("settle"), st.integers(0, 9), st.sampled_from(["ack", "nack", "later"])),
-        st.tuples(st.just("settle"), st.integers(0, 9), st.just("ack")),
+        st.tuples(st.just("settle"), st.integers(0, 9), st.sampled_from(["ack", "gone"])),
         st.tuples(st.just("sleep"), st.sampled_from([10, 1000])),
         st.tuples(st.just("cancel"), st.integers(0, 20)),
         st.tuples(st.just("expire"), st.sampled_from([1, 100, 2000])),

@@ -55,12 +55,13 @@ class OffsetSet:
     of the set, unless stated.
     """
 
-    __slots__ = ("_changed", "_chunks", "_full", "_length", "_unconfirmed")
+    __slots__ = ("_changed", "_chunks", "_full", "_length", "_unconfirmed", "removed")
 
     def __init__(self) -> None:
         self._chunks: dict[int, BitMap] = {}  # the partial ones
         self._full = BitMap64()
         self._length = 0
+        self.removed = 0  # grows by one, at least, for each offset that is taken out
         self._changed: set[int] = set()  # rows that differ from what dirty_chunks last gave
         self._unconfirmed: set[int] = set()  # rows it gave that mark_clean has not confirmed
 
@@ -426,6 +427,7 @@ class OffsetSet:
         if has == had:
             return False
         self._length += has - had
+        self.removed += max(0, had - has)
         self._changed.add(chunk_no)
         if has == CHUNK_SIZE:
             del self._chunks[chunk_no]
@@ -440,11 +442,13 @@ class OffsetSet:
         if low_no >= high_no:
             return
         for chunk_no in [no for no in self._chunks if low_no <= no < high_no]:
-            self._length -= len(self._chunks.pop(chunk_no))
+            self._length -= (had := len(self._chunks.pop(chunk_no)))
+            self.removed += had
             self._changed.add(chunk_no)
         full = self._full.range_cardinality(low_no, high_no)
         if full:
             self._length -= full * CHUNK_SIZE
+            self.removed += full * CHUNK_SIZE
             self._full.remove_range(low_no, high_no)
             self._changed.add(FULL_CHUNKS)
 

@@ -7,6 +7,8 @@ order: what comes next is recognised by comparing columns, without a search.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from escapement.broker.subscription.ready import Rows
@@ -82,7 +84,7 @@ class Delivery:
             self.followed += int(rest.argmax()) if rest.any() else len(rest)
         return None
 
-    def follow(self, offsets: Int64s) -> Handed:
+    def follow(self, offsets: Int64s) -> Share:
         """Of these, which begin with ``next_offset``, as many as are the next live rows."""
         at = slice(self.followed, self.followed + len(offsets))
         alive = self.alive[at]
@@ -90,18 +92,39 @@ class Delivery:
             count = _same(self.rows.offsets[at], offsets)
             at = slice(self.followed, self.followed + count)
             self.followed += count
-            return self._handed(at)
+            return Share(self, at)
         rows = self.followed + np.flatnonzero(self.alive[self.followed :])[: len(offsets)]
         rows = rows[: _same(self.rows.offsets[rows], offsets)]
         self.followed = int(rows[-1]) + 1
-        return self._handed(rows)
+        return Share(self, rows)
 
-    def _handed(self, at: slice | Int64s) -> Handed:
-        return Handed(self.since_ms, self.wanted_ms[at], self.rows.attempts[at])
+    def of(self, positions: Int64s) -> Share:
+        """The live ones among these rows."""
+        return Share(self, positions[self.alive[positions]])
 
-    def of(self, positions: Int64s) -> Handed:
-        """What is known of the live ones among these rows."""
-        return self._handed(positions[self.alive[positions]])
+
+class Share(NamedTuple):
+    """Some rows of a delivery."""
+
+    delivery: Delivery
+    at: slice | Int64s
+
+    @property
+    def height(self) -> int:
+        """How many."""
+        at = self.at
+        return at.stop - at.start if isinstance(at, slice) else len(at)
+
+    @property
+    def rows(self) -> Rows:
+        """What was handed over."""
+        return self.delivery.rows.pick(self.at)
+
+    @property
+    def handed(self) -> Handed:
+        """When, and when it was wanted."""
+        delivery, at = self
+        return Handed(delivery.since_ms, delivery.wanted_ms[at], delivery.rows.attempts[at])
 
 
 def _same(one: Int64s, other: Int64s) -> int:

@@ -20,11 +20,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.subscription.delivery import Delivery
+from escapement.broker.subscription.delivery import Delivery, Share
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.whereabouts import Whereabouts
 from escapement.message import Int64s
-from escapement.storage.lag import Handed
 from escapement.storage.offsetbits import OffsetBits
 from escapement.storage.offsets import OffsetSet
 
@@ -116,22 +115,22 @@ class InFlight:
         self._rows += rows.height
         return delivery_id
 
-    def handed(self, offsets: Int64s) -> list[Handed]:
-        """What is known of those of these that are in flight; they are settled next.
+    def shares_of(self, offsets: Int64s) -> list[Share]:
+        """Where those of these lie that are in flight; they are settled next.
 
         O(n) as far as they come in the order in which they were handed out, else a search.
 
         Args:
           offsets: none of them settled before, each once.
         """
-        found: list[Handed] = []
+        found: list[Share] = []
         at = 0
         while at < len(offsets):
             delivery = self._coming.pop(int(offsets[at]), None)
             if delivery is None:
                 return found + self._whereabouts.find(np.sort(offsets[at:]))
             found.append(delivery.follow(offsets[at:]))
-            at += len(found[-1].attempts)
+            at += found[-1].height
             self._expect(delivery)
         return found
 

@@ -40,13 +40,26 @@ class KeyOrder:
       ageing_ms: what a step of priority is worth; see ``Rows.ranks``.
     """
 
-    __slots__ = ("_back", "_come", "_gather", "_hold", "_in_hands", "_open", "queues", "table")
+    __slots__ = (
+        "_back",
+        "_come",
+        "_done",
+        "_gather",
+        "_gone",
+        "_hold",
+        "_in_hands",
+        "_open",
+        "queues",
+        "table",
+    )
 
     def __init__(self, whole: bool, ageing_ms: int) -> None:
         self.table = KeyTable(whole)
         self.queues = KeyQueues(self.table, ageing_ms)
         self._hold = KeyHold(self.table)
         self._back: list[Rows] = []  # ready again, and their keys still held
+        self._done: list[Rows] = []  # acknowledged while in hands, and their keys still held
+        self._gone = 0  # of what was held, how many were gone when all was settled
         self._gather = Patience(GATHER_MS)
         # When it was looked at last: how many could go, how many were in hands.
         self._open = self._in_hands = 0
@@ -118,10 +131,18 @@ class KeyOrder:
         self._back.append(rows)
         self.push(rows)
 
+    def done(self, rows: Rows) -> None:
+        """These were out, and leave what is held for good: so they do mostly."""
+        self._done.append(rows)
+
     def settle(self, held: OffsetSet) -> None:
         """Have everything in its place; whatever is not among these any more is done."""
         self._give_back()
-        self._hold.settle(held)
+        if held.removed > self._gone + sum(rows.height for rows in self._done):
+            self._hold.settle(held)
+        elif self._done:
+            self._hold.release(Rows.concat(self._done))
+        self._done, self._gone = [], held.removed
         self.queues.lay_in()
 
     def hand_over(self, rows: Rows, places: Places) -> None:

@@ -13,7 +13,7 @@ does not hold up the rest for long (:mod:`~escapement.broker.subscription.skippi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.deadletter import Reason
+from escapement.broker.subscription.delivery import Share
 from escapement.broker.subscription.dispatcher import level_out, share_out
 from escapement.broker.subscription.due import DueSubscription
 from escapement.broker.subscription.handover import HandOver
@@ -272,6 +273,11 @@ class SharedSubscription(DueSubscription):
     def _rooms(self, frame_messages: int) -> list[int]:
         """How many messages each consumer may be handed at once."""
         return [min(consumer.capacity, frame_messages) for consumer in self.consumers]
+
+    def _leave_hands(self, shares: Sequence[Share]) -> None:
+        if self._order is not None:
+            for share in shares:
+                self._order.done(share.rows)
 
     def _closed(self, order: KeyOrder, rooms: list[int]) -> Bools:
         """The keys, by place, of which nothing may go now."""

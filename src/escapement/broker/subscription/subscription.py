@@ -36,6 +36,7 @@ from escapement.broker.subscription.backoff import CEILING_MS
 from escapement.broker.subscription.consumer import Consumer
 from escapement.broker.subscription.counts import Counts
 from escapement.broker.subscription.deadletter import Dead, Reason
+from escapement.broker.subscription.delivery import Share
 from escapement.broker.subscription.doomed import Doomed
 from escapement.broker.subscription.expiry import Expiry
 from escapement.broker.subscription.handover import HandOver
@@ -233,9 +234,14 @@ class Subscription(ABC):
 
     def _timing(self, offsets: Int64s, at_ms: int) -> Timing:
         """What is known of messages that are acknowledged now."""
-        handed = self.in_flight.handed(offsets)
-        seen = sum(len(one.attempts) for one in handed)
+        shares = self.in_flight.shares_of(offsets)
+        self._leave_hands(shares)
+        seen = sum(share.height for share in shares)
+        handed = [share.handed for share in shares]
         return Timing(self.record.origin_id, at_ms, handed, len(offsets) - seen)
+
+    def _leave_hands(self, shares: Sequence[Share]) -> None:  # noqa: B027 (most need not know)
+        """These, in somebody's hands, are acknowledged now."""
 
     # -- cancelling ----------------------------------------------------------------
 

@@ -18,10 +18,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.subscription.delivery import Delivery
+from escapement.broker.subscription.delivery import Delivery, Share
 from escapement.message import Int64s
 from escapement.storage.index.keys import sorted_order
-from escapement.storage.lag import Handed
 
 # So many rows that are over are no matter: 16 bytes each.
 _SPARE_ROWS: Final = 65_536
@@ -54,8 +53,8 @@ class Whereabouts:
         self._runs: list[_Run] = []
         self._known = 0  # the last delivery that is in a run
 
-    def find(self, offsets: Int64s) -> list[Handed]:
-        """What is known of those of these that are alive, by delivery; they ascend."""
+    def find(self, offsets: Int64s) -> list[Share]:
+        """Where those of these lie that are alive, by delivery; they ascend."""
         self._learn()
         parts = []
         for run in self._runs:
@@ -68,8 +67,8 @@ class Whereabouts:
         ids, firsts = np.unique(found.deliveries, return_index=True)
         rows = found.places & ((1 << _ROW_BITS) - 1)
         pieces = zip(ids.tolist(), np.split(rows, firsts[1:]), strict=True)
-        handed = [self._deliveries[id].of(rows) for id, rows in pieces if id in self._deliveries]
-        return [one for one in handed if len(one.attempts)]
+        shares = [self._deliveries[id].of(rows) for id, rows in pieces if id in self._deliveries]
+        return [one for one in shares if one.height]
 
     def tidy(self, rows: int) -> None:
         """Forget the table where it is much larger than what is in deliveries now."""
