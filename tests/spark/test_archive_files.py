@@ -35,9 +35,9 @@ rows = st.fixed_dictionaries(
         "deliver_at": instants,
         "published_at": instants,
         "key": st.none() | st.binary(min_size=1, max_size=4),
-        "properties": st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3).map(
-            lambda found: list(found.items())
-        ),
+        "properties": st.dictionaries(
+            st.text(max_size=3), st.none() | st.text(max_size=3), max_size=3
+        ).map(lambda found: list(found.items())),
         "priority": st.integers(0, 255),
         "attempt": st.none() | st.integers(0, 9),
         "state": st.sampled_from(["acked", "cancelled"]),

@@ -120,7 +120,7 @@ async def publish(world: World, broker: escapement.Broker) -> None:
             [b"%d" % n + b"." * 200 for n in range(300)],
             delay=[60 * HOUR if n % 15 == 0 else None for n in range(300)],
             keys=[f"k{n}" if n % 2 else None for n in range(300)],
-            properties=[{"n": str(n)} if n % 3 else {} for n in range(300)],
+            properties=[{"n": str(n) if n % 7 else None} if n % 3 else {} for n in range(300)],
             priorities=[n % 256 for n in range(300)],
         )
     async with broker.consumer(TOPIC, "s", permits=1000) as inbox:

@@ -22,6 +22,7 @@ START_MS = 1_700_000_000_000
 MAX_DELAY_MS = 1 << 51
 FIRST, LAST = -(1 << 63), (1 << 63) - 1
 PROPERTIES = pa.map_(pa.string(), pa.string())
+ONE = {"payload": pa.array([b"1"])}
 LONG = st.sampled_from(["x" * n for n in (31, 32, 255, 256, 65_535, 65_536)])
 TEXT = st.text(max_size=5) | LONG
 
@@ -108,7 +109,7 @@ def test_rows_go_to_their_topics_with_all_they_have_in_their_order() -> None:
     rows = [
         {
             "payload": rng.randbytes(rng.randrange(9)),
-            "topic": rng.choice(["a", "t/n/b", None]),
+            "topic": rng.choice(["a", "t/n/b", None, ""]),
             "key": rng.choice([None, "", "käse"]),
             "properties": rng.choice([None, [], [("a", "1")], [("b", None), ("c", "x" * 40)]]),
             "priority": rng.choice([None, 0, 255]),
@@ -187,25 +188,43 @@ def test_a_time_that_no_broker_takes_is_refused_before_it_holds_up_others(
     times: dict[str, pa.Array],
 ) -> None:
     """B7: in a letter it would be held for ever, with all that it shares the letter with."""
-    with pytest.raises(DelayTooLong, match=r"1 rows are wanted later .* maxDelay"):
+    with pytest.raises(
+        DelayTooLong, match=r"^1 row \(the first is row 2 of .* wanted later .* maxDelay"
+    ):
         read({"payload": pa.array([b"1", b"2"]), **times})
 
 
 @pytest.mark.parametrize(
     ("columns", "topic", "why"),
     [
-        ({"payload": pa.array([b"1", None])}, "x", "1 rows have no payload"),
-        ({"payload": pa.array([b"1"])}, "", "a row has no topic"),
-        ({"payload": pa.array([b"1"]), "topic": pa.array([None], pa.string())}, "", "no topic"),
-        ({"payload": pa.array([b"1"]), "priority": pa.array([256])}, "x", "0 to 255"),
-        ({"payload": pa.array([b"1"]), "priority": pa.array([-1])}, "x", "0 to 255"),
+        ({"payload": pa.array([b"1", None, b"3", None])}, "x", "2 rows .* row 2 .*a payload"),
+        ({**ONE, "topic": pa.array([None], pa.string())}, "", "1 row .* row 1 .*a topic"),
+        ({**ONE, "topic": pa.array([""])}, "", "without a topic"),
+        ({**ONE, "priority": pa.array([256])}, "x", "1 row .* a priority that is not 0 to 255"),
+        ({**ONE, "priority": pa.array([-1])}, "x", "0 to 255"),
+        (
+            {**ONE, "properties": pa.array([[(f"{n}", "") for n in range(1 << 16)]], PROPERTIES)},
+            "x",
+            "1 row .* more than 65,535 properties",
+        ),
     ],
 )
 def test_what_no_message_can_have_is_refused(
     columns: dict[str, pa.Array], topic: str, why: str
 ) -> None:
+    """B7: and the row is named, so that whoever has thousands finds it."""
     with pytest.raises(InvalidRequest, match=why):
         read(columns, topic)
+
+
+def test_a_row_is_named_by_its_place_among_all_of_its_partition() -> None:
+    """B7: which comes in several record batches."""
+    reader = RowReader(Shape.of({"payload": "binary"}), "x", START_MS, MAX_DELAY_MS)
+    for payloads in ([b"1", b"2"], [b"3", b"4", b"5"]):
+        list(reader.read(pa.RecordBatch.from_pydict({"payload": pa.array(payloads)})))
+    last = pa.RecordBatch.from_pydict({"payload": pa.array([b"6", None])})
+    with pytest.raises(InvalidRequest, match="row 7 of its partition"):
+        list(reader.read(last))
 
 
 def test_no_rows_are_no_messages() -> None:

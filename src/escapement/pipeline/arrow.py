@@ -102,9 +102,9 @@ def maps(found: Maps) -> Any:
         pa.Array.from_buffers(
             pa.string(),
             len(blobs),
-            [None, _places(blobs.lengths), pa.py_buffer(blobs.data)],
+            [_validity(there), _places(blobs.lengths), pa.py_buffer(blobs.data)],
         )
-        for blobs in (found.names, found.values)
+        for blobs, there in ((found.names, None), (found.values, found.present))
     )
     offsets = pa.Array.from_buffers(
         pa.int32(), len(found.counts) + 1, [None, _places(found.counts)]

@@ -1,8 +1,9 @@
 """Properties of messages, as msgpack maps, turned into columns of names and values.
 
 All maps are walked at the same time, entry by entry: one step of numpy reads the next name, or
-value, of every message that has one. What is no string (a number, a list, nothing) is rare, and
-is written as JSON, one message at a time; so is a map of more than ``_MOST_ENTRIES``.
+value, of every message that has one. A value of nothing is none. What else is no string (a number,
+a list) is rare, and is written as JSON, one message at a time; so is a map of more than
+``_MOST_ENTRIES``.
 
 No I/O. What is no map at all counts as an empty one, as everywhere.
 """
@@ -21,6 +22,11 @@ from escapement.message import Blobs, Int64s, UInt8s, gather
 
 # Longer maps, which have another head, are read one by one.
 _MOST_ENTRIES: Final = 15
+_NIL: Final = 0xC0
+# The length of a value that there is none of.
+_NONE: Final = -1
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +36,7 @@ class Maps:
     counts: Int64s
     names: Blobs
     values: Blobs
+    present: Bools | None = None  # of each value, whether there is one; None: of all
 
 
 def decode_maps(packed: Blobs) -> Maps:
@@ -49,9 +56,9 @@ def decode_maps(packed: Blobs) -> Maps:
         rows = np.flatnonzero((counts > step) & ~odd)
         name_at, name_len, name_fits = _strings(data, cursor[rows], ends[rows])
         value_at, value_len, value_fits = _strings(data, name_at + name_len, ends[rows])
-        fits = name_fits & value_fits
+        fits = name_fits & value_fits & (name_len != _NONE)
         odd[rows[~fits]] = True
-        cursor[rows[fits]] = (value_at + value_len)[fits]
+        cursor[rows[fits]] = (value_at + np.maximum(value_len, 0))[fits]
         steps.append(tuple(c[fits] for c in (rows, name_at, name_len, value_at, value_len)))
     entries = [np.concatenate(column) for column in zip(*steps, strict=True)] if steps else []
     table = np.stack(entries) if entries else np.zeros((5, 0), np.int64)
@@ -60,26 +67,31 @@ def decode_maps(packed: Blobs) -> Maps:
     table = table[:, np.argsort(table[0], kind="stable")]
     rows, name_at, name_len, value_at, value_len = table
     order = np.arange(len(rows))
+    present = value_len != _NONE
+    value_len = np.maximum(value_len, 0)
     return Maps(
         np.bincount(rows, minlength=len(packed)).astype(np.int64),
         gather(data.data, name_at, name_len.astype(np.uint32), order),
         gather(data.data, value_at, value_len.astype(np.uint32), order),
+        None if present.all() else present,
     )
 
 
-def _strings(
-    data: UInt8s, at: Int64s, ends: Int64s
-) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_]]:
-    """Of strings that begin here: where their bytes are, how many, and whether they are any."""
+def _strings(data: UInt8s, at: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Bools]:
+    """Of strings that begin here: where their bytes are, how many, and whether they are any.
+
+    Nothing counts as one, of ``_NONE`` bytes.
+    """
     last = len(data) - 1
     head = data[np.minimum(at, last)]
     short, byte, word = head & 0xE0 == 0xA0, head == 0xD9, head == 0xDA
     first = data[np.minimum(at + 1, last)].astype(np.int64)
     second = data[np.minimum(at + 2, last)]
     length = np.select([short, byte, word], [head & 0x1F, first, (first << 8) | second])
-    begin = at + np.select([short, byte, word], [1, 2, 3])
-    fits = (short | byte | word) & (begin + length <= ends)
-    return begin, length.astype(np.int64), fits
+    begin = at + np.select([short, byte, word], [1, 2, 3], 1)
+    nothing = head == _NIL
+    fits = (short | byte | word | nothing) & (begin + length <= ends)
+    return begin, np.where(nothing, _NONE, length.astype(np.int64)), fits
 
 
 def _with_odd(table: Int64s, data: UInt8s, packed: Blobs, odd: Int64s) -> tuple[Int64s, UInt8s]:
@@ -91,8 +103,9 @@ def _with_odd(table: Int64s, data: UInt8s, packed: Blobs, odd: Int64s) -> tuple[
     entries: list[tuple[int, int, int, int, int]] = []
     for row, one in zip(odd.tolist(), packed.take(odd).to_list(), strict=True):
         for name, value in _read(one).items():
-            key, text = _text(name), _text(value)
-            entries.append((row, at, len(key), at + len(key), len(text)))
+            key, text = _text(name), b"" if value is None else _text(value)
+            size = _NONE if value is None else len(text)
+            entries.append((row, at, len(key), at + len(key), size))
             texts += [key, text]
             at += len(key) + len(text)
     more = np.array(entries, np.int64).reshape(-1, 5).T

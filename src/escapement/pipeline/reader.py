@@ -1,4 +1,8 @@
-"""Spark's face of a batch read."""
+"""Spark's face of a batch read.
+
+Columns are known by their names whatever the case of the letters, as Spark itself has it unless
+``spark.sql.caseSensitive`` says otherwise; they are given back under the names that were asked for.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: Options, schema: StructType) -> None:
         check_types(schema)
         self._columns = columns_of(schema)
-        self._plan = BatchPlan(options, [name for name, _ in self._columns])
+        self._plan = BatchPlan(options, [name.lower() for name, _ in self._columns])
 
     @property
     def pushFilters(self) -> _Pushing:
@@ -73,8 +77,7 @@ class _Pushing:
             operator = _OPERATORS.get(type(one))
             if operator is None or len(one.attribute) != 1:
                 continue
-            (column,) = one.attribute
-            plan = self._plan
+            column, plan = one.attribute[0].lower(), self._plan
             if column == "topic" and operator == "=":
                 plan.topics = tuple(t for t in plan.topics if t.full == one.value)
             plan.selection = plan.selection.narrowed(column, operator, one.value)
@@ -87,28 +90,35 @@ def read_partition(
     """What a task gives for a partition; without parts, of a read of nothing, nothing."""
     parts: Sequence[Part | ArchivedPart] = partition.value or ()
     keep_memory()
-    schema = arrow_schema(columns)
+    schema = arrow_schema([(name.lower(), nullable) for name, nullable in columns])
+    names = [name for name, _ in columns]
     for part in parts:
-        if isinstance(part, ArchivedPart):
-            yield from read_archived(part, schema)
-            continue
-        engine = address.engine()
-        try:
-            yield from read_part(engine, part, schema)
-        finally:
-            engine.close()
+        for batch in _batches(address, part, schema):
+            yield batch if schema.names == names else batch.rename_columns(names)
+
+
+def _batches(address: LogAddress, part: Part | ArchivedPart, schema: Any) -> Iterator[Any]:
+    if isinstance(part, ArchivedPart):
+        yield from read_archived(part, schema)
+        return
+    engine = address.engine()
+    try:
+        yield from read_part(engine, part, schema)
+    finally:
+        engine.close()
 
 
 def columns_of(schema: StructType) -> list[tuple[str, bool]]:
-    """Names, and whether they may be null."""
+    """Names, as they were asked for, and whether they may be null."""
     return [(field.name, field.nullable) for field in schema.fields]
 
 
 def check_types(schema: StructType) -> None:
     """Raise ``InvalidRequest`` for a column that is none of ours, or not as ours is."""
-    names = schema.fieldNames()
+    names = [name.lower() for name in schema.fieldNames()]
     for field in schema.fields:
-        known = READ_COLUMNS.get(field.name)
+        name = field.name.lower()
+        known = READ_COLUMNS.get(name)
         if known is None:
             raise InvalidRequest(
                 f"messages have no column {field.name!r}, but these: {', '.join(READ_COLUMNS)}"
@@ -119,7 +129,7 @@ def check_types(schema: StructType) -> None:
                 f"the column {field.name} is {ours}, not {asked}: cast it behind the read"
                 + (f" (write {INSTANT})" if asked == "timestamp_ntz" else "")
             )
-        if field.name in NULLABLE and not field.nullable:
+        if name in NULLABLE and not field.nullable:
             raise InvalidRequest(f"the column {field.name} may be null: leave out NOT NULL")
-        if names.count(field.name) > 1:
-            raise InvalidRequest(f"there are two columns {field.name}: select it twice instead")
+        if names.count(name) > 1:
+            raise InvalidRequest(f"there are two columns {name}: select it twice instead")

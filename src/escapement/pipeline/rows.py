@@ -9,17 +9,28 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from escapement.durations import MAX_DURATION_MS
 from escapement.durations import format as duration_text
 from escapement.errors import DelayTooLong, InvalidRequest
-from escapement.message import DEFAULT_PRIORITY, NO_TIME, Blobs, Int64s, MessageBatch, UInt8s
+from escapement.message import (
+    DEFAULT_PRIORITY,
+    NO_TIME,
+    Blobs,
+    Int64s,
+    MessageBatch,
+    UInt8s,
+)
 from escapement.pipeline.packing import MOST_ENTRIES, encode_maps
 from escapement.pipeline.shape import Shape
 
 _BYTES: Final = pa.large_binary()
+_LAST_PRIORITY: Final = 255
+
+Bools = npt.NDArray[np.bool_]
 
 
 class Rows(NamedTuple):
@@ -40,50 +51,62 @@ class RowReader:
     """
 
     def __init__(self, shape: Shape, topic: str, start_ms: int, max_delay_ms: int) -> None:
+        assert topic or "topic" in shape.places, "nothing says where to"
         self._shape = shape
         self._topic = topic
         self._start_ms = start_ms
         self._max_delay_ms = max_delay_ms
+        self._rows_before = 0  # those of earlier record batches
 
     def read(self, rows: pa.RecordBatch) -> Iterator[Rows]:
-        """The messages of a record batch, by topic.
+        """The messages of a record batch, by topic; batches come in the order of their rows.
 
         Raises:
-          InvalidRequest: for what no message can have.
+          InvalidRequest: for what no message can have; it names the first row that has it.
           DelayTooLong: for times that no broker takes. A letter with one of these is never
             moved, and neither are the messages that share it.
         """
         if not rows.num_rows:
             return
         batch = MessageBatch(
-            _blobs(rows.column(self._shape.places["payload"]), "payload", required=True),
+            self._payloads(rows.column(self._shape.places["payload"])),
             self._optional(rows, "key", _keys),
-            self._optional(rows, "properties", _properties),
-            self._optional(rows, "priority", _priorities),
+            self._optional(rows, "properties", self._properties),
+            self._optional(rows, "priority", self._priorities),
         )
         at_ms = self._times(rows)
-        topics = self._optional(rows, "topic", lambda column: column)
+        yield from self._by_topic(self._optional(rows, "topic", self._topics), batch, at_ms)
+        self._rows_before += rows.num_rows
+
+    def _by_topic(self, topics: Any, batch: MessageBatch, at_ms: Int64s | None) -> Iterator[Rows]:
         if topics is None or topics.null_count == len(topics):
-            yield Rows(self._default(), batch, at_ms)
+            yield Rows(self._topic, batch, at_ms)
             return
         coded = pc.dictionary_encode(topics)
-        names = [*coded.dictionary.to_pylist(), None]
+        names = [*coded.dictionary.to_pylist(), ""]
         codes = np.asarray(coded.indices.fill_null(len(names) - 1))
+        codes = np.where(codes == names.index(""), len(names) - 1, codes)
         order = np.argsort(codes, kind="stable")
         bounds = np.searchsorted(codes[order], np.arange(len(names) + 1))
         for code, name in enumerate(names):
             if bounds[code] == bounds[code + 1]:
                 continue
             at = order[bounds[code] : bounds[code + 1]]
-            topic = name or self._default()
+            topic = name or self._topic
             whole = len(at) == len(codes)
             some = batch if whole else batch.take(at)
             yield Rows(topic, some, at_ms if whole or at_ms is None else at_ms[at])
 
-    def _default(self) -> str:
-        if not self._topic:
-            raise InvalidRequest("a row has no topic, and the option topic names none")
-        return self._topic
+    def _refuse(self, wrong: Bools, why: str) -> None:
+        """Raise ``InvalidRequest`` if any row is."""
+        count = int(np.count_nonzero(wrong))
+        if count:
+            raise InvalidRequest(f"{self._named(wrong)} {why}")
+
+    def _named(self, wrong: Bools) -> str:
+        """How many rows these are, and which is the first."""
+        count, first = int(np.count_nonzero(wrong)), self._rows_before + int(np.argmax(wrong)) + 1
+        return f"{count} row{'s' * (count > 1)} (the first is row {first} of its partition)"
 
     def _optional(self, rows: pa.RecordBatch, name: str, read: Any) -> Any:
         place = self._shape.places.get(name)
@@ -103,15 +126,51 @@ class RowReader:
             at_ms, given = delays_ms + self._start_ms, _given(column)
         else:
             return None
-        too_far = int(np.count_nonzero(given & (at_ms > self._start_ms + self._max_delay_ms)))
-        if too_far:
+        too_far = given & (at_ms > self._start_ms + self._max_delay_ms)
+        if too_far.any():
             most = duration_text(self._max_delay_ms)
             raise DelayTooLong(
-                f"{too_far} rows are wanted later than the maximum delay of {most} from now; where"
-                " the broker takes them (its --max-delay), say so with the option maxDelay"
+                f"{self._named(too_far)} wanted later than the maximum delay of {most} from now;"
+                " where the broker takes them (its --max-delay), say so with the option maxDelay"
             )
         # What lies before the beginning of time is due at once, as all that has passed.
         return np.where(given, np.maximum(at_ms, 0), NO_TIME)
+
+    def _payloads(self, column: pa.Array) -> Blobs:
+        if column.null_count:
+            self._refuse(~_given(column), "without a payload: a message has one, if an empty one")
+        return _blobs(column, "payload")
+
+    def _topics(self, column: pa.Array) -> pa.Array:
+        if not self._topic:
+            absent = ~_given(column) | np.asarray(pc.equal(column, "").fill_null(True))
+            self._refuse(absent, "without a topic, and the option topic names none")
+        return column
+
+    def _properties(self, column: pa.Array) -> Blobs | None:
+        if column.null_count == len(column):
+            return None
+        bounds = np.asarray(column.offsets, dtype=np.int64)
+        counts = np.where(_given(column), np.diff(bounds), 0)
+        self._refuse(counts > MOST_ENTRIES, f"with more than {MOST_ENTRIES:,} properties")
+        low, high = int(bounds[0]), int(bounds[-1])
+        if int(counts.sum()) != high - low:  # entries of what is null
+            entries = np.repeat(_given(column), np.diff(bounds))
+            keep = pa.array(np.flatnonzero(entries) + low)
+            names, values = column.keys.take(keep), column.items.take(keep)
+        else:
+            names, values = column.keys.slice(low, high - low), column.items.slice(low, high - low)
+        # A name is never null: neither Spark nor Arrow makes a map with one that is.
+        absent = np.asarray(values.is_null()) if values.null_count else None
+        return encode_maps(counts, _blobs(names, "property"), _blobs(values, "property"), absent)
+
+    def _priorities(self, column: pa.Array) -> UInt8s | None:
+        if column.null_count == len(column):
+            return None
+        values = _integers(column, DEFAULT_PRIORITY)
+        wrong = (values < 0) | (values > _LAST_PRIORITY)
+        self._refuse(wrong, f"with a priority that is not 0 to {_LAST_PRIORITY}")
+        return values.astype(np.uint8)
 
 
 def _given(column: pa.Array) -> Any:
@@ -131,11 +190,9 @@ def _milliseconds(column: pa.Array) -> tuple[Int64s, Any]:
     return values // unit + (values % unit > 0), _given(column)
 
 
-def _blobs(column: pa.Array, name: str, *, required: bool = False) -> Blobs:
-    """Text or bytes, without a copy of them."""
+def _blobs(column: pa.Array, name: str) -> Blobs:
+    """Text or bytes, without a copy of them; null is empty."""
     if column.null_count:
-        if required:
-            raise InvalidRequest(f"{column.null_count} rows have no {name}")
         column = column.fill_null(b"" if pa.types.is_binary(column.type) else "")
     column = column.cast(_BYTES)
     if not len(column):
@@ -152,32 +209,3 @@ def _blobs(column: pa.Array, name: str, *, required: bool = False) -> Blobs:
 
 def _keys(column: pa.Array) -> Blobs | None:
     return None if column.null_count == len(column) else _blobs(column, "key")
-
-
-def _properties(column: pa.Array) -> Blobs | None:
-    if column.null_count == len(column):
-        return None
-    bounds = np.asarray(column.offsets, dtype=np.int64)
-    counts = np.where(_given(column), np.diff(bounds), 0)
-    if int(counts.max()) > MOST_ENTRIES:
-        raise InvalidRequest(f"a message has {int(counts.max())} properties, which are too many")
-    low, high = int(bounds[0]), int(bounds[-1])
-    if int(counts.sum()) != high - low:  # entries of what is null
-        entries = np.repeat(_given(column), np.diff(bounds))
-        keep = pa.array(np.flatnonzero(entries) + low)
-        names, values = column.keys.take(keep), column.items.take(keep)
-    else:
-        names, values = column.keys.slice(low, high - low), column.items.slice(low, high - low)
-    absent = np.asarray(values.is_null()) if values.null_count else None
-    return encode_maps(counts, _blobs(names, "property"), _blobs(values, "property"), absent)
-
-
-def _priorities(column: pa.Array) -> UInt8s | None:
-    if column.null_count == len(column):
-        return None
-    values = _integers(column, DEFAULT_PRIORITY)
-    if int(values.min()) < 0 or int(values.max()) > 255:
-        raise InvalidRequest(
-            f"a priority is 0 to 255; there are {int(values.min())} to {int(values.max())}"
-        )
-    return values.astype(np.uint8)

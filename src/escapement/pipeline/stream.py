@@ -25,7 +25,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         check_types(schema)
         self._columns = columns_of(schema)
-        self._plan = StreamPlan(options, [name for name, _ in self._columns])
+        self._plan = StreamPlan(options, [name.lower() for name, _ in self._columns])
         # With Trigger.AvailableNow: where the query ends.
         self._target: Positions | None = None
 

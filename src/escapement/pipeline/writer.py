@@ -88,6 +88,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _columns(schema: StructType) -> dict[str, str]:
+    names = schema.fieldNames()
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InvalidRequest(f"there are two columns {twice[0]!r}")
     return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
