@@ -122,12 +122,15 @@ def test_ranges_of_offsets_and_times_are_options(log: Log) -> None:
     now_ms = expected[-1].published_ms
     due_ms = now_ms + 2 * HOUR_MS
     span = [one.offset for one in expected if 250 <= one.offset < 320]
+    whole = [one.offset for one in expected]
     later = [one.offset for one in expected if one.deliver_ms >= due_ms]
     earlier = [one.offset for one in expected if one.deliver_ms < due_ms]
     for options, wanted in (
         ({"startingOffsets": "250", "endingOffsets": "320"}, span),
         ({"startingOffsets": json.dumps({TOPIC: 250}), "endingOffsets": "320"}, span),
-        ({"startingOffsets": "latest"}, []),
+        ({"startingOffsets": "-2", "endingOffsets": "-1"}, whole),
+        ({"startingOffsets": json.dumps({TOPIC: -2}), "endingOffsets": "LATEST"}, whole),
+        ({"endingOffsets": json.dumps({TOPIC: -1})}, whole),
         ({"startingTimestamp": str(now_ms)}, [one.offset for one in expected[2:]]),
         ({"endingTimestamp": str(now_ms)}, [50, 150]),
         ({"startingDeliverAt": instant(due_ms).isoformat()}, later),
@@ -286,7 +289,16 @@ def test_topics_with_little_in_them_share_a_task(tmp_path: Path) -> None:
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert rows == [{"topic": name, "payload": name.encode()} for name in names for _ in range(10)]
     assert sizes(BatchPlan(asked(maxRecordsPerPartition="20"), []).tasks()) == [2, 1]
-    assert sizes(BatchPlan(asked(minPartitions="1"), []).tasks()) == [1, 1, 1]
+    # So many of all topics together, each in proportion.
+    begin = json.dumps({names[0]: 0, names[1]: 5, names[2]: 10})
+    for least, of_all, of_some in ((1, [30], 2), (3, [10] * 3, 3), (6, [5] * 6, 6)):
+        batch = BatchPlan(asked(minPartitions=f"{least}"), [])
+        assert [sum(part.messages for part in task) for task in batch.tasks()] == of_all
+        some = BatchPlan(asked(minPartitions=f"{least}", startingOffsets=begin), [])
+        assert len(some.parts()) == of_some
+        stream = StreamPlan(asked(minPartitions=f"{least}", startingOffsets="earliest"), [])
+        tasks = stream.tasks(stream.initial(), stream.latest())
+        assert [sum(part.messages for part in task) for task in tasks] == of_all
     stream = StreamPlan(asked(startingOffsets="earliest"), [])
     assert sizes(stream.tasks(stream.initial(), stream.latest())) == [3]
 
@@ -302,6 +314,10 @@ def test_what_cannot_be_meant_is_refused() -> None:
         ({"startingOfsets": "3"}, "unknown option 'startingofsets'"),
         ({"startingOffsets": "soon"}, "earliest, latest or an offset"),
         ({"startingOffsets": "{3"}, "no JSON object"),
+        ({"startingOffsets": "latest"}, "startingOffsets latest a batch would read nothing"),
+        ({"startingOffsets": json.dumps({TOPIC: -1})}, "startingOffsets -1 a batch"),
+        ({"endingOffsets": json.dumps({TOPIC: -2})}, "endingOffsets -2 a batch would"),
+        ({"endingOffsets": "-3"}, "earliest, latest or an offset"),
         ({"startingOffsets": '{"other": 3}'}, "names public/default/other: it is not read"),
         ({"endingTimestamp": "2027-01-31T09:00:00"}, "its offset from UTC"),
         ({"topics": "a,b"}, "one of the two"),

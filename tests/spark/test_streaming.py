@@ -55,6 +55,8 @@ def test_a_stream_begins_where_it_was_told_to(engine: Engine, tmp_path: Path) ->
     assert plan(tmp_path).initial() == latest
     for options, first, count in (
         ({"startingOffsets": "earliest"}, 50, 302),
+        ({"startingOffsets": json.dumps({TOPIC: -2})}, 50, 302),
+        ({"startingOffsets": json.dumps({TOPIC: -1})}, 500, 0),
         ({"startingOffsets": "200"}, 200, 300),
         ({"startingOffsets": json.dumps({TOPIC: 480})}, 480, 20),
         ({"startingTimestamp": "0"}, 50, 302),

@@ -67,6 +67,22 @@ class Part:
         return self.first_stated + len(self.moved.offsets)
 
 
+def parts_of_each(
+    states: Sequence[tuple[TopicState, Selection]], together: int | None
+) -> list[int | None]:
+    """How many parts of each topic are wanted, so that all have so many; in proportion."""
+    if together is None:
+        return [None] * len(states)
+    counts = [_stated_first(*one) for one in states]
+    return [max(-(-together * count // sum(counts)), 1) if count else 1 for count in counts]
+
+
+def _stated_first(state: TopicState, selection: Selection) -> int:
+    """How many messages that are selected the log has in the rows that first stated them."""
+    wanted = selection.offsets & Span(state.begin_offset, state.end_offset)
+    return max(wanted.high - wanted.low, 0)
+
+
 def cut(
     topic: str,
     state: TopicState,
@@ -74,12 +90,15 @@ def cut(
     columns: Sequence[str],
     subscription: str | None,
     *,
-    min_parts: int | None,
+    least_parts: int | None,
     most_records: int | None,
     fail_on_loss: bool,
     with_archives: bool = False,
 ) -> list[Part]:
     """The parts of what is selected of one topic, in the order of offsets.
+
+    Args:
+      least_parts: so many, if it has so many messages, or None for as many as are good.
 
     Raises:
       NotFound: if there is no such subscription.
@@ -92,7 +111,7 @@ def cut(
         return []
     count = wanted.high - start
     parts = -(-count // (most_records or MOST_RECORDS))
-    parts = max(parts, min_parts or min(_PARTS, count // FEWEST_RECORDS), 1)
+    parts = max(parts, least_parts or min(_PARTS, count // FEWEST_RECORDS), 1)
     bounds = np.linspace(start, wanted.high, parts + 1).astype(np.int64).tolist()
     bounds[0], bounds[-1] = wanted.low, wanted.high
     with_standing = not STANDING_COLUMNS.isdisjoint(columns)

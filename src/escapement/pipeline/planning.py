@@ -23,6 +23,7 @@ from escapement.pipeline.part import (
     STANDING_COLUMNS,
     Part,
     cut,
+    parts_of_each,
     stated_again,
 )
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
@@ -58,8 +59,8 @@ class BatchPlan:
         self.selection = selection.times(options)
         self._columns = list(columns)
         self._subscription = options.text("subscription")
-        self._starts = Places(options, "startingOffsets", EARLIEST)
-        self._ends = Places(options, "endingOffsets", LATEST)
+        self._starts = Places(options, "startingOffsets", EARLIEST, empty=LATEST)
+        self._ends = Places(options, "endingOffsets", LATEST, empty=EARLIEST)
         for places in (self._starts, self._ends):
             places.check(self.topics)
         self._min_parts = options.number("minPartitions")
@@ -81,11 +82,15 @@ class BatchPlan:
         """
         found: list[Part | ArchivedPart] = []
         with looking(self.address) as (engine, connection):
+            wanteds: list[tuple[TopicState, Selection]] = []
             states = read_topics(engine, connection, self.topics)
             for topic, state in zip(self.topics, states, strict=True):
                 if isinstance(state, NotFound):
                     raise state
-                wanted = replace(self.selection, offsets=self._offsets(connection, topic, state))
+                offsets = self._offsets(connection, topic, state)
+                wanteds.append((state, replace(self.selection, offsets=offsets)))
+            least = parts_of_each(wanteds, self._min_parts)
+            for topic, (state, wanted), count in zip(self.topics, wanteds, least, strict=True):
                 if self._archived:
                     found += self._of_archive(connection, topic, state, wanted)
                 found += cut(
@@ -94,7 +99,7 @@ class BatchPlan:
                     wanted,
                     self._columns,
                     self._subscription,
-                    min_parts=self._min_parts,
+                    least_parts=count,
                     most_records=self._most_records,
                     fail_on_loss=self._fail_on_loss,
                     with_archives=self._archived,
@@ -139,11 +144,10 @@ class BatchPlan:
 def tasks_of(
     parts: Sequence[P], min_parts: int | None, most_records: int | None
 ) -> list[tuple[P, ...]]:
-    """The parts that each task reads: small ones together, unless many tasks are asked for."""
-    if min_parts is not None:
-        return [(part,) for part in parts]
+    """The parts that each task reads: small ones together, if there are tasks enough then."""
     most = min(most_records or MOST_RECORDS, FEWEST_RECORDS)
-    return shares(parts, lambda part: part.messages, most)
+    together = shares(parts, lambda part: part.messages, most)
+    return together if len(together) >= (min_parts or 0) else [(part,) for part in parts]
 
 
 def _offset(place: int | str, end_offset: int) -> int:

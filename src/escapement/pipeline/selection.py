@@ -22,6 +22,8 @@ from escapement.pipeline.options import Options
 END: Final = 1 << 62
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+# As Kafka has it in JSON.
+_KAFKAS: Final = {"-2": EARLIEST, "-1": LATEST}
 
 # Options of every read, and those of a batch or a stream alone.
 TOPIC_OPTIONS: Final = ("topic", "topics", "subscription", "failOnDataLoss")
@@ -140,13 +142,17 @@ def _time(options: Options, name: str, default: int) -> int:
 class Places:
     """Where to begin or to end in each topic: an offset, ``earliest`` or ``latest``."""
 
-    def __init__(self, options: Options, name: str, default: str) -> None:
+    def __init__(self, options: Options, name: str, default: str, empty: str | None = None) -> None:
         """The option ``name``: one of these for all topics, or a JSON object by topic.
+
+        Args:
+          empty: a place that leaves nothing to be read, and is refused.
 
         Raises:
           InvalidRequest: if it is anything else.
         """
         self._name = name
+        self._empty = empty
         self._default: int | str = default
         self._by_topic: dict[TopicName, int | str] = {}
         text = options.text(name)
@@ -173,8 +179,11 @@ class Places:
         return self._by_topic.get(topic, self._default)
 
     def _place(self, text: str) -> int | str:
-        if text in (EARLIEST, LATEST):
-            return text
+        place = _KAFKAS.get(text, text.lower())
+        if place == self._empty:
+            raise InvalidRequest(f"with {self._name} {text} a batch would read nothing")
+        if place in (EARLIEST, LATEST):
+            return place
         if _INTEGER.fullmatch(text) and int(text) >= 0:
             return int(text)
         raise InvalidRequest(

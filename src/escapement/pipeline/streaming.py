@@ -17,7 +17,7 @@ from escapement.errors import EscapementError, LogForgotten, NotFound
 from escapement.names import TopicName
 from escapement.pipeline import selection
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.part import Part, cut, stated_again
+from escapement.pipeline.part import Part, cut, parts_of_each, stated_again
 from escapement.pipeline.planning import looking, tasks_of
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
 from escapement.storage.engine.base import Connection
@@ -145,12 +145,12 @@ class StreamPlan:
           LogForgotten: if some of it is in the log no more, unless that is wanted.
           NotFound: if a topic of it is not there any more, unless that is wanted.
         """
-        found: list[Part] = []
         with looking(self.address) as (engine, connection):
             begun = {
                 topic: start.get(topic, at._replace(next_offset=0)) for topic, at in end.items()
             }
             topics = [topic for topic, until in end.items() if begun[topic] != until]
+            wanteds: list[tuple[TopicState, Selection]] = []
             states = read_topics(engine, connection, topics)
             for topic, state in zip(topics, states, strict=True):
                 since, until = begun[topic], end[topic]
@@ -162,17 +162,22 @@ class StreamPlan:
                     continue
                 if since.topic_id != until.topic_id:
                     since = until._replace(next_offset=0)
-                found += cut(
-                    topic.full,
-                    state,
-                    Selection(Span(since.next_offset, until.next_offset)),
-                    self._columns,
-                    self._subscription,
-                    min_parts=self._min_parts,
-                    most_records=self._most_records,
-                    fail_on_loss=self._fail_on_loss,
-                )
-        return found
+                wanteds.append((state, Selection(Span(since.next_offset, until.next_offset))))
+        least = parts_of_each(wanteds, self._min_parts)
+        return [
+            part
+            for (state, wanted), count in zip(wanteds, least, strict=True)
+            for part in cut(
+                state.name,
+                state,
+                wanted,
+                self._columns,
+                self._subscription,
+                least_parts=count,
+                most_records=self._most_records,
+                fail_on_loss=self._fail_on_loss,
+            )
+        ]
 
     def _first(self, topic: TopicName, state: TopicState, connection: Connection) -> Position:
         place = self._starts.of(topic)
