@@ -136,18 +136,25 @@ def test_a_job_without_messages_is_remembered_too(engine: Engine, connection: Co
 def test_what_was_staged_and_left_alone_is_given_up_and_cannot_be_committed(
     engine: Engine, connection: Connection
 ) -> None:
-    load = job.enter(engine, connection, "load", 0)
+    """B7: the job, that is: what one task has staged waits as long as another still writes."""
+    load, alone = (job.enter(engine, connection, name, 0) for name in ("load", "alone"))
     old = stage(engine, connection, load, 0, "old", *(b"%d" % n for n in range(100)))
+    stage(engine, connection, alone, 0, "old", b"a")
     age(connection, parcel.STAGING_IDLE_MS + 1)
-    fresh = stage(engine, connection, load, 1, "fresh", b"f")
+    stage(engine, connection, load, 1, "fresh", b"f")
     purge(engine, connection)
-    assert (count(connection, "inbox"), count(connection, "parcels")) == (1, 1)
+    assert count(connection, "parcels") == 2
+    assert [one.given_up_at_ms is None for one in job.states(connection, 9)] == [False, True]
+    age(connection, parcel.STAGING_IDLE_MS + 1)
+    purge(engine, connection)
+    assert (count(connection, "inbox"), count(connection, "parcels")) == (0, 0)
+    fresh = stage(engine, connection, load, 1, "fresh", b"f")
     with pytest.raises(StagingLost, match="100 messages and 0 are there"):
         commit(engine, connection, load, old, fresh)
     assert adopt(engine, connection) == {}
     again = stage(engine, connection, load, 0, "again", b"a")
     assert commit(engine, connection, load, again, fresh)
-    assert job.states(connection, 9)[0].given_up_at_ms is None
+    assert job.states(connection, 9)[1].given_up_at_ms is None
     assert sorted(adopt(engine, connection)["t/n/x"]) == [b"a", b"f"]
 
 

@@ -25,7 +25,7 @@ _STEP_PARCELS: Final = 64
 _STEP_LETTERS: Final = 64
 # Parcels and jobs given up in one step of the upkeep.
 _PURGE_STEP: Final = 64
-# What nobody has written to for so long, and nobody committed, is given up.
+# What a job has staged that nobody has written to for so long, and nobody committed, is given up.
 STAGING_IDLE_MS: Final = 3 * 86_400_000
 # Whether a letter ``i`` of a committed parcel ``p`` is not moved yet.
 WAITS: Final = "(i.id > p.moved_id OR i.held = 1)"
@@ -162,12 +162,15 @@ def give_up(connection: Connection, id: int, touched_at_ms: int) -> bool:
 def purge_step(dialect: Dialect, connection: Connection) -> bool:
     """Give up some of what no commit will ever want; whether there may be more.
 
-    That is other attempts of what is committed, and what was staged and left alone.
+    That is other attempts of what is committed, and what was staged and left alone. A job may take
+    longer than a parcel may be left: those of tasks that are at their end wait for the others.
     """
     found = connection.execute(
         "SELECT p.id, p.touched_at_ms, p.job_id FROM parcels p LEFT JOIN jobs j ON j.id = p.job_id"
+        " JOIN (SELECT job_id, MAX(touched_at_ms) AS last_ms FROM parcels WHERE mailbox_id = 0"
+        "  GROUP BY job_id) staged ON staged.job_id = p.job_id"
         " WHERE p.mailbox_id = 0 AND (j.id IS NULL OR j.committed_at_ms IS NOT NULL"
-        f" OR p.touched_at_ms < {dialect.now_ms} - {STAGING_IDLE_MS}) LIMIT {_PURGE_STEP}"
+        f" OR staged.last_ms < {dialect.now_ms} - {STAGING_IDLE_MS}) LIMIT {_PURGE_STEP}"
     ).rows
     left = {job for id, touched, job in found if give_up(connection, id, touched)}
     for job_id in sorted(left):
