@@ -210,16 +210,26 @@ def test_an_aborted_write_leaves_nothing_and_a_failed_task_takes_its_own_back(
 def test_an_aborted_batch_of_which_no_task_came_to_its_end_leaves_nothing(
     mysql_url: str, connection: Connection
 ) -> None:
-    """B7: the query's name is known to its tasks alone; another run's attempts stay."""
-    options = Options({"url": mysql_url, "topic": "t/n/x"})
-    ours, other = (BulkWrite.plan(options, {"payload": "binary"}, of_stream=True) for _ in range(2))
-    for begun, query, batch in ((ours, "query/q", 7), (ours, "query/q", 8), (other, "query/q", 7)):
-        bulk.write_part(begun.of_batch(query, batch), 0, [rows(b"1")])
-    bulk.abandon_batch(ours, 7)
-    left = connection.execute("SELECT attempt FROM parcels ORDER BY id").rows
-    assert [attempt.startswith(ours.run) for (attempt,) in left] == [True, False]
-    bulk.abandon_batch(ours, 8)
-    assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(1,)]
+    """B7: the query's name is known to its tasks alone, and Spark aborts by a plan of its own.
+
+    What another stream has staged stays.
+    """
+
+    def stream(checkpoint: str) -> BulkWrite:
+        given = {"url": mysql_url, "topic": "t/n/x", "checkpointLocation": checkpoint}
+        return BulkWrite.plan(Options(given), {"payload": "binary"}, of_stream=True)
+
+    for checkpoint, batch in (("ours", 7), ("ours", 8), ("theirs", 7)):
+        plan = stream(checkpoint).of_batch(f"query/{checkpoint}", batch)
+        bulk.write_part(plan, 0, [rows(b"1")])
+    left = (
+        "SELECT series, version FROM parcels JOIN jobs ON jobs.id = job_id WHERE mailbox_id = 0"
+        " ORDER BY parcels.id"
+    )
+    bulk.abandon_batch(stream("ours"), 7)
+    assert connection.execute(left).rows == [("query/ours", 8), ("query/theirs", 7)]
+    bulk.abandon_batch(stream("ours"), 8)
+    assert connection.execute(left).rows == [("query/theirs", 7)]
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])

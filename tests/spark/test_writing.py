@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,11 +15,16 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+from reaper import task_workers
 
 from bulk import take_out
+from escapement.pipeline import bulk
+from escapement.pipeline.options import Options
+from escapement.pipeline.writer import BatchWriter, StagedPart, StreamWriter
 from escapement.storage import catalog, inbox, job, schema
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
@@ -70,6 +80,11 @@ class Log:
         ((count,),) = self.connection.execute("SELECT COUNT(*) FROM parcels").rows
         return int(count)
 
+    def attempts(self) -> int:
+        """Of which something is staged."""
+        ((count,),) = self.connection.execute("SELECT COUNT(DISTINCT attempt) FROM parcels").rows
+        return int(count)
+
 
 @pytest.fixture(scope="module")
 def log_of_module(mysql_url_of_module: str) -> Iterator[Log]:
@@ -100,6 +115,23 @@ def failing_once(marker: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
         except FileExistsError:
             return
         raise RuntimeError("the first try of a task")
+
+    return hand_on
+
+
+def swollen_until_gone(
+    held: Path,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Makes a megabyte of each line, so that some is staged, and ends once ``held`` is gone."""
+    at = str(held)
+
+    def hand_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for line in batch.column(0).to_pylist():
+                payload = pa.array([line.encode() + os.urandom(1 << 20)])
+                yield pa.RecordBatch.from_arrays([payload], ["payload"])
+        while Path(at).exists():
+            time.sleep(0.05)
 
     return hand_on
 
@@ -200,6 +232,29 @@ def test_what_cannot_work_is_refused_before_anything_runs(
     assert log.jobs() == []
 
 
+def test_a_write_ends_with_a_line_and_a_stream_has_one_for_each_batch_that_is_not_empty(
+    log: Log, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B7: as Spark calls it in the driver."""
+    options = Options({"url": log.url, "topic": "shop/eu/a"})
+    rows = pa.RecordBatch.from_pydict({"payload": pa.array([b"1", b"2"])})
+    batch = BatchWriter(options, StructType().add("payload", "binary"), False)
+    batch.commit([StagedPart(bulk.write_part(batch._plan, 0, [rows]))])
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"escapement: job job/.*: 2 messages .* for 1 topic committed in .*", said)
+    for number, given in ((7, [rows]), (7, [rows]), (8, [])):
+        # One writer travels to the tasks, and another commits.
+        of_tasks, of_commit = (
+            StreamWriter(options, StructType().add("payload", "binary"), False) for _ in range(2)
+        )
+        plan = replace(of_tasks._plan.of_batch("query/q", number), began_s=time.time() - 30)
+        of_commit.commit([StagedPart(bulk.write_part(plan, 0, given))], number)
+    first, again = capsys.readouterr().err.splitlines()
+    said = r"escapement: job query/q, version 7: 2 messages \(.* committed in 3\d\.\d s, 0 a second"
+    assert re.fullmatch(said, first)
+    assert again == "escapement: job query/q, version 7: committed before; nothing was added"
+
+
 def test_a_stream_adds_each_batch_once_also_where_spark_forgot_that_it_was_committed(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
@@ -240,6 +295,38 @@ def test_a_stream_adds_each_batch_once_also_where_spark_forgot_that_it_was_commi
         [0, *entered_ms], began_ms, entered_ms, strict=False
     ):
         assert before_ms < at_ms <= after_ms
+
+
+def test_a_streams_batch_whose_task_is_killed_leaves_nothing_and_is_added_once_when_it_is_run_again(
+    spark: SparkSession, log: Log, tmp_path: Path
+) -> None:
+    """B7: its processes go while some of it is staged, as often as a task may be tried."""
+    held = tmp_path / "held"
+    held.touch()
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "lines.txt").write_text("".join(f"{n}\n" for n in range(8)))
+    lines = spark.readStream.format("text").load(str(tmp_path / "source"))
+    writer = lines.mapInArrow(swollen_until_gone(held), "payload binary").writeStream
+    writer = writer.format("escapement").options(url=log.url, topic="shop/eu/a")
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 1)
+    try:
+        query = writer.trigger(availableNow=True).start()
+        for tries in range(1, 4):
+            while log.attempts() < tries:
+                assert query.isActive
+                time.sleep(0.05)
+            for worker in task_workers(os.getpid()):
+                os.kill(worker, signal.SIGKILL)
+        with pytest.raises(StreamingQueryException, match="crashed"):
+            query.awaitTermination(60)
+        assert (log.take(), log.parcels()) == ({}, 0)
+        held.unlink()
+        assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    found = log.take()["shop/eu/a"]
+    assert sorted(payload[:1] for payload, *_ in found) == [b"%d" % n for n in range(8)]
 
 
 def test_batches_of_a_stream_are_written_by_a_function_that_spark_calls(

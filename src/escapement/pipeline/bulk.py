@@ -6,12 +6,14 @@
     tasks   write_part       each attempt at a part stages its rows
     driver  commit | abandon
 
-Of a stream Spark asks the driver for a plan with every batch that it runs. The plan travels to
-the tasks, so it holds plain values. Exactly once: see storage/job.py.
+Of a stream Spark asks the driver for a plan with every batch that it runs, and for another to
+commit or abort it. The plan travels to the tasks, so it holds plain values. Exactly once: see
+storage/job.py.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -63,6 +65,7 @@ class Part:
     counted: Counted
     by_topic: Mapping[str, int]  # messages
     size_bytes: int
+    began_s: float  # when it was planned, by the driver's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class BulkWrite:
             options.flag("createTopics", False),
             series,
             version,
-            secrets.token_hex(8),
+            _run_of(options) if of_stream else secrets.token_hex(8),
             report,
             time.time(),
             0,
@@ -197,6 +200,17 @@ class BulkWrite:
         )
 
 
+def _run_of(options: Options) -> str:
+    """What the names of a stream's attempts begin with: for whoever aborts a batch the same.
+
+    All that he has in common with its tasks is the options. Two streams may have the same, if their
+    checkpoints are not among them; then one that aborts a batch fails another's of that number,
+    which is run again.
+    """
+    given = [(name, options.text(name)) for name in WRITE_OPTIONS]
+    return hashlib.sha256(repr(given).encode()).hexdigest()[:16]
+
+
 def _name(options: Options, of_stream: bool) -> tuple[str, int]:
     """What a job is to be known by: a name that was given, or one of its own."""
     job_id, application = options.text("jobId"), options.text("txnAppId")
@@ -234,7 +248,7 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
         if entered.committed:
             for _ in batches:  # who hands them over expects that they are taken
                 pass
-            return Part(plan.series, plan.version, Counted(part, name, 0), {}, 0)
+            return Part(plan.series, plan.version, Counted(part, name, 0), {}, 0, plan.began_s)
         reader = RowReader(plan.shape, plan.topic, plan.start_ms, plan.max_delay_ms)
         stager = Stager(
             transactions,
@@ -255,7 +269,7 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
             raise
         by_topic = {target: tally.messages for target, tally in stager.tallies.items()}
         size_bytes = sum(tally.size_bytes for tally in stager.tallies.values())
-        return Part(plan.series, plan.version, counted, by_topic, size_bytes)
+        return Part(plan.series, plan.version, counted, by_topic, size_bytes, plan.began_s)
     finally:
         transactions.close()
 
@@ -274,7 +288,7 @@ def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
             lambda connection: job.commit(transactions.engine, connection, entered, counted)
         )
         added = added or transactions.in_doubt
-        seconds = time.time() - plan.began_s
+        seconds = time.time() - min([plan.began_s, *(part.began_s for part in parts)])
     finally:
         transactions.close()
     report = Report(plan.series, plan.version, True)
@@ -331,9 +345,9 @@ def abandon(plan: BulkWrite) -> None:
 
 
 def abandon_batch(plan: BulkWrite, version: int) -> None:
-    """As ``abandon``, of a stream's batch of which no task has come to say the query's name.
+    """As ``abandon``, of a stream's batch, whose query's name no task may have come to say.
 
-    The job is found by what attempts of this plan have staged.
+    The job is found by what attempts of plans with these options have staged.
     """
     transactions = Transactions(plan.address.engine())
     found: list[str] = []

@@ -8,8 +8,7 @@ many as one likes, and keeps the answer as Parquet.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +16,14 @@ import numpy as np
 
 from escapement.message import Int64s
 from escapement.pipeline.columns import INSTANT
+from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.parquet import write_new
+from escapement.pipeline.planning import looking
 from escapement.spans import Spans
+from escapement.storage.job import now_ms
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 _READ: Final = f"topic STRING, deliver_at {INSTANT}, state STRING"
@@ -69,11 +72,12 @@ def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
     begins_at, ends_at, messages, and capacity, which is that of the span, or null.
 
     Raises:
-      InvalidRequest: if there is something at ``output``, or there are too many spans.
+      InvalidRequest: if it is not said where the log is, there is something at ``output``, or there
+        are too many spans.
       PySparkException: for whatever the data source refuses.
     """
     spans = Spans.after(
-        time.time_ns() // 1_000_000,
+        _database_ms(spark, LogAddress.of(Options(config.source))),
         by_ms=config.by_ms,
         within_ms=config.within_ms,
         origin_ms=config.origin_ms,
@@ -93,6 +97,26 @@ def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
             config.capacity * spans.length_ms(span) // 1000 for span in range(spans.count)
         ]
     return Foreseen(spans, capacities, counts)
+
+
+def _database_ms(spark: SparkSession, address: LogAddress) -> int:
+    """The database's clock, which the states of messages go by.
+
+    A task asks for it: over Spark Connect this process may not reach the database.
+    """
+
+    def ask(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for _ in rows:
+            pass
+        with looking(address) as (engine, connection):
+            at_ms = now_ms(engine.dialect, connection)
+        yield pa.record_batch([pa.array([at_ms], pa.int64())], ["at_ms"])
+
+    asked = spark.range(0, 1, 1, 1).mapInArrow(ask, "at_ms BIGINT")
+    ((at_ms,),) = asked.collect()
+    return int(at_ms)
 
 
 def _counted(spark: SparkSession, config: ForecastConfig, spans: Spans) -> DataFrame:

@@ -8,7 +8,6 @@ costs by subscriptions and hours, and all of it is done in the driver.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.parquet import write_new
 from escapement.pipeline.planning import looking
 from escapement.storage.buckets import at_share, value_of
+from escapement.storage.job import now_ms
 from escapement.storage.lag import HELD, HOUR_MS, LATE, LATE_AGAIN, TRIED, UNSEEN, Tally
 from escapement.storage.lagtable import HourOfLag, read_lags
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-# A broker's clock may be ahead of the driver's.
+# A broker's clock may be ahead of the database's.
 _NO_END_MS: Final = 1 << 60
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 # What is told in shares, and the unit that ends the name.
@@ -133,8 +133,8 @@ def run(spark: SparkSession, config: LagConfig) -> Lags:
     options = Options(config.source)
     options.check(ADDRESS_OPTIONS)
     topics = list(dict.fromkeys(map(TopicName.parse, config.topics))) or None
-    from_ms = time.time_ns() // 1_000_000 - config.within_ms
-    with looking(LogAddress.of(options)) as (_, connection):
+    with looking(LogAddress.of(options)) as (engine, connection):
+        from_ms = now_ms(engine.dialect, connection) - config.within_ms
         read = read_lags(connection, from_ms - from_ms % HOUR_MS, _NO_END_MS, topics)
     hours = [Lag.of(one.topic.full, one.subscription, one.hour_ms, one.tally) for one in read]
     if config.output is not None:

@@ -1,7 +1,8 @@
 """Spark's writers: what Spark asks for, answered by a bulk write.
 
 A writer is made in the driver, travels to the tasks as a pickle, and back to a process of the
-driver's for the commit. Record batches come as Arrow has them.
+driver's for the commit; of a stream that process makes a new one. Record batches come as Arrow has
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from escapement.errors import InvalidRequest
 from escapement.pipeline import bulk
-from escapement.pipeline.bulk import BulkWrite, Part
+from escapement.pipeline.bulk import BulkWrite, Part, Report
 from escapement.pipeline.options import Options
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ class BatchWriter(DataSourceArrowWriter):
         return StagedPart(bulk.write_part(self._plan, _task().partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        report = bulk.commit(self._plan, _parts(messages))
-        print(f"escapement: {report.line}", file=sys.stderr)
+        _say(bulk.commit(self._plan, _parts(messages)))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         del messages
@@ -80,11 +80,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         parts = _parts(messages)
         if parts:  # a batch without tasks has nothing to be known by, and nothing in it
-            bulk.commit(self._plan.of_batch(parts[0].series, batchId), parts)
+            report = bulk.commit(self._plan.of_batch(parts[0].series, batchId), parts)
+            if report.messages or report.repeated:  # a batch may be empty, every time
+                _say(report)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         del messages  # there may be none: then no task has said which query this is
         bulk.abandon_batch(self._plan, batchId)
+
+
+def _say(report: Report) -> None:
+    print(f"escapement: {report.line}", file=sys.stderr)
 
 
 def _columns(schema: StructType) -> dict[str, str]:
