@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 
@@ -344,6 +344,26 @@ async def test_what_a_subscription_was_never_to_get_counts_as_done(
             assert await followed(world) == []
             await inbox.ack([messages[0].id], durable=True)
         assert await followed(world) == [b"done"]
+
+
+async def test_what_is_moved_to_before_a_subscription_begins_keeps_no_group_open(
+    mock_clock: MockClock,
+) -> None:
+    """Q10: it waited for it, and is not to get it any more."""
+    async with started() as (world, broker):
+        producer = await broker.producer("t")
+        await producer.send_many([b"0", b"1"], groups="g", delay=timedelta(hours=3))
+        begins_at = testing.START_MS / 1000 + 2 * 3600
+        async with broker.consumer(
+            "t", "late", position=datetime.fromtimestamp(begins_at, UTC)
+        ) as inbox:
+            await producer.close_group("g", "late", DONE)
+            await broker.run_now([1], topic="t")
+            assert await followed(world) == []
+            await broker.reschedule([0], delay=timedelta(hours=1), topic="t")
+            assert await followed(world) == [b"done"]
+            await world.clock.advance(hours=4)
+            assert await arrived(inbox) == []
 
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])

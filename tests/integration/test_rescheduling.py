@@ -470,3 +470,16 @@ async def test_who_gives_up_waiting_for_messages_leaves_the_others_theirs(
                     await trio.testing.wait_all_tasks_blocked()
             kept = {n: ([n], [b"%d" % n], 1) for n in range(5) if n not in given_up}
             assert {n: found[n] for n in kept} == kept
+
+
+async def test_what_is_run_in_the_millisecond_in_which_a_subscription_begins_comes(
+    mock_clock: MockClock,
+) -> None:
+    """B1: what is due in that millisecond is not for it, but it waited for this."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await broker.producer("t")
+        receipt = await producer.send(b"x", delay=HOUR)
+        async with broker.consumer("t", "s") as inbox:
+            assert (await broker.run_now(receipt)).done.all()
+            await world.clock.advance(seconds=1)
+            assert [message.value for message in await arrived(inbox)] == [b"x"]

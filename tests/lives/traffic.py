@@ -212,8 +212,11 @@ class Traffic(Life):
             if name in outcome.handed and not claim.in_log_order:
                 claim.kept.setdefault(offset, message.due_ms)
         model.moves += 1
-        # A time that has passed is now.
-        message.due_ms = max(due_ms, self.now_ms) if due_ms <= self.now_ms else due_ms
+        # A time that has passed is now, or what a subscription of just now begins with.
+        shared = [claim for claim in model.claims.values() if not claim.in_log_order]
+        waits = [one for one in shared if one.since_ms == self.now_ms + 1]
+        earliest_ms = self.now_ms + any(offset < one.since_offset for one in waits)
+        message.due_ms = max(due_ms, earliest_ms)
         message.first_ms = min(message.first_ms, message.due_ms)
         message.since_ms = self.now_ms
 

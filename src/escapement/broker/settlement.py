@@ -33,6 +33,8 @@ class Settlement:
       epoch: of the lease that the groups are committed under.
       on_appended: called with each topic that has new messages.
       on_done: called with what a subscription is done with, where its topic watches groups.
+      on_let_go: called with a topic that watches groups, of which a subscription does not get
+        any more what it waited for.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Settlement:
         epoch: int,
         on_appended: Callable[[Topic], None],
         on_done: Callable[[Topic, Subscription, Int64s], None],
+        on_let_go: Callable[[Topic], None],
     ) -> None:
         self._registry = registry
         self._subscriptions = subscriptions
@@ -58,6 +61,7 @@ class Settlement:
         self._epoch = epoch
         self._on_appended = on_appended
         self._on_done = on_done
+        self._on_let_go = on_let_go
 
     def take(self, group: Group) -> None:
         """The group is durable."""
@@ -101,9 +105,12 @@ class Settlement:
         topic = self._registry.active.get(topic_id)  # None: deleted meanwhile
         if topic is not None:
             batch = MessageBatch.concat([restatement.batch for restatement in restatements])
-            topic.move(Moved.of(moved), batch, now_ms)
+            together = Moved.of(moved)
+            topic.move(together, batch, now_ms)
             self._progress.touched.add(topic.id)
             self._on_appended(topic)
+            if topic.groups.watched and _let_go(topic, together):
+                self._on_let_go(topic)
         for restatement in restatements:
             restatement.done(None)
 
@@ -158,3 +165,15 @@ class Settlement:
                 )
         if topic is not None:
             self._on_appended(topic)
+
+
+def _let_go(topic: Topic, moved: Moved) -> bool:
+    """Whether a subscription waited for one of these, and begins later than it is due now."""
+    return any(
+        bool(
+            (
+                one.covers(moved.stale_ms, moved.offsets) & ~one.covers(moved.due_ms, moved.offsets)
+            ).any()
+        )
+        for one in topic.shared.values()
+    )

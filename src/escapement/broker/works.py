@@ -120,6 +120,7 @@ class Works:
             self._keeper.lease.epoch,
             self._appended,
             self.closer.done,
+            self.closer.look,
         )
 
     def _keep(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:

@@ -176,6 +176,7 @@ def form_group(
             due_ms = item.stale_ms
             if item.times is not None:
                 due_ms = item.times.resolve(accepted_at_ms, len(item.offsets))
+                due_ms = np.maximum(due_ms, item.earliest_ms)
             group.restated.append(Restated(item, due_ms))
         elif isinstance(item, Acks):
             group.acks.append(item)

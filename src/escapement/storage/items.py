@@ -76,6 +76,7 @@ class Restate:
     published_ms: Int64s  # when that was accepted
     context: Any = None
     fail: Callable[[EscapementError], None] = _ignore
+    earliest_ms: Int64s | int = 0  # with other times, none is due before
 
     @property
     def size_bytes(self) -> int:

@@ -174,6 +174,7 @@ class Rescheduling:
             moving.published_ms,
             Restatement(batch, done),
             done,
+            _earliest_ms(topic, offsets, self._clock.now_ms()),
         )
         try:
             self._pipeline.submit(item)
@@ -194,6 +195,19 @@ def _decide(topic: Topic, found: Published) -> tuple[Decision, Int64s]:
         decision.fates[(decision.fates == Fate.DONE) & ~wanted] = Fate.DELIVERED
     decision.fates[topic.amendments.cancelled.contains(offsets)] = Fate.CANCELLED
     return decision, due_ms
+
+
+def _earliest_ms(topic: Topic, offsets: Int64s, now_ms: int) -> Int64s:
+    """From when on each is for all subscriptions that have begun; int64[n].
+
+    A subscription of this very millisecond gets what is due later: what it waits for would be
+    lost to it.
+    """
+    earliest_ms = np.zeros(len(offsets), np.int64)
+    for one in topic.shared.values():
+        if one.record.start_due_ms == now_ms + 1:
+            earliest_ms[offsets < one.record.start_offset] = now_ms + 1
+    return earliest_ms
 
 
 def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
