@@ -243,7 +243,7 @@ async def test_cancelled_while_it_is_ready(mock_clock: MockClock) -> None:
             await inbox.ack([0, 1], durable=True)
             assert await offsets(inbox) == [28, 29]
         (topic,) = world.server.registry.active.values()
-        topic.shared["s"].normal.ready._check()
+        topic.shared["s"].bands.normal.ready._check()
 
 
 async def test_a_checkpoint_keeps_what_one_subscription_holds(mock_clock: MockClock) -> None:

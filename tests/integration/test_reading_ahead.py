@@ -12,7 +12,8 @@ from trio.testing import MockClock
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.subscription.due import DueSubscription, Scan
+from escapement.broker.subscription.bands import Scan
+from escapement.broker.subscription.due import DueSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep import shedding

@@ -165,7 +165,7 @@ async def test_what_is_ready_is_withdrawn_and_a_backlog_is_read_past_it(
             assert moved == set(range(3, 40, 2))
         assert sorted(await everything(broker, "s")) == sorted(set(range(40)) - moved)
         (topic,) = world.server.registry.active.values()
-        topic.shared["s"].normal.ready._check()
+        topic.shared["s"].bands.normal.ready._check()
         await world.clock.advance(hours=1)
         assert sorted(await everything(broker, "s")) == sorted(moved)
 

@@ -132,7 +132,7 @@ def test_each_comes_once_and_in_the_order_of_ranks(
     while life.hand():
         life.read(most)
     assert sorted(life.handed) == list(range(len(life.messages)))
-    assert not made.behind
+    assert not made.bands.are_behind
 
 
 def test_who_waits_is_passed_only_by_what_is_due_a_bounded_time_later() -> None:
@@ -168,7 +168,7 @@ def test_another_worth_of_priorities_counts_at_once() -> None:
 def test_bands_that_are_equally_far_read_together_while_all_have_some_room() -> None:
     """V3, V5: what one reads alone the others read again; a full one holds up nobody."""
     made = subscription(8)
-    made.expect_priorities()
+    made.bands.add_all()
     low = next(band for band in made.bands if band.which > NORMAL)
     frontier = Key(100, 0)
     for filled, together in [(6, 3), (8, 2)]:

@@ -65,16 +65,18 @@ def handed(made: SharedSubscription, now_ms: int) -> list[int]:
 
 def scan(made: SharedSubscription, index: dict[int, int], now_ms: int) -> None:
     """Read the backlog up to ``now_ms`` at once."""
-    mark = made.normal.mark
+    mark = made.bands.normal.mark
     assert mark is not None
     found = sorted(
         (due_ms, offset)
         for offset, due_ms in index.items()
         if mark <= Key(due_ms, offset) < Key(now_ms + 1, 0)
     )
-    made.normal.begin_scan(Key(now_ms + 1, 0), True)
+    made.bands.normal.begin_scan(Key(now_ms + 1, 0), True)
     made.end_scan(
-        made.normal, column(*[due for due, _ in found]), column(*[offset for _, offset in found])
+        made.bands.normal,
+        column(*[due for due, _ in found]),
+        column(*[offset for _, offset in found]),
     )
 
 
@@ -82,10 +84,10 @@ def test_what_finds_no_room_beside_a_scan_is_not_forgotten_for_something_due_lat
     """Invariant 4: what came due at once is offered before what the wheel passes later."""
     made = subscription(ready_messages=2)
     index = {0: 110, 1: 111, 2: 112, 3: 105}
-    made.normal.begin_scan(Key(101, 0), True)
+    made.bands.normal.begin_scan(Key(101, 0), True)
     made.offer(column(110, 111, 112), column(0, 1, 2))  # two find room
     made.offer(column(105), column(3))  # earlier, but the wheel's tick came only now
-    made.end_scan(made.normal, column(), column())
+    made.end_scan(made.bands.normal, column(), column())
     got = handed(made, 200)
     while made.to_scan(200):
         scan(made, index, 200)

@@ -99,7 +99,7 @@ def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
         "kind": subscription.record.kind,
         "consumers": [consumer.name for consumer in subscription.consumers],
         "ready": 0 if shared is None else shared.ready_count,
-        "behind": shared is not None and shared.behind,
+        "behind": shared is not None and shared.bands.are_behind,
         "in_flight": len(subscription.in_flight),
         "unacknowledged": topic.unacknowledged(subscription),
         "delivered": counts.delivered,

@@ -184,7 +184,7 @@ class Pump:
                 if wanting or subscription.staged.wants_read:
                     self._reads[topic, subscription] = None
                     self._reads_work.set()
-                if subscription.must_read(wanting):
+                if subscription.bands.must_read(wanting):
                     break
             elif isinstance(subscription, OrderedSubscription):
                 try:
@@ -274,7 +274,7 @@ class Pump:
 
     async def _shed(self, topic: Topic, subscription: Subscription) -> bool:
         """Let go of what is over the topic's quota; False if that cannot be done now."""
-        if isinstance(subscription, SharedSubscription) and subscription.is_reading:
+        if isinstance(subscription, SharedSubscription) and subscription.bands.is_reading:
             return False
         self._dropping.add(subscription)
         try:

@@ -15,15 +15,16 @@ attempt, and from what has not been read.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
-from escapement.broker.subscription.band import BANDS, NORMAL, Band, bands_of
+from escapement.broker.subscription.band import Band
+from escapement.broker.subscription.bands import Bands, Scan
 from escapement.broker.subscription.keyorder import KeyOrder
 from escapement.broker.subscription.keyqueues import KeyQueues
 from escapement.broker.subscription.keyranges import KeyRanges
@@ -41,21 +42,6 @@ from escapement.storage.offsets import OffsetSet
 # Where messages are read ahead, so many are worth a scan, and one of twice as many does not take
 # too long: what is ready must last until what is read is there.
 _PIECE: Final = 32_768
-# Expired messages that are let go in one step, and one acknowledgement.
-EXPIRED_AT_ONCE: Final = 65_536
-
-
-class Scan(NamedTuple):
-    """A piece of the delivery order that bands read together: ``[start, stop)``.
-
-    Of it, about ``most`` messages; what was due by ``expired_until_ms`` has expired.
-    """
-
-    bands: list[Band]
-    start: Key
-    stop: Key
-    most: int
-    expired_until_ms: int
 
 
 class DueSubscription(Subscription):
@@ -78,13 +64,12 @@ class DueSubscription(Subscription):
           mark: where reading begins; a new or recovered subscription starts behind.
         """
         super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
-        self._bands: dict[int, Band] = {}
         self._order: KeyOrder | None = None  # where the policy asks for one
         self._ranges: KeyRanges | None = None  # where a consumer asked for keys
         self._skipping: Skipping | None = None  # where there is one of the two
         self._passed: Key | None = None  # the lowest key that was of nobody's range
         self.staged = Staged()
-        self.normal = self._add_band(NORMAL, mark)
+        self.bands = Bands(self._make_band, mark)
 
     # -- what is mine -----------------------------------------------------------
 
@@ -141,13 +126,8 @@ class DueSubscription(Subscription):
     # -- bands ---------------------------------------------------------------------
 
     @property
-    def bands(self) -> Iterable[Band]:
-        """Those that there are, the normal one among them."""
-        return self._bands.values()
-
-    @property
     def scatters(self) -> bool:
-        return self._order is not None or len(self._bands) > 1
+        return self._order is not None or len(self.bands) > 1
 
     def _took(self, rows: Rows) -> None:
         """These of an offer went into ready."""
@@ -160,7 +140,7 @@ class DueSubscription(Subscription):
             return Rows.none()
         rows = self._open(Rows.fresh(due_ms, offsets, traits))
         rows = rows.pick(rows.due_ms > scan.expired_until_ms)
-        if len(scan.bands) == len(self._bands):
+        if len(scan.bands) == len(self.bands):
             return rows
         return Rows.concat([band.mine(rows) for band in scan.bands])
 
@@ -193,11 +173,6 @@ class DueSubscription(Subscription):
         return self.held.contains(offsets) & ~self.in_flight.offsets.contains(offsets)
 
     @property
-    def is_reading(self) -> bool:
-        """Whether a band is being read."""
-        return any(band.is_reading for band in self.bands)
-
-    @property
     def ready_count(self) -> int:
         """How many messages could be handed out now."""
         return sum(len(store) for store in self._stores)
@@ -223,16 +198,6 @@ class DueSubscription(Subscription):
         return Rows.concat([store.rows() for store in self._stores])
 
     @property
-    def behind(self) -> bool:
-        """Whether something is due that has not been read yet."""
-        return any(band.mark is not None for band in self.bands)
-
-    @property
-    def unread_from(self) -> Key | None:
-        """The lowest key that may not have been looked at; None if there is none."""
-        return min((b.unread_from for b in self.bands if b.unread_from is not None), default=None)
-
-    @property
     def _passed_from(self) -> Key | None:
         """The lowest key that was passed over; None if there is none."""
         skipped_from = None if self._skipping is None else self._skipping.skipped_from
@@ -240,36 +205,18 @@ class DueSubscription(Subscription):
             return skipped_from or self._passed
         return min(skipped_from, self._passed)
 
-    def expect_priorities(self) -> None:
-        """There are messages of other priorities in the index: look for them at once."""
-        for which in BANDS:
-            self._band(which)
-
-    def _band(self, which: int) -> Band:
-        """A band. Where the normal one has been, there was nothing for a new one."""
-        return self._bands.get(which) or self._add_band(which, self.normal.unread_from)
-
-    def _add_band(self, which: int, mark: Key | None) -> Band:
+    def _make_band(self, which: int, mark: Key | None) -> Band:
         ageing_ms = self.record.policy.priority_ageing_ms
         limit = self.limits.ready_messages
         band = Band(which, limit, ageing_ms, mark, self._fresh, self.held, self._took)
         band.queues = self._order
-        self._bands[which] = band
         return band
-
-    def _split(self, rows: Rows) -> list[tuple[Band, Rows]]:
-        """The rows of each band."""
-        if rows.traits is None:
-            return [(self.normal, rows)]
-        bands = bands_of(rows.traits)
-        of_each = [(which, bands == which) for which in BANDS]
-        return [(self._band(which), rows.pick(mine)) for which, mine in of_each if mine.any()]
 
     def offer(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None) -> None:
         """These are due; sorted by key. Takes what it may, remembers the rest by marks."""
         if len(offsets):
             self.expiry.keeps(int(due_ms[0]))
-            parts = self._split(Rows.fresh(due_ms, offsets, traits))
+            parts = self.bands.split(Rows.fresh(due_ms, offsets, traits))
             # Of so many, those that go first lie nowhere near each other in the index, and each
             # frame would look for its messages among all of them: a scan reads them before.
             later = self.scatters and len(offsets) >= self.limits.large_offer
@@ -279,8 +226,7 @@ class DueSubscription(Subscription):
     def fall_behind(self, key: Key) -> None:
         """Everything from ``key`` on may be in the index without having been offered."""
         self.expiry.keeps(key.due_ms)
-        for band in self.bands:
-            band.fall_behind(key)
+        self.bands.fall_behind(key)
 
     def begin_past(self, gone: OffsetSet, mark: Key) -> None:
         """Read on from ``mark``; of what lies there the log has forgotten these for all."""
@@ -324,7 +270,7 @@ class DueSubscription(Subscription):
     @property
     def is_stuck(self) -> bool:
         """Whether a band is behind, and has too little room."""
-        return any(band.is_stuck(self._piece) for band in self.bands)
+        return self.bands.is_stuck(self._piece)
 
     @property
     def _piece(self) -> int:
@@ -332,18 +278,8 @@ class DueSubscription(Subscription):
         half = self.limits.ready_messages - self.limits.ready_messages // 2
         return min(_PIECE, half) if self.scatters else half
 
-    def must_read(self, wanting: list[Band]) -> bool:
-        """Whether to hand nothing out until what is being read is there.
-
-        Args:
-          wanting: the bands that ``to_scan`` gave just now.
-        """
-        return any(band.may_precede for band in self.bands if band.is_reading or band in wanting)
-
     def next_scan(self, frontier: Key, now_ms: int) -> Scan | None:
         """What to read next; None if nothing is to be read now.
-
-        Bands that are equally far read together, and those behind stop where others are.
 
         Args:
           frontier: what lies below it is due.
@@ -352,18 +288,8 @@ class DueSubscription(Subscription):
         if not wanting:
             return None
         until_ms = self.expiry.until_ms(now_ms)
-        marks = [band.mark for band in wanting if band.mark is not None]
-        start = min(marks)
-        here = [band for band in self.bands if band.mark == start and not band.is_reading]
-        if start.due_ms <= until_ms:  # what has expired needs no room, and is read by itself
-            return Scan(here, start, Key(until_ms + 1, 0), EXPIRED_AT_ONCE, until_ms)
-        # What one alone reads, others read again: who has a little room, has it read less now.
-        bands = [band for band in here if band in wanting or band.may_join(self._piece)]
-        most = min(band.room for band in bands)
-        if self.scatters:
-            most = min(most, 2 * _PIECE)
-        ahead = [band.mark for band in self.bands if band.mark is not None and band.mark > start]
-        return Scan(bands, start, min([max(frontier, start), *ahead]), most, until_ms)
+        most = 2 * _PIECE if self.scatters else self.limits.ready_messages
+        return self.bands.scan(wanting, self._piece, most, until_ms, frontier)
 
     def end_scan(
         self,
@@ -380,10 +306,7 @@ class DueSubscription(Subscription):
         """
         rows = Rows.fresh(due_ms, offsets, traits)
         if traits is not None:
-            bands = bands_of(traits)
-            for which in BANDS:
-                if which not in self._bands and (bands == which).any():
-                    self._band(which)  # what has no band yet begins where this scan began
+            self.bands.add_those_of(traits)  # a new one begins where this scan began
         rows = band.mine(rows)
         over = int(np.searchsorted(rows.due_ms, expired_until_ms, "right"))
         if over:
@@ -419,9 +342,9 @@ class DueSubscription(Subscription):
                 rows = rows.pick(~over)
             if rows.height:
                 self.expiry.keeps(int(rows.due_ms.min()))
-        for band in self.bands:
-            if band.unread_from is not None:
-                self.expiry.keeps(band.unread_from.due_ms)
+        unread = self.bands.unread_from
+        if unread is not None:
+            self.expiry.keeps(unread.due_ms)
         self.expiry.end_sweep(now_ms)
 
     # -- dropping ------------------------------------------------------------------
@@ -429,7 +352,7 @@ class DueSubscription(Subscription):
     @property
     def waits_from(self) -> Key | None:
         """The lowest key that is not held and may still be to be done; None if there is none."""
-        lowest = [key for key in (self.unread_from, self._passed_from) if key is not None]
+        lowest = [key for key in (self.bands.unread_from, self._passed_from) if key is not None]
         return min(lowest, default=None)
 
     def _read_from(self, key: Key | None) -> None:

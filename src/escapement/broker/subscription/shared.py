@@ -80,7 +80,7 @@ class SharedSubscription(DueSubscription):
     def is_idle(self) -> bool:
         if self._order is not None or self._skipping is not None or self.keep_most is not None:
             return False
-        return not self.expiry.wants_sweep and len(self._bands) == 1 and self.normal.is_idle
+        return not self.expiry.wants_sweep and len(self.bands) == 1 and self.bands.normal.is_idle
 
     def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
         """Take runs for the consumers that have credit, and put them in flight."""
@@ -161,7 +161,7 @@ class SharedSubscription(DueSubscription):
 
     def _put_back(self, rows: Rows) -> None:
         """Return rows that were just taken, in their order."""
-        for band, part in self._split(rows):
+        for band, part in self.bands.split(rows):
             band.ready.put_back(part)
 
     def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
@@ -177,14 +177,14 @@ class SharedSubscription(DueSubscription):
             self._order.again(rows)
             return
         asked = np.ones(rows.height, bool) if self._ranges is None else self._ranges.wanted(rows)
-        for band, part in self._split(rows.pick(asked)):
+        for band, part in self.bands.split(rows.pick(asked)):
             push = band.ready.push_tried if waited else band.ready.push
             push(part.in_order(band.ready.ageing_ms))
         self._lay_aside(rows.pick(~asked))
 
     def _lay_aside(self, rows: Rows) -> None:
         """These were sent before, and are in nobody's range: there they take no room."""
-        for band, part in self._split(rows):
+        for band, part in self.bands.split(rows):
             band.ready.push_tried(part.in_order(band.ready.ageing_ms))
 
     def set_policy(self, policy: SubscriptionPolicy) -> None:
@@ -336,7 +336,7 @@ class SharedSubscription(DueSubscription):
         out = len(self.in_flight)
         if wanted <= 0:
             return []
-        starves = self.is_reading and ready < GATHER_READ and not order.whole
+        starves = self.bands.is_reading and ready < GATHER_READ and not order.whole
         soon = sum(room) if starves else 0
         if self._ranges is None and not order.may_be_worthwhile(wanted, out, soon, now_ms):
             return []
@@ -393,9 +393,9 @@ class SharedSubscription(DueSubscription):
                     wanted -= len(at)
                     left[at] = False
                 aside[is_old].append(rows.pick(left))
-        for band, part in self._split(Rows.concat(aside[0])):
+        for band, part in self.bands.split(Rows.concat(aside[0])):
             band.ready.put_first(part)
-        for band, part in self._split(Rows.concat(aside[1])):
+        for band, part in self.bands.split(Rows.concat(aside[1])):
             band.ready.push_tried(part)
         is_stuck = self.is_stuck
         # Nothing of all that is ready is for those who have room; or else it is not known.

@@ -144,7 +144,7 @@ class Topic:
     def _introduce(self, subscription: SharedSubscription) -> None:
         """Tell it of what is in the index that it would otherwise come upon late."""
         if self._index.has_priorities(self.id):
-            subscription.expect_priorities()
+            subscription.bands.add_all()
 
     def begin_subscribing(self) -> None:
         """A subscription is being made durable; ``end_subscribing`` follows."""

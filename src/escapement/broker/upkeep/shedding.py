@@ -106,7 +106,7 @@ class Shedding:
         settled = subscription.settled
         settled += await self.count(topic, subscription) - keep_most  # what it is to come to
         while (more := settled - subscription.settled) > 0 and subscription.may_let_go:
-            at = subscription.unread_from
+            at = subscription.bands.unread_from
             subscription.drop_held(more, at)
             if (more := settled - subscription.settled) <= 0 or at is None or at >= frontier:
                 return
