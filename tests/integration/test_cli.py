@@ -78,9 +78,7 @@ def process(broker: BrokerProcess, *words: str, **kwargs: Any) -> subprocess.Pop
     return subprocess.Popen(
         [sys.executable, "-m", "escapement", *words],
         env=os.environ | {"ESCAPEMENT_BROKER": f"127.0.0.1:{broker.port}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **kwargs,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | kwargs,
     )
 
 
@@ -926,6 +924,22 @@ def test_an_interrupt_is_an_interrupt_whichever_task_it_falls_into(broker: Broke
 
     with pytest.raises(KeyboardInterrupt):
         with_broker(("127.0.0.1", broker.port), work)
+
+
+def test_a_full_disk_is_said_in_one_line_and_nothing_unprinted_is_acknowledged(
+    broker: BrokerProcess, say: Say
+) -> None:
+    say("admin", "subscriptions", "create", "full", "s")
+    say("produce", "full", "a")
+    for command in (["consume", "full", "s"], ["message", "show", "full@0"], ["peek", "full"]):
+        with (
+            Path("/dev/full").open("wb") as full,
+            process(broker, *command, stdout=full) as printer,
+        ):
+            _, complaints = printer.communicate(timeout=TIMEOUT_S)
+            assert printer.returncode == 1
+            assert complaints == b"escapement: [Errno 28] No space left on device\n"
+    assert say("consume", "full", "s", "--count", "1") == "a\n"
 
 
 def test_a_reader_that_has_enough_ends_a_consumer_without_a_traceback(

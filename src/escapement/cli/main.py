@@ -11,6 +11,7 @@ is a mistake of ours: it keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ import click
 from escapement.errors import EscapementError
 from escapement.interrupt import INTERRUPTED, leaving_at_once
 
+# What we print to may be full: no mistake of ours.
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 # Where each command is, and its one line. Most of a command's start is imports (numpy, trio,
 # the whole broker), so a module is imported when its command is called.
 _COMMANDS: Final = {
@@ -114,4 +117,9 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # Whoever read our output has enough. What is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        click.echo(f"escapement: {error}", err=True)
         return 1
