@@ -37,8 +37,15 @@ HEAD_STARTS: Final = 3
 # Fewer than a task may be tried, so that even the unluckiest task comes to its end.
 KILLS: Final = TRIES - 2
 STEP_TIMEOUT_S: Final = 300
-# Late is what a poll, a retry or a lost wake-up would be; not what a busy machine is.
-LATE_MS: Final = 30_000
+# What is due is handed out at the end of its tick, which by default is a second, and here adds
+# nothing to speak of.
+TICK_MS: Final = 10
+# Some ten times what it is on two cores that have four times as much other work (31 and 214 ms at a
+# load of 8): a machine may be that busy. A second more for every second message is too much, and so
+# is any pause of more than two seconds, as of a poll, a retry or a lost wake-up, that one message
+# in a hundred sees.
+P50_LATE_MS: Final = 300
+P99_LATE_MS: Final = 2_000
 
 
 class Spark:
@@ -163,9 +170,10 @@ def check_content(handed: Handed, begin_ms: int) -> None:
 def check_lateness(handed: Handed, attached_ms: int) -> None:
     """Of what fell due since there was a consumer."""
     late_ms = (handed.at_ms - handed.due_ms)[handed.due_ms > attached_ms]
-    p50, p99, most = np.percentile(late_ms, [50, 99, 100]).tolist()
+    p50, p99, most = np.percentile(late_ms, [50, 99, 100]).round().astype(int).tolist()
     print(f"{len(late_ms)} on time, late by p50 {p50} ms, p99 {p99} ms, {most} ms", flush=True)
-    assert p99 < LATE_MS
+    assert p50 < P50_LATE_MS
+    assert p99 < P99_LATE_MS
 
 
 def check_forecast(handed: Handed, foreseen: dict[str, Any]) -> None:
@@ -218,6 +226,12 @@ async def test_a_million_reminders_arrive_and_are_archived_while_tasks_are_kille
     with broker_process(tmp_path / "data", mysql_url) as process:
         async with escapement.connect(process.url, settings=PATIENT) as broker:
             await broker.admin("namespaces.create", namespace=NAMESPACE)
+            await broker.admin(
+                "namespaces.enable_delayed_message",
+                namespace=NAMESPACE,
+                tick_ms=TICK_MS,
+                granularity_ms=300_000,
+            )
             policy = {"retention_ms": "0s", "archive": "yes"}
             await broker.admin("namespaces.update", namespace=NAMESPACE, policy=policy)
             await broker.admin("subscriptions.create", topic=TOPIC, subscription="texts")

@@ -38,7 +38,7 @@ class LocalPlace:
 
     def directories(self, path: str) -> list[str]:
         """The names of those directly in a directory; none if there is no such directory."""
-        with _said(path):
+        with self._said(path):
             try:
                 return sorted(one.name for one in os.scandir(self._root / path) if one.is_dir())
             except FileNotFoundError:
@@ -46,7 +46,7 @@ class LocalPlace:
 
     def read(self, path: str) -> bytes | None:
         """A small file's content; None if it is not there."""
-        with _said(path):
+        with self._said(path):
             try:
                 return (self._root / path).read_bytes()
             except FileNotFoundError:
@@ -55,7 +55,7 @@ class LocalPlace:
     def write(self, path: str, content: bytes) -> None:
         """A small file, replaced if it is there. It is durable when this returns."""
         target = self._root / path
-        with _said(path):
+        with self._said(path):
             self._make(target.parent)
             with target.open("wb") as file:
                 file.write(content)
@@ -67,7 +67,7 @@ class LocalPlace:
     def move(self, path: str, to: str) -> None:
         """Give a file another place; durable after ``settle``."""
         target = self._root / to
-        with _said(path):
+        with self._said(path):
             self._make(target.parent)
             (self._root / path).rename(target)
             self._unsettled.add(target.parent)
@@ -76,13 +76,13 @@ class LocalPlace:
         """Have all that was moved durable."""
         while self._unsettled:
             directory = self._unsettled.pop()
-            with _said(str(directory)):
+            with self._said(directory):
                 sync_directory(directory)
 
     def delete(self, path: str) -> None:
         """A file, or a directory with all that is in it; nothing if it is not there."""
         found = self._root / path
-        with _said(path):
+        with self._said(path):
             if found.is_dir():
                 # A task that nobody waits for may still write there: the next run finds that.
                 shutil.rmtree(found, ignore_errors=True)
@@ -96,10 +96,10 @@ class LocalPlace:
             directory.mkdir(exist_ok=True)
             self._unsettled.add(directory.parent)
 
-
-@contextmanager
-def _said(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}") from error
+    @contextmanager
+    def _said(self, path: str | Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = self._root / path
+            raise StorageError(f"{where}: {error.strerror or error}") from error
