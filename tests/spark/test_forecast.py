@@ -109,6 +109,8 @@ def test_a_forecast_refuses_what_the_data_source_refuses(spark: SparkSession, da
         run(spark, ForecastConfig({"data": str(data), "tpic": TOPIC}))
     with pytest.raises(InvalidRequest, match="at most 20000 spans"):
         run(spark, ForecastConfig({"data": str(data), "topic": TOPIC}, 1, DAY_MS))
+    with pytest.raises(StorageUnavailable, match="Connection refused"):
+        run(spark, ForecastConfig({"url": "mysql://127.0.0.1:1/log", "topic": TOPIC}))
 
 
 def test_what_a_task_refuses_is_said_in_one_line(spark: SparkSession) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -99,6 +100,9 @@ def test_what_stops_spark_is_said_in_one_line_and_what_may_be_our_mistake_is_not
         refusals(),
     ):
         raise RuntimeError(f"{begun}\n\tat y\nCaused by: another\n{stopped}\t... 1 more")
+    for kind in ("org.apache.hadoop.fs.ParentNotDirectoryException", "java.io.IOException"):
+        with pytest.raises(StorageError, match=f"^Spark has failed: {kind}: /archive$"), refusals():
+            raise RuntimeError(f"An error occurred while calling o1.parquet.\n: {kind}: /archive\n")
     refused = "Caused by: org.apache.spark.api.python.PythonException: Traceback"
     with (
         pytest.raises(InvalidRequest, match=r"^the log begins at 5$"),
@@ -124,11 +128,17 @@ def test_a_job_that_cannot_find_its_log_is_refused_before_spark_is_started(tmp_p
     jobs = [["forecast", "t"], ["lag"], ["audit"], ["archive", "--to", "a"]]
     asked = [[*job, "--log", f"mysql://broker:{SECRET}@db/log"] for job in jobs]
     asked += [[*job, "--data", str(tmp_path)] for job in jobs]
+    asked += jobs
     rebuild = ["rebuild", "--data", str(tmp_path)]
     asked += [[*rebuild, *by] for by in (["--engine", "spark"], ["--master", "spark://host:7077"])]
     ran = subprocess.run(
-        [sys.executable, "-c", ASK, json.dumps(asked)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", ASK, json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "ESCAPEMENT_LOG"},
     )
     assert ran.stdout == f"{[1] * len(asked)} True\n", ran.stderr
     assert ran.stderr.count("would be shown with Spark's plans") == len(jobs)
+    assert ran.stderr.count("where is the log? Give --log mysql://host:port/database") == len(jobs)
     assert SECRET not in ran.stderr

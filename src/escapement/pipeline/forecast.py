@@ -8,12 +8,14 @@ many as one likes, and keeps the answer as Parquet.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from escapement.errors import EscapementError
 from escapement.message import Int64s
 from escapement.pipeline.columns import INSTANT
 from escapement.pipeline.options import LogAddress, Options
@@ -74,6 +76,7 @@ def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
     Raises:
       InvalidRequest: if it is not said where the log is, there is something at ``output``, or there
         are too many spans.
+      StorageUnavailable: when the database cannot be reached.
       PySparkException: for whatever the data source refuses.
     """
     spans = Spans.after(
@@ -102,7 +105,8 @@ def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
 def _database_ms(spark: SparkSession, address: LogAddress) -> int:
     """The database's clock, which the states of messages go by.
 
-    A task asks for it: over Spark Connect this process may not reach the database.
+    A task asks for it: over Spark Connect this process may not reach the database. What stands in
+    its way comes as an answer, too, for of a task that fails Spark has much to say.
     """
 
     def ask(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -110,13 +114,18 @@ def _database_ms(spark: SparkSession, address: LogAddress) -> int:
 
         for _ in rows:
             pass
-        with looking(address) as (engine, connection):
-            at_ms = now_ms(engine.dialect, connection)
-        yield pa.record_batch([pa.array([at_ms], pa.int64())], ["at_ms"])
+        try:
+            with looking(address) as (engine, connection):
+                answer: int | EscapementError = now_ms(engine.dialect, connection)
+        except EscapementError as error:
+            answer = error
+        yield pa.record_batch([pa.array([pickle.dumps(answer)])], ["answer"])
 
-    asked = spark.range(0, 1, 1, 1).mapInArrow(ask, "at_ms BIGINT")
-    ((at_ms,),) = asked.collect()
-    return int(at_ms)
+    ((answer,),) = spark.range(0, 1, 1, 1).mapInArrow(ask, "answer BINARY").collect()
+    found = pickle.loads(answer)
+    if isinstance(found, EscapementError):
+        raise found
+    return int(found)
 
 
 def _counted(spark: SparkSession, config: ForecastConfig, spans: Spans) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -9,12 +10,15 @@ from typing import Any, Final, TypeVar
 import click
 
 from escapement.errors import EscapementError, InvalidRequest, StorageError
-from escapement.pipeline.options import LogAddress, Options
+from escapement.pipeline.options import URL_VARIABLE, LogAddress, Options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# What Java says of a failure, the innermost last.
+# What Java says of a failure: the outermost, behind a line of Python's, and the innermost last.
 _CAUSE: Final = "Caused by: "
+_OUTERMOST: Final = ": "
+# Of a place that it cannot write to.
+_IO: Final = ("java.io.", "java.nio.file.", "org.apache.hadoop.")
 _OPTIONS = (
     click.option(
         "--log",
@@ -56,6 +60,11 @@ def given(**options: str | None) -> dict[str, str]:
       InvalidRequest: no log can be found by them.
     """
     found = {name: value for name, value in options.items() if value is not None}
+    if not {"url", "data"} & found.keys() and not os.environ.get(URL_VARIABLE):
+        raise InvalidRequest(
+            "where is the log? Give --log mysql://host:port/database, or --data (the directory of a"
+            f" broker on SQLite), or set {URL_VARIABLE}"
+        )
     LogAddress.of(Options(found)).engine().close()
     return found
 
@@ -75,7 +84,10 @@ def refusals() -> Iterator[None]:
         ours = [line for line in said if line.startswith("escapement.errors.")]
         if ours:
             raise InvalidRequest(ours[-1].partition(": ")[2]) from None
-        causes = [line for line in said if line.startswith(_CAUSE)]
+        causes = [line.removeprefix(_CAUSE) for line in said if line.startswith(_CAUSE)]
+        if not causes and len(said) > 1:
+            outermost = said[1].removeprefix(_OUTERMOST)
+            causes = [outermost] if outermost.startswith(_IO) else []
         if not causes or "PythonException" in causes[-1]:
             raise
-        raise StorageError(f"Spark has failed: {causes[-1].removeprefix(_CAUSE)}") from None
+        raise StorageError(f"Spark has failed: {causes[-1]}") from None
