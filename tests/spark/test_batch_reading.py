@@ -94,6 +94,19 @@ def test_only_the_columns_of_the_users_schema_are_read(
         reader.schema("offset STRING").load().count()
 
 
+def test_spark_is_told_what_is_never_null(
+    reader: DataFrameReader, expected: list[Expected]
+) -> None:
+    """B7: so that it need not look at each row of such a column."""
+    frame = reader.load()
+    assert {field.name for field in frame.schema if field.nullable} == {"key", "attempt"}
+    assert frame.where("payload IS NULL").count() == 0
+    assert frame.where("key IS NULL").count() == sum(one.key is None for one in expected)
+    asked = reader.schema("offset BIGINT NOT NULL, key BINARY").load()
+    assert [field.nullable for field in asked.schema] == [False, True]
+    assert offsets(asked) == [one.offset for one in expected]
+
+
 def test_filters_are_pushed_down_and_take_nothing_away(
     reader: DataFrameReader, expected: list[Expected]
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -102,6 +104,28 @@ def test_every_message_comes_once_as_it_stands_now(log: Log) -> None:
                 "state": one.state,
                 "payload": one.payload,
             }
+
+
+def test_all_columns_are_read_without_pandas(log: Log) -> None:
+    """N8: which takes longer to begin with than many a task takes altogether."""
+    program = """
+import json, sys
+from escapement.pipeline.arrow import arrow_schema
+from escapement.pipeline.columns import READ_COLUMNS
+from escapement.pipeline.options import Options
+from escapement.pipeline.planning import BatchPlan
+from escapement.pipeline.reading import read_part
+plan = BatchPlan(Options(json.loads(sys.argv[1])), list(READ_COLUMNS))
+engine = plan.address.engine()
+schema = arrow_schema([(name, True) for name in READ_COLUMNS])
+found = sum(len(batch) for part in plan.parts() for batch in read_part(engine, part, schema))
+engine.close()
+print(found, "pandas" in sys.modules)
+"""
+    options = json.dumps({"topic": TOPIC, **log[1]})
+    command = [sys.executable, "-c", program, options]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == (f"{len(log[2])} False\n", "")
 
 
 def test_what_a_subscription_thinks_of_them(log: Log) -> None:

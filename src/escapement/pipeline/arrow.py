@@ -76,14 +76,12 @@ def booleans(values: npt.NDArray[np.bool_]) -> Any:
 
 def binaries(blobs: Blobs, empty_is_null: bool = False) -> Any:
     """A ``BINARY``, over the very bytes of ``blobs``."""
-    present = blobs.lengths > 0 if empty_is_null else None
-    buffers = [_validity(present), _places(blobs.lengths), pa.py_buffer(blobs.data)]
-    return pa.Array.from_buffers(pa.binary(), len(blobs), buffers)
+    return _bytes(pa.binary(), blobs, blobs.lengths > 0 if empty_is_null else None)
 
 
 def texts(values: Sequence[str]) -> Any:
     """A ``STRING``, of a few."""
-    return binaries(Blobs.of([value.encode() for value in values])).cast(pa.string())
+    return _bytes(pa.string(), Blobs.of([value.encode() for value in values]))
 
 
 def words(vocabulary: Sequence[str], codes: npt.NDArray[np.uint8]) -> Any:
@@ -93,22 +91,18 @@ def words(vocabulary: Sequence[str], codes: npt.NDArray[np.uint8]) -> Any:
 
 def same(text: str, count: int) -> Any:
     """A ``STRING``: the same for all."""
-    return pa.repeat(pa.scalar(text, pa.string()), count)
+    encoded = text.encode()
+    lengths = np.full(count, len(encoded), np.uint32)
+    return _bytes(pa.string(), Blobs(lengths, encoded * count))
 
 
 def maps(found: Maps) -> Any:
     """A ``MAP<STRING, STRING>``."""
-    names, values = (
-        pa.Array.from_buffers(
-            pa.string(),
-            len(blobs),
-            [_validity(there), _places(blobs.lengths), pa.py_buffer(blobs.data)],
-        )
-        for blobs, there in ((found.names, None), (found.values, found.present))
-    )
     offsets = pa.Array.from_buffers(
         pa.int32(), len(found.counts) + 1, [None, _places(found.counts)]
     )
+    names = _bytes(pa.string(), found.names)
+    values = _bytes(pa.string(), found.values, found.present)
     return pa.MapArray.from_arrays(offsets, names, values)
 
 
@@ -141,12 +135,18 @@ def record_batch(schema: Any, columns: Mapping[str, Any]) -> Any:
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
+def _bytes(kind: Any, blobs: Blobs, present: npt.NDArray[np.bool_] | None = None) -> Any:
+    """A column of strings of one kind or the other, over the very bytes of ``blobs``."""
+    assert len(blobs.data) < 1 << 31, "a batch is bounded far below what Arrow's places reach"
+    buffers = [_validity(present), _places(blobs.lengths), pa.py_buffer(blobs.data)]
+    return pa.Array.from_buffers(kind, len(blobs), buffers)
+
+
 def _places(lengths: npt.NDArray[Any]) -> Any:
     """Where each string begins, and where the last ends."""
-    places = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=places[1:])
-    assert places[-1] < 1 << 31, "a batch is bounded far below what Arrow's places reach"
-    return pa.py_buffer(places.astype(np.int32))
+    places = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, dtype=np.int32, out=places[1:])
+    return pa.py_buffer(places)
 
 
 def _validity(present: npt.NDArray[np.bool_] | None) -> Any:

@@ -30,4 +30,6 @@ def read_schema() -> str:
     """All of them, as the text of a schema, which says the same under any of Spark's settings."""
     # What TIMESTAMP means is one of them (spark.sql.timestampType).
     kinds = {name: kind.replace("TIMESTAMP", INSTANT) for name, kind in READ_COLUMNS.items()}
-    return ", ".join(f"`{name}` {kind}" for name, kind in kinds.items())
+    # Of what may not be null Spark does not look, row by row, whether it is.
+    never = {name: "" if name in NULLABLE else " NOT NULL" for name in kinds}
+    return ", ".join(f"`{name}` {kind}{never[name]}" for name, kind in kinds.items())

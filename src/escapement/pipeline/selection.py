@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from escapement.errors import InvalidRequest
+from escapement.message import Int64s
 from escapement.names import TopicName
 from escapement.pipeline.options import Options
 
@@ -64,6 +65,10 @@ class Span:
     def meets(self, lowest: int, highest: int) -> bool:
         """Whether any of ``[lowest, highest]``, both included, may be in it."""
         return lowest < self.high and highest >= self.low
+
+    def covers(self, values: Int64s) -> bool:
+        """Whether all of these are in it."""
+        return not len(values) or bool(values.min() >= self.low and values.max() < self.high)
 
 
 @dataclass(frozen=True, slots=True)

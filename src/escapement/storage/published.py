@@ -35,6 +35,18 @@ class Published(NamedTuple):
         return cls(row.offsets, content.due_ms, published_ms, content.batch())
 
     @classmethod
+    def first_stated(cls, rows: Sequence[LogRow]) -> Published:
+        """All messages of rows that first state them; each row's bytes are copied once."""
+        contents = [row.content for row in rows]
+        accepted_ms = np.array([content.accepted_at_ms for content in contents], np.int64)
+        return cls(
+            np.concatenate([row.offsets for row in rows]),
+            np.concatenate([content.due_ms for content in contents]),
+            accepted_ms.repeat([len(content.due_ms) for content in contents]),
+            MessageBatch.concat([batch for content in contents for batch in content.batches()]),
+        )
+
+    @classmethod
     def concat(cls, parts: Sequence[Published]) -> Published:
         """One below the other."""
         if len(parts) == 1:
