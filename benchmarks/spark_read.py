@@ -1,7 +1,7 @@
 """How fast Spark reads a topic, beside Spark's JDBC source on a row for each message.
 
     python benchmarks/spark_read.py [--messages 10000000] [--runs 3]
-        [--jdbc-messages 2000000] [--jdbc-jar FILE] [--buffer-pool 4G]
+        [--jdbc-messages 10000000] [--jdbc-jar FILE] [--buffer-pool 4G]
 
 Starts a private MariaDB or MySQL server and a broker on it, publishes messages of 100 random
 bytes with random delays in batches of a thousand, and stops the broker. Then Spark, with two
@@ -11,15 +11,15 @@ tasks at a time on this machine, reads everything into nothing:
 - all ten columns;
 - the three columns out of a data source that has them in memory, which is what Spark itself
   takes to turn Arrow's columns into its rows: faster cannot be read by any such source;
-- and, from a table with a row for each message, the three columns by JDBC, in as many
-  partitions. The table is smaller, because filling and reading it takes long; a rate hardly
-  depends on that, and if it does it is in the table's favour. The driver is MariaDB's
+- and, from a table with a row for each of the same messages on the same server, the three
+  columns by JDBC, in as many partitions, some thousand rows at a time. The driver is MariaDB's
   Connector/J (``apt-get install libmariadb-java``); without its jar that part is left out.
 
-Prints rows a second, the median of the runs after one to warm up, and the processor seconds of
-the runs by kind of process. Ten million messages take some three minutes. With the server's
-default buffer pool (128 MB) most of the log comes from the disk each time; ``--buffer-pool``
-gives it another.
+Prints rows a second, the median of the runs after one to warm up, the processor seconds of the
+runs by kind of process, and what the database had from its disk. Ten million messages take some
+three minutes on a quiet machine. With the server's default buffer pool (128 MB) most of the log
+comes from the disk each time; ``--buffer-pool`` gives it another, and with 4G it has the log, and
+then the table, in memory.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 import escapement
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs, MessageBatch, Times
+from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.jvm import provide_java
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
@@ -51,6 +52,7 @@ from database import add_options, database
 from processor_time import processor_time, spent
 
 from brokers import broker_process
+from servers import MysqlServer
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100
@@ -58,7 +60,7 @@ BATCH, PAYLOAD_BYTES = 1_000, 100
 IN_FLIGHT, VARIETY = 32, 32
 DAY_MS = 86_400_000
 JDBC_JAR = "/usr/share/java/mariadb-java-client.jar"
-THREE = "offset BIGINT, deliver_at TIMESTAMP, payload BINARY"
+THREE = "offset BIGINT NOT NULL, deliver_at TIMESTAMP NOT NULL, payload BINARY NOT NULL"
 # Rows of an Arrow batch out of memory.
 ARROW_ROWS = 10_000
 # Rows that the JDBC driver fetches at once.
@@ -89,21 +91,25 @@ async def publish(url: str, messages: int) -> None:
 
 
 def fill_table(engine: Engine, messages: int) -> None:
-    """The same payloads, a row for each message."""
-    payloads = [batch.payloads.to_list() for batch in batches()]
+    """The same payloads, a row for each message: those that differ, and these again and again."""
+    payloads = [one for batch in batches() for one in batch.payloads.to_list()]
     connection = engine.connect()
     connection.execute(
         f"CREATE TABLE messages (id BIGINT PRIMARY KEY, deliver_at BIGINT NOT NULL,"
         f" payload VARBINARY({PAYLOAD_BYTES}) NOT NULL){engine.dialect.table_end}"
     )
-    for number in range(messages // BATCH):
-        first = number * BATCH
-        connection.begin()
-        connection.execute_many(
-            "INSERT INTO messages (id, deliver_at, payload) VALUES (?, ?, ?)",
-            [(first + n, first + n, one) for n, one in enumerate(payloads[number % VARIETY])],
+    connection.begin()
+    connection.execute_many(
+        "INSERT INTO messages (id, deliver_at, payload) VALUES (?, ?, ?)",
+        [(at, at, one) for at, one in enumerate(payloads[:messages])],
+    )
+    connection.commit()
+    for first in range(len(payloads), messages, len(payloads)):
+        connection.execute(
+            "INSERT INTO messages (id, deliver_at, payload) SELECT id + ?, deliver_at + ?, payload"
+            " FROM messages WHERE id < ?",
+            (first, first, min(len(payloads), messages - first)),
         )
-        connection.commit()
     connection.close()
 
 
@@ -137,7 +143,8 @@ class MemoryReader(DataSourceReader):
         numbers = pa.array(range(ARROW_ROWS), pa.int64())
         payload = pa.array([bytes(PAYLOAD_BYTES)] * ARROW_ROWS, pa.binary())
         times = numbers.cast(pa.timestamp("us", "UTC"))
-        batch = pa.record_batch([numbers, times, payload], ["offset", "deliver_at", "payload"])
+        schema = arrow_schema([(name, False) for name in ("offset", "deliver_at", "payload")])
+        batch = pa.record_batch([numbers, times, payload], schema=schema)
         for _ in range(self._rows // self._parts // ARROW_ROWS):
             yield batch
 
@@ -159,13 +166,16 @@ def session(jar: str | None, java_options: str | None = None) -> Any:
     return spark
 
 
-def measure(name: str, frame: Callable[[], Any], messages: int, runs: int) -> float:
+def measure(
+    name: str, frame: Callable[[], Any], messages: int, runs: int, server: MysqlServer
+) -> float:
     """Read it some times, and print what the middle one did; rows a second."""
     found = []
     before: dict[str, float] = {}
+    read_bytes = 0
     for number in range(runs + 1):
         if number == 1:
-            before = processor_time()
+            before, read_bytes = processor_time(), server.read_bytes()
         began_s = time.perf_counter()
         frame().write.format("noop").mode("overwrite").save()
         found.append(messages / (time.perf_counter() - began_s))
@@ -173,19 +183,22 @@ def measure(name: str, frame: Callable[[], Any], messages: int, runs: int) -> fl
     each = ", ".join(f"{one:,.0f}" for one in found[1:])
     shares = ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in spent(before).items())
     print(f"{name:40} {rate:>12,.0f} rows/s  ({each})")
-    print(f"{'':40} processor seconds of {runs} runs: {shares}", flush=True)
+    print(f"{'':40} processor seconds of {runs} runs: {shares}")
+    read_mb = (server.read_bytes() - read_bytes) / runs / 1e6
+    print(f"{'':40} from the database's disk: {read_mb:,.0f} MB each", flush=True)
     return rate
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--jdbc-messages", type=int, default=2_000_000)
+    parser.add_argument("--jdbc-messages", type=int, help="as many as --messages, if not given")
     parser.add_argument("--jdbc-jar", default=JDBC_JAR)
     parser.add_argument("--runs", type=int, default=3)
     add_options(parser)
     options = parser.parse_args()
-    counts = (options.messages, options.jdbc_messages)
+    jdbc_messages = options.jdbc_messages or options.messages
+    counts = (options.messages, jdbc_messages)
     if any(count % ARROW_ROWS or count <= 0 for count in counts):
         raise InvalidRequest(f"messages come in multiples of {ARROW_ROWS}")
     jar = options.jdbc_jar if Path(options.jdbc_jar).is_file() else None
@@ -201,19 +214,20 @@ def main() -> None:
         three = source.schema(THREE).load()
         assert three.count() == options.messages
         parts = three.rdd.getNumPartitions()
-        rate = measure("offset, time, payload", lambda: three, options.messages, options.runs)
+        how = (options.runs, server)
+        rate = measure("offset, time, payload", lambda: three, options.messages, *how)
         source = spark.read.format("escapement").option("url", url).option("topic", TOPIC)
-        measure("all columns", source.load, options.messages, options.runs)
+        measure("all columns", source.load, options.messages, *how)
         spark.dataSource.register(Memory)
         memory = spark.read.format("memory").option("rows", options.messages)
         memory = memory.option("parts", parts)
-        best = measure("the three out of memory", memory.load, options.messages, options.runs)
+        best = measure("the three out of memory", memory.load, options.messages, *how)
         print(f"the topic is read at {rate / best:.2f} of that")
         if jar is None:
             print(f"no JDBC: there is no {options.jdbc_jar} (apt-get install libmariadb-java)")
             return
         engine = open_engine(server.url("rows"), Path(directory))
-        fill_table(engine, options.jdbc_messages)
+        fill_table(engine, jdbc_messages)
         table = (
             spark.read.format("jdbc")
             .option(
@@ -226,11 +240,11 @@ def main() -> None:
             .option("fetchsize", str(FETCH_ROWS))
             .option("partitionColumn", "id")
             .option("lowerBound", "0")
-            .option("upperBound", str(options.jdbc_messages))
+            .option("upperBound", str(jdbc_messages))
             .option("numPartitions", str(parts))
         )
-        name = f"JDBC, {options.jdbc_messages:,} messages"
-        theirs = measure(name, table.load, options.jdbc_messages, options.runs)
+        name = f"JDBC, {jdbc_messages:,} messages"
+        theirs = measure(name, table.load, jdbc_messages, *how)
         print(f"the topic is read {rate / theirs:.1f} times as fast")
         spark.stop()
 

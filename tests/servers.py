@@ -153,6 +153,12 @@ class MysqlServer:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def read_bytes(self) -> int:
+        """What it has had from its disk since it was started."""
+        assert self._process is not None
+        said = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
+        return next(int(line.split()[1]) for line in said if line.startswith("read_bytes"))
+
     # -- set-up ----------------------------------------------------------------
 
     def _where(self) -> list[str]:
