@@ -2,6 +2,7 @@
 
     python benchmarks/spark_read.py [--messages 10000000] [--runs 3]
         [--jdbc-messages 10000000] [--jdbc-jar FILE] [--buffer-pool 4G]
+        [--java-options="-Dx=y ..."]
 
 Starts a private MariaDB or MySQL server and a broker on it, publishes messages of 100 random
 bytes with random delays in batches of a thousand, and stops the broker. Then Spark, with two
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--jdbc-messages", type=int, help="as many as --messages, if not given")
     parser.add_argument("--jdbc-jar", default=JDBC_JAR)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--java-options", help="of Spark's Java, such as docs/spark.md names")
     add_options(parser)
     options = parser.parse_args()
     jdbc_messages = options.jdbc_messages or options.messages
@@ -209,7 +211,7 @@ def main() -> None:
             trio.run(publish, broker.url, options.messages)
             broker.stop()
         print(f"published in {time.perf_counter() - began_s:.0f} s", flush=True)
-        spark = session(jar)
+        spark = session(jar, options.java_options)
         source = spark.read.format("escapement").option("url", url).option("topic", TOPIC)
         three = source.schema(THREE).load()
         assert three.count() == options.messages
