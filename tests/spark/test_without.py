@@ -6,13 +6,19 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
+import trio
+from trio.testing import MockClock
 
+from escapement import testing
 from escapement.errors import InvalidRequest
 from escapement.pipeline.session import session
+from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
 JVM: Final = """
 from pyspark.java_gateway import launch_gateway
@@ -35,6 +41,39 @@ def test_without_spark_and_arrow_everything_else_works() -> None:
         "import escapement, escapement.sync, escapement.cli.main, escapement.testing"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+async def test_without_spark_and_arrow_the_local_engine_rebuilds_and_other_jobs_say_what_they_need(
+    mock_clock: MockClock, tmp_path: Path
+) -> None:
+    """P5, B7: by the command."""
+    async with testing.start(engine=SqliteEngine(tmp_path / FILE_NAME)) as world:
+        async with world.connect() as broker, await broker.producer("t") as producer:
+            await producer.send(b"later", delay=timedelta(hours=1))
+        await world.stop()
+    program = (
+        "import sys; sys.modules.update(pyspark=None, pyarrow=None, pandas=None)\n"
+        "from escapement.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    )
+
+    async def ran(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program, "pipeline", *words]
+        return await trio.to_thread.run_sync(
+            partial(subprocess.run, command, check=False, capture_output=True, text=True)
+        )
+
+    rebuilt = await ran("rebuild", "--data", str(tmp_path))
+    assert (rebuilt.returncode, rebuilt.stderr) == (0, "")
+    assert "1 messages read, 1 in the index" in rebuilt.stdout
+    listed = (await ran("--help")).stdout
+    for job in ("archive", "audit", "forecast", "lag"):
+        assert f"  {job} " in listed
+        refused = await ran(
+            job, "t", *(["--to", "x"] * (job == "archive")), "--data", str(tmp_path)
+        )
+        assert refused.returncode == 1, refused
+        assert refused.stderr.startswith("escapement: this needs Spark: install escapement[spark]")
+        assert refused.stderr.count("\n") == 1
 
 
 def test_a_process_that_only_names_the_data_source_loads_little() -> None:

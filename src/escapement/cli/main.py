@@ -15,18 +15,16 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, Final, NoReturn
 
 import click
 
+from escapement.cli.lazygroup import LazyGroup
 from escapement.errors import EscapementError
 from escapement.interrupt import INTERRUPTED, leaving_at_once
 
 # What we print to may be full: no mistake of ours.
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-# Where each command is, and its one line. Most of a command's start is imports (numpy, trio,
-# the whole broker), so a module is imported when its command is called.
 _COMMANDS: Final = {
     "admin": ("escapement.cli.admin", "Look after what a running broker keeps."),
     "bench": ("escapement.bench.command", "Measure what this machine does, over TCP."),
@@ -51,24 +49,8 @@ _COMMANDS: Final = {
 _ALSO: Final = {"send": "produce"}
 
 
-class _Commands(click.Group):
-    """The commands, of which only the one that is called is imported."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        name = _ALSO.get(cmd_name, cmd_name)
-        if name not in _COMMANDS:
-            return None
-        module, _ = _COMMANDS[name]
-        with leaving_at_once():
-            command: click.Command = getattr(import_module(module), name.replace("-", "_"))
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+class _Commands(LazyGroup):
+    """Those, with one error where several tasks of a command failed."""
 
     def invoke(self, ctx: click.Context) -> Any:
         with leaving_at_once():
@@ -80,6 +62,8 @@ class _Commands(click.Group):
 
 @click.group(
     cls=_Commands,
+    table=_COMMANDS,
+    also=_ALSO,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has its own --help, with examples.",
 )

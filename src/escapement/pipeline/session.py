@@ -19,6 +19,9 @@ from escapement.pipeline.jvm import provide_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+NEEDS_SPARK: Final = (
+    "this needs Spark: install escapement[spark], and escapement[spark-jvm] where there is no Java"
+)
 # What Spark starts on; others it refuses after some seconds, and many lines.
 _MASTER: Final = re.compile(
     r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn"
@@ -58,10 +61,7 @@ def session(
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise InvalidRequest(
-            "this needs Spark: install escapement[spark], and escapement[spark-jvm] where there"
-            " is no Java"
-        ) from None
+        raise InvalidRequest(NEEDS_SPARK) from None
     spark = SparkSession.getActiveSession()
     if spark is not None:
         yield spark

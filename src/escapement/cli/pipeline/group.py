@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
+from escapement.cli.lazygroup import LazyGroup
+from escapement.errors import InvalidRequest
 
-@click.group()
+_JOBS: Final = {
+    "archive": ("escapement.cli.pipeline.archive", "Archive what is done as Parquet."),
+    "audit": ("escapement.cli.pipeline.audit", "Count again, and say what does not add up."),
+    "forecast": ("escapement.cli.pipeline.forecast", "Count how many messages fall due when."),
+    "lag": ("escapement.cli.pipeline.lag", "Show how late messages were handed out, and so on."),
+    "rebuild": ("escapement.cli.pipeline.rebuild", "Rebuild a broker's delayed index."),
+}
+# What the extra for Spark installs.
+_OF_THE_EXTRA: Final = ("pyspark", "pyarrow", "pandas")
+
+
+class _Jobs(LazyGroup):
+    """Those, of which most need Spark."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        try:
+            return super().get_command(ctx, cmd_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] not in _OF_THE_EXTRA:
+                raise
+            from escapement.pipeline.session import NEEDS_SPARK
+
+            raise InvalidRequest(NEEDS_SPARK) from None
+
+
+@click.group(cls=_Jobs, table=_JOBS)
 def pipeline() -> None:
     """Run a job on the log itself.
 
