@@ -25,6 +25,8 @@ _TYPES: Final[dict[str, tuple[str, ...]]] = {
     "properties": ("map<string,string>",),
     "priority": _WHOLE,
 }
+# How to write, in SQL, a type whose own word means another where the session says so.
+_SQL: Final = {"timestamp": "TIMESTAMP_LTZ"}
 _WHEN: Final = ("deliver_at", "delay", "delay_ms")
 
 
@@ -52,7 +54,7 @@ class Shape:
             if known in places:
                 raise InvalidRequest(f"there are two columns {known!r}")
             if not _fits(kind.lower(), _TYPES[known]):
-                wanted = " or ".join(_TYPES[known])
+                wanted = " or ".join(_SQL.get(word, word) for word in _TYPES[known])
                 raise InvalidRequest(f"the column {name!r} is of type {kind}, it must be {wanted}")
             places[known] = place
         if "payload" not in places:
