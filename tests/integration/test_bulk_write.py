@@ -226,10 +226,32 @@ def test_an_aborted_batch_of_which_no_task_came_to_its_end_leaves_nothing(
         "SELECT series, version FROM parcels JOIN jobs ON jobs.id = job_id WHERE mailbox_id = 0"
         " ORDER BY parcels.id"
     )
-    bulk.abandon_batch(stream("ours"), 7)
+    bulk.abandon_batch(stream("ours"), 7, [])
     assert connection.execute(left).rows == [("query/ours", 8), ("query/theirs", 7)]
-    bulk.abandon_batch(stream("ours"), 8)
+    bulk.abandon_batch(stream("ours"), 8, [])
     assert connection.execute(left).rows == [("query/theirs", 7)]
+
+
+def test_a_stream_that_no_option_tells_from_others_aborts_nothing_of_theirs(
+    mysql_url: str, engine: Engine, connection: Connection
+) -> None:
+    """B7: where Spark's configuration says where checkpoints are.
+
+    Of its own it gives up what came to its end, and so says whose it is.
+    """
+
+    def stream() -> BulkWrite:
+        given = Options({"url": mysql_url, "topic": "t/n/x"})
+        return BulkWrite.plan(given, {"payload": "binary"}, of_stream=True)
+
+    ours, theirs = stream().of_batch("query/ours", 7), stream().of_batch("query/theirs", 7)
+    ended = [bulk.write_part(ours, part, [rows(b"1")]) for part in range(2)]
+    part = bulk.write_part(theirs, 0, [rows(b"2")])
+    bulk.abandon_batch(stream(), 7, [])
+    bulk.abandon_batch(stream(), 7, ended)
+    left = "SELECT series FROM parcels JOIN jobs ON jobs.id = job_id WHERE mailbox_id = 0"
+    assert connection.execute(left).rows == [("query/theirs",)]
+    assert bulk.commit(stream().of_batch("query/theirs", 7), [part]).messages == 1
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])

@@ -52,6 +52,8 @@ WRITE_OPTIONS: Final = (
     "report",
     "checkpointLocation",
 )
+# Those of them that no two streams have in common.
+_TELLING: Final = ("checkpointLocation", "txnAppId")
 # A series and an attempt's name must fit their columns.
 _MAX_NAME_CHARS: Final = 200
 
@@ -203,10 +205,12 @@ class BulkWrite:
 def _run_of(options: Options) -> str:
     """What the names of a stream's attempts begin with: for whoever aborts a batch the same.
 
-    All that he has in common with its tasks is the options. Two streams may have the same, if their
-    checkpoints are not among them; then one that aborts a batch fails another's of that number,
-    which is run again.
+    All that he has in common with its tasks is the options. Where these tell it from no other
+    stream, as where Spark's configuration says where checkpoints are, nobody has it in common:
+    else one that aborts a batch would take what another has staged for its batch of that number.
     """
+    if not any(map(options.text, _TELLING)):
+        return secrets.token_hex(8)
     given = [(name, options.text(name)) for name in WRITE_OPTIONS]
     return hashlib.sha256(repr(given).encode()).hexdigest()[:16]
 
@@ -330,25 +334,35 @@ def _keep(report: Report, file: Path) -> None:
         )
 
 
-def abandon(plan: BulkWrite) -> None:
-    """Give up what attempts of this plan have staged; in the driver, best as it goes.
+def abandon(plan: BulkWrite, attempts: Iterable[str] = ()) -> None:
+    """Give up what these attempts, and all of this plan, have staged; in the driver.
 
-    Whatever cannot be done now the broker's upkeep does.
+    Best as it goes: whatever cannot be done now the broker's upkeep does.
     """
     transactions = Transactions(plan.address.engine())
     try:
         with suppress(EscapementError):
             entered, dialect = plan.enter(transactions), transactions.engine.dialect
-            transactions.run(lambda connection: job.give_up(dialect, connection, entered, plan.run))
+
+            def give_up(connection: Connection) -> None:
+                for run in (plan.run, *attempts):
+                    job.give_up(dialect, connection, entered, run)
+
+            transactions.run(give_up)
     finally:
         transactions.close()
 
 
-def abandon_batch(plan: BulkWrite, version: int) -> None:
+def abandon_batch(plan: BulkWrite, version: int, parts: Sequence[Part]) -> None:
     """As ``abandon``, of a stream's batch, whose query's name no task may have come to say.
 
-    The job is found by what attempts of plans with these options have staged.
+    Without parts that came to their end the job is found by what attempts of plans with these
+    options have staged; where options do not tell, nothing is.
     """
+    if parts:
+        names = [part.counted.attempt for part in parts]
+        abandon(plan.of_batch(parts[0].series, version), names)
+        return
     transactions = Transactions(plan.address.engine())
     found: list[str] = []
     try:

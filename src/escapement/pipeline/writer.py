@@ -85,8 +85,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 _say(report)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        del messages  # there may be none: then no task has said which query this is
-        bulk.abandon_batch(self._plan, batchId)
+        # There may be none: then no task has said which query this is.
+        bulk.abandon_batch(self._plan, batchId, _parts(messages))
 
 
 def _say(report: Report) -> None:
