@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from escapement.errors import (
 from escapement.pipeline import bulk
 from escapement.pipeline.bulk import BulkWrite, Part
 from escapement.pipeline.options import LogAddress, Options
-from escapement.pipeline.staging import LETTER_BYTES
+from escapement.pipeline.staging import LETTER_BYTES, MAX_MESSAGE_BYTES
 from escapement.storage import catalog, inbox, job, schema
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
@@ -333,13 +334,56 @@ def test_what_cannot_work_is_refused_before_anything_runs(
         plan(mysql_url, columns, **options)
 
 
-def test_a_row_for_a_topic_that_takes_none_fails_its_task(
+@pytest.mark.parametrize(
+    ("topic", "kind", "why"),
+    [
+        ("t/n/nowhere", NotFound, "t/n/nowhere"),
+        ("a/b", InvalidRequest, "not a topic"),
+        ("t/off/x", DelaysDisabled, "delayed messages are disabled in t/off"),
+    ],
+)
+def test_a_row_for_a_topic_that_takes_none_fails_its_task_and_is_named(
+    mysql_url: str,
+    engine: Engine,
+    connection: Connection,
+    topic: str,
+    kind: type[Exception],
+    why: str,
+) -> None:
+    """B7: the first that has it, of those that its partition has in all record batches."""
+    write = plan(mysql_url, {"payload": "binary", "topic": "string", "delay_ms": "bigint"})
+
+    def rows(*topics: str, delays: list[int | None]) -> pa.RecordBatch:
+        columns = {"payload": [b"1"] * len(topics), "topic": topics}
+        return pa.RecordBatch.from_pydict({**columns, "delay_ms": pa.array(delays, pa.int64())})
+
+    good = rows(*["t/n/x"] * 3, delays=[None] * 3)
+    late = [None, None, 5, None] if kind is DelaysDisabled else [None] * 4
+    bad = rows("t/n/x", topic, topic, "t/n/x", delays=late)
+    row = 6 if kind is DelaysDisabled else 5
+    with pytest.raises(kind, match=f"^row {row} of its partition: .*{why}"):
+        bulk.write_part(write, 0, [good, bad])
+    assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(0,)]
+
+
+def test_the_largest_message_is_taken_and_a_larger_one_named(
     mysql_url: str, engine: Engine, connection: Connection
 ) -> None:
-    write = plan(mysql_url, {"payload": "binary", "topic": "string"})
-    with pytest.raises(NotFound, match="t/n/nowhere"):
-        bulk.write_part(write, 0, [rows(b"1", b"2", topics=["t/n/x", "t/n/nowhere"])])
-    assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(0,)]
+    """B7: by its row, its size and the maximum, with all that one can have."""
+    columns = {"payload": "binary", "key": "binary", "priority": "int", "delay_ms": "bigint"}
+    write = plan(mysql_url, columns, topic="t/n/x")
+    payloads = [os.urandom(MAX_MESSAGE_BYTES - 9), b"small"]
+
+    def rows(key: bytes) -> pa.RecordBatch:
+        values = {"key": [b"", key], "priority": [7, 7], "delay_ms": [5, 5]}
+        return pa.RecordBatch.from_pydict({"payload": pa.array(payloads[::-1]), **values})
+
+    why = r"1 row \(the first is row 4 of its partition\) too large: 8,388,545 bytes .* 8,388,544 "
+    with pytest.raises(InvalidRequest, match=why):
+        bulk.write_part(write, 0, [rows(b"k" * 9), rows(b"k" * 10)])
+    part = bulk.write_part(write, 0, [rows(b"k" * 9)])
+    assert bulk.commit(write, [part]).messages == 2
+    assert adopted(engine, connection) == {"t/n/x": payloads[::-1]}
 
 
 def test_a_log_that_cannot_be_written_by_many_or_is_none_is_refused(

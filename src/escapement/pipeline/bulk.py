@@ -19,8 +19,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -39,6 +39,8 @@ from escapement.storage.schema import require
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from escapement.pipeline.rows import Rows
 
 # What a user may say of a write; a stream also says where its checkpoints are.
 WRITE_OPTIONS: Final = (
@@ -264,7 +266,8 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
         try:
             for batch in batches:
                 for rows in reader.read(batch):
-                    stager.add(*rows)
+                    with _named(rows):
+                        stager.add(rows.topic, rows.batch, rows.at_ms)
             counted = stager.finish()
         except BaseException:
             stager.close()
@@ -276,6 +279,16 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
         return Part(plan.series, plan.version, counted, by_topic, size_bytes, plan.began_s)
     finally:
         transactions.close()
+
+
+@contextmanager
+def _named(rows: Rows) -> Iterator[None]:
+    """Inside it, an error about the topic of these names the first row that has it."""
+    try:
+        yield
+    except (DelaysDisabled, InvalidRequest, NotFound) as error:
+        row = rows.first(timed=isinstance(error, DelaysDisabled))
+        raise type(error)(f"{row}: {error}") from None
 
 
 def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:

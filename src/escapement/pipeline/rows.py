@@ -26,6 +26,7 @@ from escapement.message import (
 )
 from escapement.pipeline.packing import MOST_ENTRIES, encode_maps
 from escapement.pipeline.shape import Shape
+from escapement.pipeline.staging import MAX_MESSAGE_BYTES, sizes_of
 
 _BYTES: Final = pa.large_binary()
 _LAST_PRIORITY: Final = 255
@@ -39,6 +40,17 @@ class Rows(NamedTuple):
     topic: str
     batch: MessageBatch
     at_ms: Int64s | None  # NO_TIME: at once; None: all of them
+    rows_before: int  # those of earlier record batches
+    places: Int64s | None  # in their record batch; None: all of it
+
+    def first(self, *, timed: bool = False) -> str:
+        """The first row of these, or of those that have times, by its number."""
+        at = 0
+        if timed:
+            assert self.at_ms is not None, "none has a time"
+            at = int(np.argmax(self.at_ms != NO_TIME))
+        place = at if self.places is None else int(self.places[at])
+        return f"row {self.rows_before + place + 1} of its partition"
 
 
 class RowReader:
@@ -74,13 +86,14 @@ class RowReader:
             self._optional(rows, "properties", self._properties),
             self._optional(rows, "priority", self._priorities),
         )
+        self._refuse_large(batch)
         at_ms = self._times(rows)
         yield from self._by_topic(self._optional(rows, "topic", self._topics), batch, at_ms)
         self._rows_before += rows.num_rows
 
     def _by_topic(self, topics: Any, batch: MessageBatch, at_ms: Int64s | None) -> Iterator[Rows]:
         if topics is None or topics.null_count == len(topics):
-            yield Rows(self._topic, batch, at_ms)
+            yield Rows(self._topic, batch, at_ms, self._rows_before, None)
             return
         coded = pc.dictionary_encode(topics)
         names = [*coded.dictionary.to_pylist(), ""]
@@ -95,7 +108,18 @@ class RowReader:
             topic = name or self._topic
             whole = len(at) == len(codes)
             some = batch if whole else batch.take(at)
-            yield Rows(topic, some, at_ms if whole or at_ms is None else at_ms[at])
+            times = at_ms if whole or at_ms is None else at_ms[at]
+            yield Rows(topic, some, times, self._rows_before, None if whole else at)
+
+    def _refuse_large(self, batch: MessageBatch) -> None:
+        sizes = sizes_of(batch)
+        large = sizes > MAX_MESSAGE_BYTES
+        if large.any():
+            raise InvalidRequest(
+                f"{self._named(large)} too large: {int(sizes[np.argmax(large)]):,} bytes of"
+                f" payload, key and properties, where {MAX_MESSAGE_BYTES:,} are the maximum of a"
+                " bulk write"
+            )
 
     def _refuse(self, wrong: Bools, why: str) -> None:
         """Raise ``InvalidRequest`` if any row is."""

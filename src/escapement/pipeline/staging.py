@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 
-from escapement.errors import InvalidRequest
 from escapement.message import NO_TIME, NO_TIMES, Int64s, MessageBatch, Times
 from escapement.pipeline.transactions import Transactions
 from escapement.storage import job
@@ -37,6 +36,8 @@ TRANSACTION_BYTES: Final = 4 << 20
 BUFFER_BYTES: Final = 16 << 20
 # Of a message beside its columns: its time, priority, and lengths of what it has.
 _ROW_BYTES: Final = 24
+# The payload, key and properties of a message that fits a letter, with what is beside them.
+MAX_MESSAGE_BYTES: Final = MAX_LETTER_BYTES - 64
 
 
 @dataclass(slots=True)
@@ -75,8 +76,7 @@ class Stager:
     def add(self, topic: str, batch: MessageBatch, at_ms: Int64s | None) -> None:
         """Stage messages for a topic, written in any way; ``at_ms`` as in ``Times``.
 
-        Raises:
-          InvalidRequest: a message is too large.
+        None is larger than ``MAX_MESSAGE_BYTES``.
         """
         timed = at_ms is not None and bool((at_ms != NO_TIME).any())
         target = self._names.get((topic, timed))
@@ -138,8 +138,6 @@ class Stager:
         tally = self.tallies.get(target, Tally(0, 0, 0))
         times = Times(at_ms=at_ms) if bool((at_ms != NO_TIME).any()) else NO_TIMES
         body = batch.encode()
-        if len(body) + _ROW_BYTES * len(batch) > MAX_LETTER_BYTES:
-            raise InvalidRequest(f"a message of {len(body)} bytes for {target} fits no letter")
         small = compressed(body)
         inflated_bytes = 0 if small is None else len(body)
         letter = Letter(
@@ -174,12 +172,18 @@ class Stager:
             writing.result()
 
 
-def _cuts(batch: MessageBatch) -> list[tuple[int, int]]:
-    """Where a batch is to be cut into letters: of one message, or of as many as fit."""
-    sizes = batch.payloads.lengths.astype(np.int64) + _ROW_BYTES
+def sizes_of(batch: MessageBatch) -> Int64s:
+    """The bytes of each message: of its payload, key and properties."""
+    sizes = batch.payloads.lengths.astype(np.int64)
     for column in (batch.keys, batch.properties):
         if column is not None:
             sizes += column.lengths
+    return sizes
+
+
+def _cuts(batch: MessageBatch) -> list[tuple[int, int]]:
+    """Where a batch is to be cut into letters: of one message, or of as many as fit."""
+    sizes = sizes_of(batch) + _ROW_BYTES
     ends = np.cumsum(sizes)
     cuts: list[tuple[int, int]] = []
     low = 0
