@@ -271,6 +271,7 @@ def test_a_stream_adds_each_batch_once_also_where_spark_forgot_that_it_was_commi
             .writeStream.format("escapement")
             .options(url=log.url, topic="shop/eu/a")
             .option("checkpointLocation", str(checkpoint))
+            .queryName("lines")
             .trigger(availableNow=True)
             .start()
         )

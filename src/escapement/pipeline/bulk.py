@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from escapement.pipeline.rows import Rows
 
-# What a user may say of a write; a stream also says where its checkpoints are.
+# What a user may say of a write; a stream also says where its checkpoints are, and Spark hands over
+# the name that its query has.
 WRITE_OPTIONS: Final = (
     *ADDRESS_OPTIONS,
     "topic",
@@ -53,6 +54,7 @@ WRITE_OPTIONS: Final = (
     "txnVersion",
     "report",
     "checkpointLocation",
+    "queryName",
 )
 # Those of them that no two streams have in common.
 _TELLING: Final = ("checkpointLocation", "txnAppId")
