@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,12 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from escapement.errors import StorageError
+from escapement.errors import InvalidRequest, StorageError
 from escapement.pipeline import archivefile
 from escapement.pipeline.archivedigest import Content, Digest
 from escapement.pipeline.archivefile import FILE_SCHEMA, Encoded, decode, encode
 from escapement.pipeline.archivelocal import store
 from escapement.pipeline.arrow import present, values_of
+from escapement.pipeline.shown import Shown
 
 TOPIC = "shop/eu/orders"
 MIDNIGHT = datetime(2027, 1, 31, tzinfo=UTC)
@@ -159,21 +161,34 @@ def test_a_task_reads_back_what_the_disk_has(tmp_path: Path) -> None:
     """N8: the messages that went in are held against those that come out."""
     those, (other,) = plain(6), encode(TOPIC, batches(plain(7), set()))
     files = [*encode(TOPIC, batches(those, set())), other]
-    stored = list(store(tmp_path / "run", 3, files))
+    shown = Shown.mark_in(tmp_path / "run")
+    stored = list(store(shown, 3, files))
     assert [one.found.digest for one in stored] == [one.digest for one in stored]
     for one, file in zip(stored, files, strict=True):
         content = (tmp_path / "run" / one.name).read_bytes()
         assert content == file.content.to_pybytes()
         assert one.found.described.sha256 == sha256(content).hexdigest()
-    again = list(store(tmp_path / "run", 3, files))
+    again = list(store(shown, 3, files))
     assert {one.name for one in stored}.isdisjoint(one.name for one in again)
-    (swapped,) = store(tmp_path / "run", 3, [Encoded(other.content, files[0].digest)])
+    (swapped,) = store(shown, 3, [Encoded(other.content, files[0].digest)])
     assert swapped.found.digest != swapped.digest
     with pytest.raises(StorageError, match="no file of an archive"):
-        list(store(tmp_path / "run", 3, [Encoded(other.content[:-1], other.digest)]))
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="File exists"):
-        list(store(tmp_path / "file", 3, files))
+        list(store(shown, 3, [Encoded(other.content[:-1], other.digest)]))
+    late = store(shown, 3, files)
+    next(late)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StorageError, match="No such file"):
+        list(late)
+
+
+def test_a_task_that_does_not_see_the_drivers_directory_writes_nothing(tmp_path: Path) -> None:
+    """N8: on a disk of its own nobody would find it, and nobody delete it."""
+    files = list(encode(TOPIC, batches(plain(5), set())))
+    shown = Shown.mark_in(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(InvalidRequest, match="file system that driver and workers share"):
+        list(store(shown, 3, files))
+    assert not list(tmp_path.iterdir())
 
 
 def test_numbers_are_read_where_they_lie() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from escapement.errors import StorageError
 from escapement.pipeline.archivedigest import Digest
 from escapement.pipeline.archivefile import Encoded, FoundFile, decode
+from escapement.pipeline.shown import Shown
 from escapement.storage.index.directfile import DirectFile, read_direct
 
 _SUFFIX: Final = ".parquet"
@@ -30,21 +31,22 @@ class Stored(NamedTuple):
     found: FoundFile
 
 
-def store(directory: Path, number: int, files: Iterable[Encoded]) -> Iterator[Stored]:
-    """Write each file into a directory, which is made, and read it back; it is durable then.
+def store(shown: Shown, number: int, files: Iterable[Encoded]) -> Iterator[Stored]:
+    """Write each file into the driver's directory, and read it back; it is durable then.
 
     Args:
       number: of the task, for the names.
 
     Raises:
+      InvalidRequest: if the directory is not the driver's; nothing is written.
       StorageError: if the disk refuses, or has something that is no file of an archive.
     """
+    shown.check()
     attempt = secrets.token_hex(8)
     for count, (content, digest) in enumerate(files):
         name = f"part-{number:05}-{attempt}-{count:05}{_SUFFIX}"
-        path = directory / name
+        path = shown.directory / name
         try:
-            directory.mkdir(parents=True, exist_ok=True)
             _write(path, content)
             there = read_direct(path)
         except OSError as error:

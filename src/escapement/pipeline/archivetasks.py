@@ -29,6 +29,7 @@ from escapement.pipeline.localplace import local_path
 from escapement.pipeline.options import LogAddress
 from escapement.pipeline.part import Part
 from escapement.pipeline.reading import read_part
+from escapement.pipeline.shown import Shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +50,7 @@ def make(spark: SparkSession, address: LogAddress, parts: Sequence[Part], direct
     """Write all messages of the parts to files in a directory, a URI, and read these back.
 
     Raises:
-      PySparkException: if one is damaged, among others.
+      PySparkException: if one is damaged, or a worker does not see a local directory, among others.
     """
     local = local_path(directory)
     if local is not None:
@@ -62,12 +63,13 @@ def _make_locally(
     spark: SparkSession, address: LogAddress, parts: Sequence[Part], directory: Path
 ) -> Made:
     pickled = [pickle.dumps(part) for part in parts]
+    shown = Shown.mark_in(directory)
 
     def stored(numbers: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
         for number, part in _of_task(numbers, pickled):
-            for one in store(directory, number, _encoded(address, part)):
+            for one in store(shown, number, _encoded(address, part)):
                 told = binaries(Blobs.of([pickle.dumps(one)]))
                 yield pa.record_batch([told], ["stored"])
 

@@ -31,7 +31,8 @@ from escapement.errors import EscapementError, InvalidRequest, NotFound
 from escapement.pipeline.claims import TopicClaims, claims_of
 from escapement.pipeline.filling import Filling, Progress, all_rows
 from escapement.pipeline.options import LogAddress, Options
-from escapement.pipeline.shuffle import Counters, Shown, Work, Written
+from escapement.pipeline.shown import Shown
+from escapement.pipeline.shuffle import Counters, Work, Written
 from escapement.pipeline.shuffle import fill as fill_by_tasks
 from escapement.storage import journal, lease
 from escapement.storage.checkpoint import load_state

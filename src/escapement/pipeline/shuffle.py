@@ -6,30 +6,27 @@ all of it and sends each range's messages to one place, in blocks of columns; an
 sorts and writes them, as segments of the broker's own format, in the directory of the index that
 is being built. Tasks are plain functions here; Spark only carries what they give.
 
-That directory must be one for driver and tasks. The driver leaves a mark in it, and a task that
-does not see the mark refuses. A task that is tried again, or runs twice, writes files of its
-own; the driver names those of the attempts that it was told of, and deletes all others.
+That directory must be one for driver and tasks (pipeline/shown.py). A task that is tried again, or
+runs twice, writes files of its own; the driver names those of the attempts that it was told of, and
+deletes all others.
 """
 
 from __future__ import annotations
 
-import secrets
-import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from escapement.errors import InvalidRequest
 from escapement.message import Int64s, MessageBatch
 from escapement.pipeline.claims import TopicClaims
 from escapement.pipeline.options import LogAddress
 from escapement.pipeline.ranges import Ranges, Sample
+from escapement.pipeline.shown import Shown
 from escapement.storage.engine.base import Connection
 from escapement.storage.index.bulk import BulkTable
 from escapement.storage.index.writer import SegmentWriter, writing
@@ -47,7 +44,6 @@ _SAMPLED_ROWS: Final = 2
 # A range is no smaller, so that a small log does not become many segments, and half of what a
 # task holds, because a sample is not exact.
 _LEAST_RANGE_BYTES: Final = 16 << 20
-_MARK: Final = "MARK"
 
 T = TypeVar("T")
 
@@ -66,34 +62,6 @@ class Written(NamedTuple):
 
     name: str
     rows: int
-
-
-class Shown(NamedTuple):
-    """A directory, and what is marked there."""
-
-    directory: Path
-    mark: str
-
-    @classmethod
-    def mark_in(cls, directory: Path) -> Shown:
-        """Leave a mark that nobody else can have left."""
-        mark = secrets.token_hex(16)
-        with writing(directory):
-            (directory / _MARK).write_text(mark)
-        return cls(directory, mark)
-
-    def check(self) -> None:
-        """Raise ``InvalidRequest`` where it is not to be seen."""
-        try:
-            seen = (self.directory / _MARK).read_text()
-        except OSError:
-            seen = ""
-        if seen != self.mark:
-            raise InvalidRequest(
-                f"{socket.gethostname()} does not see {self.directory.parent} as the driver does:"
-                " the data directory must be on a file system that driver and workers share under"
-                " one name, or the master must be a local one"
-            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
