@@ -115,6 +115,12 @@ class MemoryTable:
         count = self.count
         return self._array[1, :count]
 
+    @property
+    def offset_range(self) -> tuple[int, int]:
+        """The first and the last offset."""
+        offsets = self.offsets
+        return int(offsets[0]), int(offsets[-1])
+
     def has_room(self, rows: int, size_bytes: int, table_rows: int) -> bool:
         return self.count + rows <= table_rows and self.payloads.used + size_bytes <= TABLE_BYTES
 
@@ -212,20 +218,24 @@ class MemoryTable:
         return [run for run in (self._sorted, self._tail) if run is not None]
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
-        """The wanted keys that are here: their places among the wanted, and their rows."""
+        """The wanted keys that are here: their places among the wanted, and their rows.
+
+        Args:
+          offsets: in the range of the table's.
+        """
         own = self.offsets
         own_ms = self.due_ms  # second, so that it is at least as long
-        first, last = int(own[0]), int(own[-1])
-        places = np.flatnonzero((offsets >= first) & (offsets <= last))
+        first = int(own[0])
+        if int(own[-1]) - first + 1 == len(own):  # nothing is left out
+            rows = offsets - first
+            there = own_ms[rows] == due_ms
+        else:
+            rows = own.searchsorted(offsets)
+            there = (own[rows] == offsets) & (own_ms[rows] == due_ms)
+        places = np.flatnonzero(there)
         if not len(places):
             return []
-        wanted = offsets[places]
-        dense = last - first + 1 == len(own)
-        rows = wanted - first if dense else own.searchsorted(wanted)
-        found = (own[rows] == wanted) & (own_ms[rows] == due_ms[places])
-        if not found.all():
-            places, rows = places[found], rows[found]
-        return [Pick(places, self, rows)] if len(places) else []
+        return [Pick(places, self, rows if len(places) == len(rows) else rows[places])]
 
 
 class TopicMemory:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -89,7 +88,16 @@ class Store(Protocol):
     """A source of messages by key."""
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
-        """Those of the wanted keys (sorted) that are here."""
+        """Those of the wanted keys that are here."""
+        ...
+
+
+class Table(Store, Protocol):
+    """A source in memory, of a range of offsets."""
+
+    @property
+    def offset_range(self) -> tuple[int, int]:
+        """The first and the last. ``find`` is asked for no other."""
         ...
 
 
@@ -200,7 +208,7 @@ class Fetch:
         self,
         topic_id: int,
         keys: Keys,
-        memory: Sequence[Store],
+        memory: Sequence[Table],
         disk: Sequence[SlowStore],
         found: Sequence[Pick] = (),
     ) -> None:
@@ -261,15 +269,16 @@ class Fetch:
         """
         picks = list(self._found)
         missing = places_missing(len(self._due_ms), picks)
+        if self._memory and len(missing):
+            found, missing = self._find_in_memory(missing)
+            picks += found
         due_ms, offsets = self._due_ms[missing], self._offsets[missing]
-        if self._disk and not is_sorted(due_ms, offsets):
+        if self._disk and len(missing) and not is_sorted(due_ms, offsets):
             missing = missing[sorted_order(due_ms, offsets)]
-        finds = [store.find for store in self._memory]
-        finds += [partial(store.find, at_hand=at_hand) for store in self._disk]
-        for find in finds:
+        for store in self._disk:
             if not len(missing):
                 break
-            found = find(self._due_ms[missing], self._offsets[missing])
+            found = store.find(self._due_ms[missing], self._offsets[missing], at_hand=at_hand)
             if not found:
                 continue
             if not picks and len(found) == 1 and len(found[0].places) == len(missing):
@@ -281,3 +290,29 @@ class Fetch:
                 picks.append(Pick(missing[places], columns, rows))
             missing = missing[left]
         return picks, missing
+
+    def _find_in_memory(self, missing: Int64s) -> tuple[list[Pick], Int64s]:
+        """Where in memory these rows are, and which are not there, ascending.
+
+        A burst lies in a hundred tables, each of a range of offsets: so each is asked only for
+        what is in its range.
+        """
+        offsets = self._offsets[missing]
+        order = np.argsort(offsets, kind="stable")
+        places, offsets = missing[order], offsets[order]
+        due_ms = self._due_ms[places]
+        bounds = np.array([store.offset_range for store in self._memory])
+        lows = offsets.searchsorted(bounds[:, 0]).tolist()
+        highs = offsets.searchsorted(bounds[:, 1], "right").tolist()
+        picks: list[Pick] = []
+        left = np.ones(len(places), np.bool_)
+        for store, low, high in zip(self._memory, lows, highs, strict=True):
+            if low == high:
+                continue
+            asked = np.arange(low, high)
+            if not left[low:high].all():  # ranges may overlap
+                asked = asked[left[low:high]]
+            for found, columns, rows in store.find(due_ms[asked], offsets[asked]):
+                left[asked[found]] = False
+                picks.append(Pick(places[asked[found]], columns, rows))
+        return picks, np.sort(places[left])
