@@ -40,6 +40,7 @@ from escapement.testing import World, arrived
 from servers import SqlServer
 
 HOUR = timedelta(hours=1)
+TWO_WEEKS_MS = 14 * 86_400_000
 CONFIG = BrokerConfig(ack_wait_ms=10**9, seed=0)
 OWNER, STRANGER = Identity("0" * 32, "testing"), Identity("1" * 32, "stranger")
 
@@ -134,6 +135,42 @@ async def test_a_rebuilt_index_delivers_what_the_brokers_own_would(
         assert log_reads == 0 or ended == "crashed"
         faulty.before = lambda step: None
         assert await deliveries(world) == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [(1000, TWO_WEEKS_MS), (TWO_WEEKS_MS, 1000)])
+async def test_a_rebuilt_index_is_delivered_whatever_the_granularity_is_and_becomes(
+    mock_clock: MockClock, tmp_path: Path, before: int, after: int
+) -> None:
+    """P4, P5: the broker takes it over under one that it was not published with."""
+    engine = FaultyEngine(SqliteEngine(tmp_path / FILE_NAME))
+    log_reads: list[str] = []
+
+    async def change(world: World, granularity_ms: int) -> None:
+        async with world.connect() as broker:
+            await broker.admin(
+                "namespaces.enable_delayed_message",
+                namespace="public/default",
+                granularity_ms=granularity_ms,
+            )
+
+    async with testing.start(config=CONFIG) as twin:
+        await history(twin, "stopped")
+        await twin.restart()
+        expected = await deliveries(twin)
+        assert sum(bool(got) for got in expected["a"]) == 4, "at once, and in three hours"
+    async with testing.start(config=CONFIG, engine=engine) as world:
+        await history(world, "stopped")
+        await world.restart()
+        await change(world, before)
+        await world.stop()
+        lose_index(world)
+        rebuild(engine, OWNER, world.index_directory, world.clock)
+        engine.before = lambda step: log_reads.append(step) if "data FROM log_" in step else None
+        await world.restart()
+        assert not log_reads, "it made its own"
+        await change(world, after)
+        assert await deliveries(world) == expected
+    engine.close()
 
 
 async def test_interrupted_at_any_step_it_leaves_the_index_as_it_was(

@@ -180,7 +180,8 @@ def check_forecast(handed: Handed, foreseen: dict[str, Any]) -> None:
     """As many in each second as was foreseen."""
     due_ms = handed.due_ms[handed.due_ms > foreseen["from_ms"]]
     counts = np.array(foreseen["messages"])
-    assert counts.sum() > 0
+    # Enough to say something; on a machine that took longer to come here HEAD_MS is too little.
+    assert 2 * counts.sum() > ROWS
     spans = (due_ms - foreseen["first_ms"]) // foreseen["by_ms"]
     assert np.array_equal(np.bincount(spans, minlength=len(counts)), counts)
 

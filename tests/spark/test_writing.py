@@ -22,8 +22,10 @@ from pyspark.sql.types import StructType
 from reaper import task_workers
 
 from bulk import take_out
+from escapement.errors import InvalidRequest
 from escapement.pipeline import bulk
 from escapement.pipeline.options import Options
+from escapement.pipeline.source import EscapementSource
 from escapement.pipeline.writer import BatchWriter, StagedPart, StreamWriter
 from escapement.storage import catalog, inbox, job, schema
 from escapement.storage.engine.address import MysqlAddress
@@ -227,7 +229,21 @@ def test_what_cannot_work_is_refused_before_anything_runs(
         refused("UNSUPPORTED_DATA_SOURCE_SAVE_MODE", rows, mode, **here)
     refused("MySQL or MariaDB", rows, data=str(tmp_path), topic="shop/eu/a")
     refused("two columns 'payload'", rows.selectExpr("payload", "payload", "'k' key"), **here)
+    lines = spark.readStream.format("rate").load().selectExpr("cast(value as string) payload")
+    writer = lines.writeStream.format("escapement").options(**here).outputMode("update")
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(PySparkException, match="does not support Update mode"):
+        writer.start().awaitTermination(60)
     assert log.jobs() == []
+
+
+def test_a_stream_in_complete_mode_is_refused(log: Log) -> None:
+    """B7: as Spark asks for its writer: each batch would replace what was written before."""
+    source = EscapementSource({"url": log.url, "topic": "shop/eu/a"})
+    schema = StructType().add("payload", "binary")
+    with pytest.raises(InvalidRequest, match='outputMode\\("append"\\)'):
+        source.streamWriter(schema, overwrite=True)
+    source.streamWriter(schema, overwrite=False)
 
 
 def test_a_write_ends_with_a_line_and_a_stream_has_one_for_each_batch_that_is_not_empty(
