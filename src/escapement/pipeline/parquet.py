@@ -19,7 +19,8 @@ def write_new(found: DataFrame, output: str) -> None:
     from pyspark.errors import AnalysisException
 
     try:
-        found.coalesce(1).write.mode("errorifexists").parquet(output)
+        # Spark Connect does not know it as "errorifexists".
+        found.coalesce(1).write.mode("error").parquet(output)
     except AnalysisException as error:
         if error.getCondition() != "PATH_ALREADY_EXISTS":
             raise
