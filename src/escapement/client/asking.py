@@ -44,7 +44,8 @@ async def ask_verb(line: Line, verb: str, arguments: dict[str, Any]) -> Any:
     def make(number: int) -> Command:
         return wire.Admin(number, verb, arguments)
 
-    twice = verb.rpartition(".")[2] in _TWICE
+    # Of a wrong type it is asked once, too: who takes it apart says so.
+    twice = str(verb).rpartition(".")[2] in _TWICE
     answer = await (ask_again(line, make) if twice else line.ask(make))
     assert isinstance(answer, wire.AdminReply)
     return answer.result
