@@ -26,11 +26,11 @@ from escapement.clock import SystemClock
 from escapement.message import Blobs, MessageBatch, Times
 from escapement.storage import catalog, checkpoint, lease, schema
 from escapement.storage.blocking import in_threads
-from escapement.storage.commit import CommitPipeline
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.items import Append
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
-from escapement.storage.items import Append
-from escapement.storage.log import Log
+from escapement.storage.log.log import Log
 
 PAYLOAD_BYTES = 100
 DELAY_MS = 86_400_000

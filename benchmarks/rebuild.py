@@ -36,7 +36,7 @@ from escapement.pipeline.rebuild import RebuildConfig, run
 from escapement.pipeline.session import session
 from escapement.storage.engine.open import open_engine
 from escapement.storage.index.directfile import DirectFile
-from escapement.storage.log import Log
+from escapement.storage.log.log import Log
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from brokers import broker_process

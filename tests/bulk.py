@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from escapement.storage import inbox, job, parcel
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.inbox import Step
-from escapement.storage.job import Attempt, Counted, Job, Tally
-from escapement.storage.letter import Letter
+from escapement.storage.letters import inbox, job, parcel
+from escapement.storage.letters.inbox import Step
+from escapement.storage.letters.job import Attempt, Counted, Job, Tally
+from escapement.storage.letters.letter import Letter
 from letters import letter
 
 T = TypeVar("T")

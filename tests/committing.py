@@ -12,9 +12,12 @@ import trio
 
 from escapement.errors import EscapementError, OutcomeUnknown
 from escapement.message import NO_TIMES, Blobs, MessageBatch, Times
-from escapement.storage import catalog, checkpoint, journal, lease, schema
+from escapement.storage import catalog, checkpoint, lease, schema
 from escapement.storage.blocking import Run, inline
-from escapement.storage.commit import CommitPipeline
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.group import Group
+from escapement.storage.commit.items import Append
+from escapement.storage.commit.lane import State
 from escapement.storage.engine.base import (
     Connection,
     Engine,
@@ -25,12 +28,10 @@ from escapement.storage.engine.base import (
     TransactionAborted,
 )
 from escapement.storage.engine.landing import Landing
-from escapement.storage.generation import Generation
-from escapement.storage.group import Group
-from escapement.storage.items import Append
-from escapement.storage.lane import State
+from escapement.storage.journal import journal
 from escapement.storage.lease import Identity, Lease
-from escapement.storage.log import Log
+from escapement.storage.log.generation import Generation
+from escapement.storage.log.log import Log
 
 LEASE_MS = 600_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from escapement.message import NO_TIMES, Blobs, MessageBatch, Times
-from escapement.storage.letter import Letter
+from escapement.storage.letters.letter import Letter
 
 
 def letter(

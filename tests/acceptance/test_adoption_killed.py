@@ -13,9 +13,9 @@ import trio
 import escapement
 from brokers import PATIENT, BrokerProcess, broker_process
 from bulk import commit, stage_letters
-from escapement.storage import inbox, job
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.open import open_engine
+from escapement.storage.letters import inbox, job
 from letters import letter
 
 TOPICS: Final = 2

@@ -16,10 +16,10 @@ import trio
 
 import escapement
 from brokers import PATIENT, BrokerProcess, broker_process, until, until_it_starts
-from escapement.storage import inbox
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.engine.open import open_engine
-from escapement.storage.letter import Letter
+from escapement.storage.letters import inbox
+from escapement.storage.letters.letter import Letter
 from letters import letter
 
 KILLS: Final = 5

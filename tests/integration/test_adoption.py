@@ -17,12 +17,12 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.letters.opening import Found, open_steps
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import NotFound, OutcomeUnknown, StorageUnavailable
-from escapement.storage import inbox, job
 from escapement.storage.blocking import Run, inline
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.sqlite import SqliteEngine
-from escapement.storage.job import Job
-from escapement.storage.letter import Letter, compressed
+from escapement.storage.letters import inbox, job
+from escapement.storage.letters.job import Job
+from escapement.storage.letters.letter import Letter, compressed
 from escapement.testing import World, arrived
 from letters import letter
 

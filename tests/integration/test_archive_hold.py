@@ -17,11 +17,11 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import Conflict, NotFound
 from escapement.names import TopicName
-from escapement.storage import archive, catalog, removal
+from escapement.storage import archive, catalog, freeing
 from escapement.storage.archive import ArchiveRecord
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
-from escapement.storage.generation import read_generations
+from escapement.storage.log.generation import read_generations
 from escapement.storage.offsets import CHUNK_SIZE, OffsetSet
 from escapement.testing import World, arrived
 
@@ -193,7 +193,7 @@ def test_a_message_is_archived_once_and_of_a_topic_that_there_is(
     connection.commit()
     with pytest.raises(NotFound, match="was deleted"):
         record(engine, connection, topic.id, "three", 7)
-    while removal.free_step(connection, []):
+    while freeing.free_step(connection, []):
         pass
     assert not archive.records(connection, topic.id)
     assert not len(archive.archived(connection, topic.id))

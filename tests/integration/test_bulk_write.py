@@ -27,10 +27,11 @@ from escapement.pipeline import bulk
 from escapement.pipeline.bulk import BulkWrite, Part
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.staging import LETTER_BYTES, MAX_MESSAGE_BYTES
-from escapement.storage import catalog, inbox, job, schema
+from escapement.storage import catalog, schema
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
-from escapement.storage.letter import decode_letter
+from escapement.storage.letters import inbox, job
+from escapement.storage.letters.letter import decode_letter
 
 COLUMNS = {"payload": "binary", "deliver_at": "timestamp"}
 DRIVER = """

@@ -10,14 +10,14 @@ import pytest
 from committing import HandClock, enter
 from escapement.errors import AlreadyExists, Conflict, NotFound
 from escapement.message import Blobs, MessageBatch
-from escapement.storage import catalog, checkpoint, lease, producers, removal
+from escapement.storage import catalog, checkpoint, freeing, lease, producers
 from escapement.storage.attempts import AttemptTable
 from escapement.storage.checkpoint import AttemptPart, Checkpoint, ChunkRow
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity
-from escapement.storage.log import Log
-from escapement.storage.logrow import encode_row
-from escapement.storage.logtable import NewRow, insertion
+from escapement.storage.log.log import Log
+from escapement.storage.log.logrow import encode_row
+from escapement.storage.log.logtable import NewRow, insertion
 from escapement.storage.policy import SubscriptionPolicy, TopicPolicy
 
 
@@ -117,7 +117,7 @@ def test_no_producer_is_made_for_a_topic_that_was_deleted(connection: Connection
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     topic = catalog.create_topic(connection, namespace.id, "orders", 0)
     catalog.delete_topic(connection, topic.id)
-    while removal.free_step(connection, []):
+    while freeing.free_step(connection, []):
         pass
     with pytest.raises(NotFound):
         producers.open_producer(connection, topic.id, "late", 0)
@@ -178,7 +178,7 @@ def test_a_replaced_subscription_has_the_name_and_the_settings_and_nothing_else(
     assert new == replace(
         old, id=new.id, start_offset=3, start_due_ms=5, fill_from=1, fill_until=2, created_at_ms=9
     )
-    while removal.free_step(connection, log.generations):
+    while freeing.free_step(connection, log.generations):
         pass
     state = checkpoint.load_state(connection)
     assert (state.subscriptions, state.chunks, state.attempts) == ([new], {}, {})
@@ -219,13 +219,13 @@ def test_a_deleted_topic_leaves_nothing_behind(engine: Engine, connection: Conne
         held,
         Checkpoint(chunks=chunks, attempts=[part(s.id) for s in subscriptions]),
     )
-    assert not removal.free_step(connection, log.generations)
+    assert not freeing.free_step(connection, log.generations)
     connection.begin()
     catalog.delete_topic(connection, topics[0].id)
     catalog.delete_subscription(connection, subscriptions[1].id)
     connection.commit()
     steps = 0
-    while removal.free_step(connection, log.generations):
+    while freeing.free_step(connection, log.generations):
         steps += 1
     assert steps > 8
     state = checkpoint.load_state(connection)

@@ -12,7 +12,7 @@ import pytest
 from committing import AtStep, Crash, FaultyEngine, HandClock, enter, no_fault
 from escapement.dedup import digests
 from escapement.errors import LeaseLost
-from escapement.storage import catalog, checkpoint, journal, lease, producers
+from escapement.storage import catalog, checkpoint, lease, producers
 from escapement.storage.attempts import AttemptTable, encode_attempts
 from escapement.storage.checkpoint import (
     AttemptPart,
@@ -24,10 +24,11 @@ from escapement.storage.checkpoint import (
 )
 from escapement.storage.dedupkeys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.journal import JournalPosition
-from escapement.storage.journalentry import JournalEntry, encode_entry
+from escapement.storage.journal import journal
+from escapement.storage.journal.journal import JournalPosition
+from escapement.storage.journal.journalentry import JournalEntry, encode_entry
 from escapement.storage.lease import Identity, Lease
-from escapement.storage.log import Log
+from escapement.storage.log.log import Log
 from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
 
 ONE: Final = np.ones(1, np.int64)

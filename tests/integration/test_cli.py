@@ -36,8 +36,8 @@ from escapement.cli.main import escapement as commands
 from escapement.cli.main import run
 from escapement.cli.remote import with_broker
 from escapement.protocol import commands as wire
-from escapement.storage import inbox, job
 from escapement.storage.engine.open import open_engine
+from escapement.storage.letters import inbox, job
 from escapement.storage.rule import FOREVER_MS
 from letters import letter
 

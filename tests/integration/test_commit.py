@@ -28,13 +28,14 @@ from escapement.errors import (
     StorageUnavailable,
 )
 from escapement.message import Times
-from escapement.storage import catalog, checkpoint, journal
+from escapement.storage import catalog, checkpoint
 from escapement.storage.blocking import in_threads
+from escapement.storage.commit.group import Group
+from escapement.storage.commit.grouprows import MAX_ROW_BYTES
+from escapement.storage.commit.items import Acks, Attempts
+from escapement.storage.commit.lane import GROUP_BYTES, GROUP_STATEMENTS, State
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.group import Group
-from escapement.storage.grouprows import MAX_ROW_BYTES
-from escapement.storage.items import Acks, Attempts
-from escapement.storage.lane import GROUP_BYTES, GROUP_STATEMENTS, State
+from escapement.storage.journal import journal
 
 
 async def test_a_receipt_means_that_the_batch_is_committed(engine: Engine) -> None:

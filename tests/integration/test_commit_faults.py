@@ -22,13 +22,14 @@ from committing import (
     stored,
 )
 from escapement.errors import OutcomeUnknown, StorageReadOnly, StorageUnavailable
-from escapement.storage import catalog, journal
+from escapement.storage import catalog
 from escapement.storage.blocking import in_threads
+from escapement.storage.commit.items import Acks, Attempts
+from escapement.storage.commit.lane import State
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.mysql import MysqlEngine
-from escapement.storage.items import Acks, Attempts
-from escapement.storage.lane import State
+from escapement.storage.journal import journal
 from held import COMMIT, Held
 from proxy import lossy_proxy
 from servers import MysqlServer

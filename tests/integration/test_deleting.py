@@ -20,10 +20,11 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import EscapementError, StorageUnavailable
 from escapement.names import NamespaceName, TopicName
-from escapement.storage import archive, job
+from escapement.storage import archive
 from escapement.storage.archive import ArchiveRecord
 from escapement.storage.catalog import find_topic
 from escapement.storage.engine.base import Engine
+from escapement.storage.letters import job
 from escapement.storage.offsets import OffsetSet
 from escapement.testing import World, arrived
 from letters import letter

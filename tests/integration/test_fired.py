@@ -15,8 +15,8 @@ from escapement import Fate, testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.delivery.recorder import AFTER_MS
 from escapement.broker.limits import BrokerLimits
-from escapement.storage import journal
-from escapement.storage.journalentry import AttemptColumns
+from escapement.storage.journal import journal
+from escapement.storage.journal.journalentry import AttemptColumns
 from escapement.testing import World, arrived
 from outages import Outage
 

@@ -23,7 +23,7 @@ from escapement.pipeline.rebuild import rebuild
 from escapement.storage.blocking import inline
 from escapement.storage.engine.base import Engine
 from escapement.storage.lease import Identity
-from escapement.storage.logtable import RowKey
+from escapement.storage.log.logtable import RowKey
 from escapement.testing import World, arrived
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from escapement.errors import (
 )
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
-from escapement.storage.letter import Letter
+from escapement.storage.letters.letter import Letter
 from escapement.testing import World, arrived
 from held import COMMIT, Held
 from outages import Outage

@@ -20,14 +20,16 @@ from committing import (
 )
 from escapement.errors import LeaseLost, OutcomeUnknown, StorageError, StorageUnavailable
 from escapement.message import MessageBatch
-from escapement.storage import inbox, journal, lease, removal
+from escapement.storage import freeing, lease
+from escapement.storage.commit.items import Acks
+from escapement.storage.commit.lane import State
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.inbox import Mailbox
-from escapement.storage.items import Acks
-from escapement.storage.lane import State
+from escapement.storage.journal import journal
 from escapement.storage.lease import Identity
-from escapement.storage.letter import Letter, decode_letter
-from escapement.storage.parcel import Advance
+from escapement.storage.letters import inbox
+from escapement.storage.letters.inbox import Mailbox
+from escapement.storage.letters.letter import Letter, decode_letter
+from escapement.storage.letters.parcel import Advance
 from letters import letter
 
 
@@ -126,7 +128,7 @@ def test_a_closed_mailbox_is_freed_and_the_next_letter_opens_another(
     assert contents(connection) == {"t/n/b": [b"s"]}
     assert inbox.read_step(connection, old.id, 1 << 20) == []
     put(engine, connection, letter("t/n/a", "0", b"new"))
-    while removal.free_step(connection, []):
+    while freeing.free_step(connection, []):
         pass
     assert contents(connection) == {"t/n/b": [b"s"], "t/n/a": [b"new"]}
     assert connection.execute("SELECT COUNT(*) FROM inbox").rows == [(2,)]

@@ -10,11 +10,12 @@ import pytest
 from bulk import commit, stage, stage_letters, take_out, transaction
 from committing import AtStep, Crash, FaultyEngine
 from escapement.errors import StagingLost, StorageError
-from escapement.storage import inbox, job, parcel, removal, schema
+from escapement.storage import freeing, schema
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.sqlite import SqliteEngine
-from escapement.storage.job import Attempt, Counted, Job, Tally
-from escapement.storage.letter import decode_letter
+from escapement.storage.letters import inbox, job, parcel
+from escapement.storage.letters.job import Attempt, Counted, Job, Tally
+from escapement.storage.letters.letter import decode_letter
 from letters import letter
 
 
@@ -42,7 +43,7 @@ def purge(engine: Engine, connection: Connection) -> None:
             more = parcel.purge_step(engine.dialect, connection)
     while more or not removal_done(connection):
         with transaction(connection):
-            more = removal.free_step(connection, [])
+            more = freeing.free_step(connection, [])
 
 
 def removal_done(connection: Connection) -> bool:
@@ -306,7 +307,7 @@ def test_letters_are_freed_in_steps_of_bounded_size(engine: Engine, connection: 
     left = [count(connection, "inbox")]
     while not removal_done(connection):
         with transaction(connection):
-            removal.free_step(connection, [])
+            freeing.free_step(connection, [])
         left.append(count(connection, "inbox"))
     freed = [before - after for before, after in pairwise(left)]
     assert freed == [3, 1, 1, 64, 37, 0]

@@ -6,10 +6,10 @@ import pytest
 
 from committing import enter
 from escapement.errors import LogDamaged
-from escapement.storage import journal
 from escapement.storage.engine.base import Connection
-from escapement.storage.journal import START, JournalPosition
-from escapement.storage.journalentry import JournalEntry, ProducerMark, encode_entry
+from escapement.storage.journal import journal
+from escapement.storage.journal.journal import START, JournalPosition
+from escapement.storage.journal.journalentry import JournalEntry, ProducerMark, encode_entry
 
 
 def position(lane: int, seq: int) -> JournalPosition:

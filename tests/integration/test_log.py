@@ -15,11 +15,11 @@ from escapement.message import Blobs, MessageBatch
 from escapement.storage import lease, schema
 from escapement.storage.engine.base import Connection, Engine, Params, Result
 from escapement.storage.engine.landing import Landing
-from escapement.storage.generation import DAY_MS, GENERATION_SIZE_BYTES, Generation, should_roll
 from escapement.storage.lease import Identity, Lease
-from escapement.storage.log import Log
-from escapement.storage.logrow import Restating, encode_row
-from escapement.storage.logtable import LogRow, NewRow, RowKey, insertion
+from escapement.storage.log.generation import DAY_MS, GENERATION_SIZE_BYTES, Generation, should_roll
+from escapement.storage.log.log import Log
+from escapement.storage.log.logrow import Restating, encode_row
+from escapement.storage.log.logtable import LogRow, NewRow, RowKey, insertion
 
 NO_LIMIT = 1 << 40
 

@@ -15,7 +15,7 @@ from escapement.broker.limits import BrokerLimits
 from escapement.errors import NotFound, OutcomeUnknown, StorageUnavailable
 from escapement.names import TopicName
 from escapement.storage.engine.sqlite import SqliteEngine
-from escapement.storage.letter import Letter
+from escapement.storage.letters.letter import Letter
 from escapement.testing import World, arrived
 from letters import letter
 
@@ -146,7 +146,7 @@ async def test_letters_are_moved_when_the_database_is_back(
 async def test_letters_that_another_process_wrote_are_found_by_and_by(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    from escapement.storage import inbox
+    from escapement.storage.letters import inbox
 
     engine = SqliteEngine.in_memory()
     async with testing.start(engine=engine) as world:

@@ -28,7 +28,7 @@ from escapement.recurrence import Recurrence
 from escapement.storage import schema
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
-from escapement.storage.schedule import (
+from escapement.storage.letters.schedule import (
     Content,
     advance_schedule,
     create_schedule,

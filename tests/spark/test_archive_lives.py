@@ -27,7 +27,7 @@ from escapement.storage import archive
 from escapement.storage.archive import ArchiveRecord
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
-from escapement.storage.generation import read_generations
+from escapement.storage.log.generation import read_generations
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.topicstate import read_topic
 from escapement.testing import World, arrived

@@ -33,7 +33,7 @@ from escapement.storage import archive
 from escapement.storage.archive import ArchiveRecord
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
-from escapement.storage.generation import read_generations
+from escapement.storage.log.generation import read_generations
 from escapement.storage.offsets import OffsetSet
 from escapement.testing import World, arrived
 

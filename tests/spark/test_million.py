@@ -26,7 +26,7 @@ import escapement
 from brokers import PATIENT, BrokerProcess, broker_process
 from escapement.message import Int64s
 from escapement.storage.engine.open import open_engine
-from escapement.storage.generation import read_generations
+from escapement.storage.log.generation import read_generations
 
 NAMESPACE: Final = "shop/eu"
 TOPIC: Final = "shop/eu/reminders"

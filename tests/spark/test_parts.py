@@ -46,7 +46,7 @@ from escapement.pipeline.streaming import StreamPlan
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
-from escapement.storage.log import Log
+from escapement.storage.log.log import Log
 
 Lived = tuple[Engine, dict[str, str], list[Expected]]
 

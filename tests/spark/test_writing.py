@@ -27,12 +27,13 @@ from escapement.pipeline import bulk
 from escapement.pipeline.options import Options
 from escapement.pipeline.source import EscapementSource
 from escapement.pipeline.writer import BatchWriter, StagedPart, StreamWriter
-from escapement.storage import catalog, inbox, job, schema
+from escapement.storage import catalog, schema
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.mysql import MysqlEngine
-from escapement.storage.job import JobState
-from escapement.storage.letter import decode_letter
+from escapement.storage.letters import inbox, job
+from escapement.storage.letters.job import JobState
+from escapement.storage.letters.letter import decode_letter
 
 ROWS = 100_000
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)

@@ -16,7 +16,7 @@ from escapement.broker.topic.groups import Groups
 from escapement.errors import GroupClosed, LimitExceeded
 from escapement.groupnames import Member
 from escapement.message import Int64s
-from escapement.storage.eventgroup import Closing
+from escapement.storage.letters.eventgroup import Closing
 from escapement.storage.offsets import CHUNK_SIZE, OffsetSet
 
 # Members in three chunks, so that full, partial and empty ones are met.

@@ -12,7 +12,7 @@ from escapement.broker.topic.dedup import NEW, WAITING, DedupKeys, KeyBudget
 from escapement.dedup import DIGEST, NO_DIGEST, digests
 from escapement.errors import Busy, LimitExceeded, LogDamaged
 from escapement.storage.dedupkeys import KeyTable, decode_keys, encode_keys
-from escapement.storage.journalentry import (
+from escapement.storage.journal.journalentry import (
     Acked,
     JournalEntry,
     Keyed,

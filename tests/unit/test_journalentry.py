@@ -13,7 +13,7 @@ from damage import damaged
 from escapement.dedup import DIGEST
 from escapement.errors import LogDamaged
 from escapement.storage.dedupkeys import Keyed, KeyTable
-from escapement.storage.journalentry import (
+from escapement.storage.journal.journalentry import (
     Acked,
     AttemptColumns,
     Grouped,
@@ -23,7 +23,7 @@ from escapement.storage.journalentry import (
     encode_entry,
 )
 from escapement.storage.lag import Lag, Tally
-from escapement.storage.logtable import RowKey
+from escapement.storage.log.logtable import RowKey
 from escapement.storage.seal import sealed
 
 ids = st.integers(0, 2**62)

@@ -6,8 +6,8 @@ import numpy as np
 
 from escapement.broker.log.keptrows import KEPT_BYTES, KEPT_ROWS, Kept, KeptRows
 from escapement.message import Blobs, MessageBatch
-from escapement.storage.logtable import RowKey
-from escapement.storage.published import Published
+from escapement.storage.log.logtable import RowKey
+from escapement.storage.log.published import Published
 
 GENERATIONS = [1]
 

@@ -44,6 +44,28 @@ BROKER_FLOORS: list[set[str]] = [
     {"server"},
 ]
 
+# The same inside storage.
+STORAGE_FLOORS: list[set[str]] = [
+    {"engine", "blocking", "datadir", "narrowcolumn", "buckets"},
+    {
+        "index",
+        "offsets",
+        "attempts",
+        "dedupkeys",
+        "moves",
+        "seal",
+        "schema",
+        "lease",
+        "removal",
+        "rule",
+    },
+    {"log", "letters", "lag", "policy", "producers"},
+    {"journal", "archive", "catalog"},
+    {"commit", "forgetting", "freeing", "lagtable"},
+    {"checkpoint"},
+    {"topicstate"},
+]
+
 
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -103,6 +125,11 @@ def test_imports_go_downward_only() -> None:
 
 def test_inside_the_broker_imports_go_downward_only() -> None:
     found = upward(BROKER_FLOORS, "escapement.broker")
+    assert not found, "\n".join(found)
+
+
+def test_inside_storage_imports_go_downward_only() -> None:
+    found = upward(STORAGE_FLOORS, "escapement.storage")
     assert not found, "\n".join(found)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from damage import damaged
 from escapement.errors import LetterDamaged
 from escapement.message import NO_TIMES, Blobs, MessageBatch
-from escapement.storage.letter import (
+from escapement.storage.letters.letter import (
     MAX_LETTER_BYTES,
     Letter,
     compressed,

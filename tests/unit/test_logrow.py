@@ -14,7 +14,7 @@ from damage import damaged
 from escapement.errors import LogDamaged
 from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.storage.engine.landing import Landing
-from escapement.storage.logrow import Restating, decode_row, encode_row
+from escapement.storage.log.logrow import Restating, decode_row, encode_row
 
 payloads = st.lists(st.binary(max_size=12), min_size=1, max_size=5)
 batches = st.lists(payloads, min_size=1, max_size=4)

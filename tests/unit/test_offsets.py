@@ -13,13 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from damage import damaged
 from escapement.errors import StorageError
 from escapement.message import Int64s
-from escapement.storage.offsets import (
-    CHUNK_SIZE,
-    FULL_CHUNKS,
-    OffsetSet,
-    decode_offsets,
-    encode_offsets,
-)
+from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
+from escapement.storage.offsets.offsetcolumn import decode_offsets, encode_offsets
 
 CHUNKS = 4
 END = CHUNKS * CHUNK_SIZE

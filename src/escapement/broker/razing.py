@@ -24,7 +24,7 @@ from escapement.broker.topic.handle import ProducerHandle
 from escapement.errors import Conflict, EscapementError, NotFound
 from escapement.names import NamespaceName, TopicName
 from escapement.storage.catalog import TopicRecord
-from escapement.storage.commit import CommitPipeline
+from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.index import DelayedIndex
 
 _log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from escapement.broker.upkeep.checkpointer import Checkpointer, Progress
 from escapement.clock import Clock
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.checkpoint import ProducerRow
-from escapement.storage.group import Group, Moved, Restated, TopicGroup
+from escapement.storage.commit.group import Group, Moved, Restated, TopicGroup
+from escapement.storage.commit.items import Acks
 from escapement.storage.index import DelayedIndex
-from escapement.storage.items import Acks
 
 
 class Settlement:

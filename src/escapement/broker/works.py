@@ -61,10 +61,10 @@ from escapement.broker.upkeep.shedding import Shedding
 from escapement.clock import Clock
 from escapement.storage.attempts import Parts
 from escapement.storage.blocking import Run
-from escapement.storage.commit import CommitPipeline
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.group import Group
+from escapement.storage.commit.lane import State
 from escapement.storage.engine.base import Engine
-from escapement.storage.group import Group
-from escapement.storage.lane import State
 
 _log = logging.getLogger(__name__)
 

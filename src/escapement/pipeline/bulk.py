@@ -8,7 +8,7 @@
 
 Of a stream Spark asks the driver for a plan with every batch that it runs, and for another to
 commit or abort it. The plan travels to the tasks, so it holds plain values. Exactly once: see
-storage/job.py.
+storage/letters/job.py.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.shape import Shape
 from escapement.pipeline.staging import Stager
 from escapement.pipeline.transactions import Transactions
-from escapement.storage import catalog, job
+from escapement.storage import catalog
 from escapement.storage.engine.base import Connection
-from escapement.storage.job import Attempt, Counted, Job
+from escapement.storage.letters import job
+from escapement.storage.letters.job import Attempt, Counted, Job
 from escapement.storage.schema import require
 
 if TYPE_CHECKING:

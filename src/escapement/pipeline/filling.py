@@ -23,8 +23,8 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index.building import Building
 from escapement.storage.index.bulk import BulkTable
 from escapement.storage.index.writer import SegmentWriter, writing
-from escapement.storage.log import Log
-from escapement.storage.logtable import LogRow
+from escapement.storage.log.log import Log
+from escapement.storage.log.logtable import LogRow
 
 # Log rows read at once: one or some row groups, each up to 8 MiB.
 _STEP_BYTES: Final = 2 << 20

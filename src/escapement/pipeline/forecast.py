@@ -22,7 +22,7 @@ from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.parquet import write_new
 from escapement.pipeline.planning import looking
 from escapement.spans import Spans
-from escapement.storage.job import now_ms
+from escapement.storage.letters.job import now_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from escapement.errors import IndexDamaged, InvalidRequest
-from escapement.storage import journal
 from escapement.storage.checkpoint import fits
 from escapement.storage.engine.base import Connection
 from escapement.storage.index.block import BlockCache
@@ -21,7 +20,8 @@ from escapement.storage.index.keys import Keys, is_sorted, merge
 from escapement.storage.index.manifest import Manifest, ManifestFile, no_failpoint
 from escapement.storage.index.segment import Segment
 from escapement.storage.index.segments import Segments
-from escapement.storage.logtable import RowKey
+from escapement.storage.journal import journal
+from escapement.storage.log.logtable import RowKey
 
 # Each block is read once.
 _CACHE_BYTES: Final = 4 << 20

@@ -18,9 +18,9 @@ from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.parquet import write_new
 from escapement.pipeline.planning import looking
 from escapement.storage.buckets import at_share, value_of
-from escapement.storage.job import now_ms
 from escapement.storage.lag import HELD, HOUR_MS, LATE, LATE_AGAIN, TRIED, UNSEEN, Tally
 from escapement.storage.lagtable import HourOfLag, read_lags
+from escapement.storage.letters.job import now_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa

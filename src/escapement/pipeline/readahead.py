@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.landing import Landing
-from escapement.storage.log import Log
-from escapement.storage.logtable import LogRow, RowKey
+from escapement.storage.log.log import Log
+from escapement.storage.log.logtable import LogRow, RowKey
 
 T = TypeVar("T")
 Wait = Callable[[Future[T]], T]

@@ -27,10 +27,10 @@ from escapement.pipeline.selection import Span
 from escapement.pipeline.standing import NO_COUNT, STATES
 from escapement.storage import archive
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.log import Log
-from escapement.storage.logtable import LogRow, RowHead, RowKey
+from escapement.storage.log.log import Log
+from escapement.storage.log.logtable import LogRow, RowHead, RowKey
+from escapement.storage.log.published import Published
 from escapement.storage.offsets import OffsetSet
-from escapement.storage.published import Published
 
 # Log rows of one record batch: large enough that what a batch costs by itself does not count.
 _STEP_BYTES: Final = 8 << 20

@@ -34,7 +34,7 @@ from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.shown import Shown
 from escapement.pipeline.shuffle import Counters, Work, Written
 from escapement.pipeline.shuffle import fill as fill_by_tasks
-from escapement.storage import journal, lease
+from escapement.storage import lease
 from escapement.storage.checkpoint import load_state
 from escapement.storage.datadir import DataDirectory
 from escapement.storage.engine.base import Connection, Engine
@@ -42,9 +42,10 @@ from escapement.storage.engine.open import open_engine
 from escapement.storage.engine.sqlite import FILE_NAME
 from escapement.storage.index import IndexLimits
 from escapement.storage.index.building import Building
-from escapement.storage.journaltail import JournalTail
+from escapement.storage.journal import journal
+from escapement.storage.journal.journaltail import JournalTail
 from escapement.storage.lease import Identity, Lease
-from escapement.storage.log import Log
+from escapement.storage.log.log import Log
 from escapement.storage.schema import require
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from escapement.pipeline.part import Moved
 from escapement.pipeline.selection import Span
 from escapement.pipeline.standing import Standing
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.log import Log
-from escapement.storage.logtable import LogRow, RowHead
+from escapement.storage.log.log import Log
+from escapement.storage.log.logtable import LogRow, RowHead
 from escapement.storage.offsets import OffsetSet
 
 _STEP_BYTES: Final = 8 << 20

@@ -30,8 +30,8 @@ from escapement.pipeline.shown import Shown
 from escapement.storage.engine.base import Connection
 from escapement.storage.index.bulk import BulkTable
 from escapement.storage.index.writer import SegmentWriter, writing
-from escapement.storage.log import Log
-from escapement.storage.logtable import LogRow, RowKey
+from escapement.storage.log.log import Log
+from escapement.storage.log.logtable import LogRow, RowKey
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

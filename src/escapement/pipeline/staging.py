@@ -1,9 +1,9 @@
 """One attempt at one part of a job: messages in, letters in the database out.
 
 Messages are gathered by target until they fill a letter, and letters until they are worth a
-transaction; each of these may be done twice (storage/job.py), so a database that goes away for
-a while is waited for. One transaction is written in a thread while the next is gathered. What is
-in memory is bounded by ``BUFFER_BYTES``, one batch, and two transactions.
+transaction; each of these may be done twice (storage/letters/job.py), so a database that goes
+away for a while is waited for. One transaction is written in a thread while the next is gathered.
+What is in memory is bounded by ``BUFFER_BYTES``, one batch, and two transactions.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 from escapement.message import NO_TIME, NO_TIMES, Int64s, MessageBatch, Times
 from escapement.pipeline.transactions import Transactions
-from escapement.storage import job
 from escapement.storage.engine.base import Connection
-from escapement.storage.job import Attempt, Counted, Tally
-from escapement.storage.letter import (
+from escapement.storage.letters import job
+from escapement.storage.letters.job import Attempt, Counted, Tally
+from escapement.storage.letters.letter import (
     MAX_LETTER_BYTES,
     MAX_LETTER_MESSAGES,
     Letter,

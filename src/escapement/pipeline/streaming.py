@@ -21,7 +21,7 @@ from escapement.pipeline.part import Part, cut, parts_of_each, stated_again
 from escapement.pipeline.planning import looking, tasks_of
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
 from escapement.storage.engine.base import Connection
-from escapement.storage.published import Published
+from escapement.storage.log.published import Published
 from escapement.storage.topicstate import TopicState, read_range, read_topics
 
 STREAM_OPTIONS: Final = (

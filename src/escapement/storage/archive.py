@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from escapement.errors import Conflict, EscapementError, NotFound
 from escapement.message import Int64s
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.logtable import NO_END
+from escapement.storage.log.logtable import NO_END
 from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
 
 # Named locks belong to the whole server: the database's name keeps ours apart.

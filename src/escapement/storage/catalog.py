@@ -4,7 +4,7 @@ Owns the tables ``namespaces``, ``topics`` and ``subscriptions``. The broker rea
 once when it starts (storage/checkpoint.py) and then changes them here, each function
 inside a transaction of the caller's: ``CommitPipeline.transact``. Names are checked
 before they come here. What a delete leaves behind in other tables is freed later, in
-bounded steps (storage/removal.py).
+bounded steps (storage/freeing.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Final, Literal
 
 from escapement.errors import AlreadyExists, Conflict, NotFound
 from escapement.names import NamespaceName, TopicName
-from escapement.storage import eventgroup, removal
+from escapement.storage import removal
 from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
+from escapement.storage.letters import eventgroup
 from escapement.storage.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 
 DEFAULT_GRANULARITY_MS: Final = 300_000

@@ -11,7 +11,7 @@ a checkpoint that ends half-way, or whose COMMIT lost its reply, does no harm an
 again.
 
 :func:`load_state` is the other half: what a broker starts from. Replaying the journal
-(storage/journal.py) on top of it gives the state at the end of the last group commit.
+(storage/journal/journal.py) on top of it gives the state at the end of the last group commit.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
-from escapement.storage import catalog, journal, lagtable, removal
+from escapement.storage import catalog, lagtable, removal
 from escapement.storage.attempts import AttemptTable, encode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.dedupkeys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.eventgroup import Closing, read_closings
-from escapement.storage.generation import Generation
 from escapement.storage.index.manifest import Manifest, Mark
-from escapement.storage.journal import JournalPosition
+from escapement.storage.journal import journal
+from escapement.storage.journal.journal import JournalPosition
 from escapement.storage.lagtable import LagRow
 from escapement.storage.lease import Lease, check
+from escapement.storage.letters.eventgroup import Closing, read_closings
+from escapement.storage.letters.schedule import Schedule, read_schedules
+from escapement.storage.log.generation import Generation
 from escapement.storage.producers import ProducerRecord, read_producers
-from escapement.storage.schedule import Schedule, read_schedules
 from escapement.storage.schema import log_identity
 
 # Before every id: the cancelled messages of a topic stand under its negative one.

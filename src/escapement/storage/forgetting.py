@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from escapement.storage import journal, removal
+from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.generation import Generation
+from escapement.storage.journal import journal
+from escapement.storage.log.generation import Generation
 
 # Rows deleted in one step where dropping a table takes as long as deleting its rows.
 _STEP_ROWS: Final = 64

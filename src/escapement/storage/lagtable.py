@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from escapement.names import TopicName
-from escapement.storage import catalog, journal
+from escapement.storage import catalog
 from escapement.storage.engine.base import Connection, Row
-from escapement.storage.journal import JournalRow
+from escapement.storage.journal import journal
+from escapement.storage.journal.journal import JournalRow
 from escapement.storage.lag import Lag, Tally, decode_tally, encode_tally
 from escapement.storage.schema import require
 

@@ -1,30 +1,18 @@
-"""Freeing what nobody can find any more, in bounded steps.
+"""What is to be freed, because nobody can find it any more. Owns the table ``removals``.
 
-That is what a deleted topic, subscription, mailbox or parcel left behind, and letters of a parcel
-that are in their topic's log: all of it that are not held.
-
-Owns the table ``removals``, in which are marked too: generations of the log that go as a
-whole (storage/forgetting.py), and namespaces that are being deleted with all that is in them
-(the broker's Razing). The delete itself only takes the entry out of the catalog and marks its
-id here, in one transaction; ids are never reused, so nothing can find the rows again, and
-freeing them may take its time, and go on after a crash. One step is one short transaction that
-no commit has to wait for.
+Marked is what a deleted topic, subscription, mailbox or parcel left behind
+(storage/freeing.py), generations of the log that go as a whole (storage/forgetting.py), and
+namespaces that are being deleted with all that is in them (the broker's Razing). A delete
+itself only takes the entry out of the catalog and marks its id here, in one transaction; ids are
+never reused, so nothing can find the rows again, and freeing them may take its time, and go on
+after a crash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Literal
 
 from escapement.storage.engine.base import Connection
-from escapement.storage.generation import Generation
-from escapement.storage.journalentry import cancellations_id, lapses_id
-
-# Rows deleted in one step: log rows are up to some megabytes each.
-_STEP_ROWS: Final = 64
-# What a step frees of letters, or one that is larger: a megabyte takes the database some
-# milliseconds, and a lane waits for them. Jobs leave gigabytes.
-_STEP_BYTES: Final = 2 << 20
 
 What = Literal[
     "topic", "subscription", "lag", "mailbox", "parcel", "adopted", "generation", "namespace"
@@ -36,43 +24,6 @@ def mark(connection: Connection, kind: What, id: int) -> None:
     connection.execute("REPLACE INTO removals (kind, id) VALUES (?, ?)", (kind, id))
 
 
-def free_step(connection: Connection, generations: Sequence[Generation]) -> bool:
-    """Free some rows inside the open transaction; False when there is nothing to free."""
-    found = connection.execute(
-        "SELECT kind, id FROM removals WHERE kind NOT IN ('generation', 'namespace') LIMIT 1"
-    ).rows
-    if not found:
-        return False
-    kind, id = found[0]
-    if kind == "topic":
-        more = any(_free_log(connection, generation, id) for generation in generations)
-        more = more or _free(connection, "producers", "topic_id", "id", id)
-        more = more or _free(connection, "dedup_keys", "topic_id", "part", id)
-        more = more or _free(
-            connection, "cursor_chunks", "subscription_id", "chunk", cancellations_id(id)
-        )
-        more = more or _free(connection, "moves", "topic_id", "chunk", id)
-        more = more or _free(connection, "group_members", "topic_id", "name", id)
-        more = more or _free(connection, "group_closings", "topic_id", "id", id)
-        more = more or _free(connection, "archived_chunks", "topic_id", "chunk", id)
-        more = more or _free(connection, "archives", "topic_id", "id", id)
-    elif kind == "lag":
-        more = _free(connection, "lags", "origin_id", "hour_ms", id)
-    elif kind == "mailbox":
-        more = _free_letters(connection, "mailbox_id = ?", id)
-    elif kind == "parcel":
-        more = _free_letters(connection, "mailbox_id = ?", -id)
-    elif kind == "adopted":
-        more = _free_letters(connection, "mailbox_id = ? AND held = 0", -id)
-    else:
-        more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
-        more = more or _free(connection, "cursor_chunks", "subscription_id", "chunk", lapses_id(id))
-        more = more or _free(connection, "attempts", "subscription_id", "part", id)
-    if not more:
-        done(connection, kind, id)
-    return True
-
-
 def marked(connection: Connection, kind: What) -> list[int]:
     """The ids of this kind that are marked."""
     rows = connection.execute("SELECT id FROM removals WHERE kind = ? ORDER BY id", (kind,)).rows
@@ -82,38 +33,3 @@ def marked(connection: Connection, kind: What) -> list[int]:
 def done(connection: Connection, kind: What, id: int) -> None:
     """Nothing of ``id`` is left."""
     connection.execute("DELETE FROM removals WHERE kind = ? AND id = ?", (kind, id))
-
-
-def _free_log(connection: Connection, generation: Generation, topic_id: int) -> bool:
-    return _free(connection, generation.table(topic_id), "topic_id", "base_offset", topic_id)
-
-
-def _free_letters(connection: Connection, which: str, box_id: int) -> bool:
-    """Delete the first letters of a mailbox or parcel; whether there were any."""
-    rows = connection.execute(
-        f"SELECT id, size_bytes FROM inbox WHERE {which} ORDER BY id LIMIT {_STEP_ROWS}",
-        (box_id,),
-    ).rows
-    if not rows:
-        return False
-    last, size_bytes = rows[0]
-    for id, letter_bytes in rows[1:]:
-        size_bytes += letter_bytes
-        if size_bytes > _STEP_BYTES:
-            break
-        last = id
-    connection.execute(f"DELETE FROM inbox WHERE {which} AND id <= ?", (box_id, last))
-    return True
-
-
-def _free(connection: Connection, table: str, owner: str, order: str, id: int) -> bool:
-    """Delete the first rows of ``id`` in a table; whether there were any."""
-    last = connection.execute(
-        f"SELECT MAX({order}) FROM (SELECT {order} FROM {table} WHERE {owner} = ?"
-        f" ORDER BY {order} LIMIT {_STEP_ROWS}) AS step",
-        (id,),
-    ).rows[0][0]
-    if last is None:
-        return False
-    connection.execute(f"DELETE FROM {table} WHERE {owner} = ? AND {order} <= ?", (id, last))
-    return True

@@ -13,7 +13,7 @@ a named lock, and a crash half-way leaves a migration begun but not recorded: th
 why every statement must be fit to run again. ``ALTER TABLE t ADD COLUMN c ...``, one
 column in each statement, is left out where the column is there.
 
-The log's own tables are not here: generations come and go (storage/log.py).
+The log's own tables are not here: generations come and go (storage/log/log.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """How topics stand, read out of the database beside a running broker.
 
 What is acknowledged, cancelled, moved and attempted is a checkpoint's state and the journal's
-tail on top of it (storage/journaltail.py), as in a broker's recovery. Both, and the catalog,
-are read in one snapshot: a checkpoint that is written meanwhile moves things from the one to
-the other. So is where the log begins, but none of its rows: they never change, and a table that
-a snapshot has read cannot be dropped until it ends.
+tail on top of it (storage/journal/journaltail.py), as in a broker's recovery. Both, and the
+catalog, are read in one snapshot: a checkpoint that is written meanwhile moves things from the
+one to the other. So is where the log begins, but none of its rows: they never change, and a table
+that a snapshot has read cannot be dropped until it ends.
 
 So what this says is true of one moment, and of what was committed by then. It does not know
 what is only in a broker's memory: what is in flight, or acknowledged and not yet committed.
@@ -25,7 +25,6 @@ import numpy.typing as npt
 from escapement.errors import NotFound, StorageError
 from escapement.message import Int64s
 from escapement.names import TopicName
-from escapement.storage import journal
 from escapement.storage.attempts import AttemptTable, decode_attempts, last_stated
 from escapement.storage.catalog import (
     SubscriptionRecord,
@@ -35,9 +34,10 @@ from escapement.storage.catalog import (
 )
 from escapement.storage.checkpoint import load_rows
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.journalentry import cancellations_id, lapses_id
-from escapement.storage.journaltail import JournalTail
-from escapement.storage.log import Log
+from escapement.storage.journal import journal
+from escapement.storage.journal.journalentry import cancellations_id, lapses_id
+from escapement.storage.journal.journaltail import JournalTail
+from escapement.storage.log.log import Log
 from escapement.storage.moves import Moves
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.schema import require

@@ -13,8 +13,8 @@ from escapement.broker.topic.topic import Topic
 from escapement.errors import InvalidRequest, NotFound
 from escapement.message import DEFAULT_PRIORITY, NO_TIMES, Blobs, MessageBatch, Times
 from escapement.names import TopicName
-from escapement.storage.eventgroup import Closing
-from escapement.storage.letter import Letter
+from escapement.storage.letters.eventgroup import Closing
+from escapement.storage.letters.letter import Letter
 
 _MOST_PRIORITY: Final = 255
 # What the letter is called until it fires.

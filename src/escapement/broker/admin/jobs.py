@@ -7,7 +7,7 @@ from typing import Final
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
-from escapement.storage.job import JobState
+from escapement.storage.letters.job import JobState
 
 
 async def _list_jobs(broker: Broker, given: Arguments) -> Plain:

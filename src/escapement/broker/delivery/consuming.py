@@ -33,8 +33,8 @@ from escapement.message import Int64s
 from escapement.names import TopicName, check_name
 from escapement.position import Position
 from escapement.storage.catalog import Kind, SubscriptionRecord
-from escapement.storage.commit import CommitPipeline
-from escapement.storage.lane import State
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.lane import State
 from escapement.storage.policy import SubscriptionPolicy
 from escapement.traits import KeyRange
 

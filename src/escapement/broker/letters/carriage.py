@@ -15,8 +15,8 @@ import trio
 from escapement.broker.topic.topic import Topic
 from escapement.errors import Busy, EscapementError, NotFound, ShuttingDown, StorageError
 from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times
-from escapement.storage.items import Append
-from escapement.storage.parcel import Advance
+from escapement.storage.commit.items import Append
+from escapement.storage.letters.parcel import Advance
 
 
 @dataclass(slots=True, eq=False)

@@ -45,11 +45,17 @@ from escapement.errors import (
 )
 from escapement.message import Int64s
 from escapement.names import TopicName, check_name
-from escapement.storage.commit import CommitPipeline
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.lane import State
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.eventgroup import Closing, create_closing, delete_closings, digest_of, fire
-from escapement.storage.lane import State
-from escapement.storage.letter import Letter
+from escapement.storage.letters.eventgroup import (
+    Closing,
+    create_closing,
+    delete_closings,
+    digest_of,
+    fire,
+)
+from escapement.storage.letters.letter import Letter
 
 _logger = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from escapement.errors import NotFound, StorageUnavailable
 from escapement.message import Int64s, MessageBatch
 from escapement.names import TopicName
 from escapement.storage.blocking import Run
-from escapement.storage.commit import CommitPipeline
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.lane import State
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Key
-from escapement.storage.lane import State
-from escapement.storage.letter import Letter
+from escapement.storage.letters.letter import Letter
 from escapement.storage.offsets import OffsetSet
 
 # Keys looked at in one step, and payloads fetched in one.

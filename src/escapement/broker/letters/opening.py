@@ -8,9 +8,9 @@ from typing import NamedTuple
 from escapement.broker.topic.topic import Topic
 from escapement.errors import LetterDamaged
 from escapement.storage.engine.base import Connection
-from escapement.storage.inbox import Mailbox, Step, Stored
-from escapement.storage.letter import Content, decode_letter
-from escapement.storage.parcel import Advance
+from escapement.storage.letters.inbox import Mailbox, Step, Stored
+from escapement.storage.letters.letter import Content, decode_letter
+from escapement.storage.letters.parcel import Advance
 
 
 class Opened(NamedTuple):

@@ -16,7 +16,7 @@ What cannot be moved is never lost and holds up nobody else:
   *held*, with the reason; those behind it go on.
 - When a topic is deleted its letters go with it.
 
-Behind a mailbox's own letters come those that jobs have staged for it (storage/parcel.py).
+Behind a mailbox's own letters come those that jobs have staged for it (storage/letters/parcel.py).
 Nobody has been promised when these are moved, so they do what producers do: they wait while
 the backlog of the topic has met its quota, and keep to its publish rate. A mailbox's own
 letters, whose cause is durable, do not wait for them.
@@ -52,13 +52,13 @@ from escapement.errors import (
     StorageUnavailable,
 )
 from escapement.names import TopicName
-from escapement.storage import inbox, job, parcel
 from escapement.storage.blocking import Run
-from escapement.storage.commit import CommitPipeline
+from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
-from escapement.storage.inbox import Mailbox, Waiting
-from escapement.storage.job import JobState
-from escapement.storage.letter import Letter
+from escapement.storage.letters import inbox, job, parcel
+from escapement.storage.letters.inbox import Mailbox, Waiting
+from escapement.storage.letters.job import JobState
+from escapement.storage.letters.letter import Letter
 
 T = TypeVar("T")
 

@@ -40,10 +40,10 @@ from escapement.errors import (
 from escapement.message import Blobs, MessageBatch
 from escapement.names import NamespaceName, TopicName
 from escapement.recurrence import Missed, Recurrence, due
-from escapement.storage import inbox
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.letter import Letter
-from escapement.storage.schedule import (
+from escapement.storage.letters import inbox
+from escapement.storage.letters.letter import Letter
+from escapement.storage.letters.schedule import (
     Content,
     Schedule,
     advance_schedule,

@@ -45,10 +45,10 @@ from escapement.message import MessageBatch
 from escapement.names import TopicName
 from escapement.position import EARLIEST
 from escapement.storage.blocking import Run
-from escapement.storage.commit import CommitPipeline
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.lane import State
 from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.index import DelayedIndex
-from escapement.storage.lane import State
 
 _log = logging.getLogger(__name__)
 

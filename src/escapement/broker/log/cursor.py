@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.message import Int64s
-from escapement.storage.offsetbits import OffsetBits, bits_of
 from escapement.storage.offsets import OffsetSet
+from escapement.storage.offsets.offsetbits import OffsetBits, bits_of
 
 
 class Cursor(OffsetSet):

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from escapement.message import Int64s
-from escapement.storage.logtable import RowKey
-from escapement.storage.published import Published
+from escapement.storage.log.logtable import RowKey
+from escapement.storage.log.published import Published
 
 # So many, of so many bytes together, those read last. All of them are looked at each time.
 KEPT_ROWS: Final = 64

@@ -20,10 +20,10 @@ from escapement.broker.log.keptrows import Kept, KeptRows
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.log import Log
-from escapement.storage.logtable import NO_END, LogRow
+from escapement.storage.log.log import Log
+from escapement.storage.log.logtable import NO_END, LogRow
+from escapement.storage.log.published import Published
 from escapement.storage.moves import Moves
-from escapement.storage.published import Published
 
 # Who asks for messages of one topic while others are read is answered together.
 _ASKING_AT_ONCE: Final = 1024

@@ -18,7 +18,7 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.errors import NotFound
 from escapement.message import DEFAULT_PRIORITY, Blobs
-from escapement.storage.published import Published
+from escapement.storage.log.published import Published
 
 # Of one message as a whole. Cancelled: for everyone who had not been handed it.
 State = Literal["to_be_fired", "fired", "acked", "lapsed", "cancelled"]

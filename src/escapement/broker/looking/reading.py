@@ -16,7 +16,7 @@ import numpy as np
 from escapement.broker.log.logreader import LogPart, LogReader
 from escapement.broker.topic.topic import Topic
 from escapement.message import Blobs, Int64s, MessageBatch
-from escapement.storage.published import Published
+from escapement.storage.log.published import Published
 
 # Beyond the first row of the log; with one, which may be as large as a batch, a page
 # still fits a frame.

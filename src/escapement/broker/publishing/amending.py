@@ -34,10 +34,10 @@ from escapement.errors import StorageReadOnly, StorageUnavailable
 from escapement.message import Int64s
 from escapement.names import TopicName
 from escapement.protocol.fate import Fate
-from escapement.storage.commit import CommitPipeline
-from escapement.storage.items import Acks
-from escapement.storage.journalentry import cancellations_id
-from escapement.storage.lane import State
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.items import Acks
+from escapement.storage.commit.lane import State
+from escapement.storage.journal.journalentry import cancellations_id
 
 # How much of the log is read at once for times.
 _STEP_BYTES: Final = 1024 * 1024

@@ -32,8 +32,8 @@ from escapement.errors import (
 from escapement.groupnames import members_of
 from escapement.message import Int64s, Times
 from escapement.names import TopicName, check_name
-from escapement.storage.commit import CommitPipeline
-from escapement.storage.items import Append
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.items import Append
 
 
 class Publishing:

@@ -26,10 +26,10 @@ from escapement.errors import EscapementError
 from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
 from escapement.names import TopicName
 from escapement.protocol.fate import Fate
-from escapement.storage.commit import CommitPipeline
-from escapement.storage.items import Acks, Restate
-from escapement.storage.journalentry import cancellations_id
-from escapement.storage.published import Published
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.items import Acks, Restate
+from escapement.storage.journal.journalentry import cancellations_id
+from escapement.storage.log.published import Published
 
 # What is read, decided and stated again at once.
 _STEP_BYTES: Final = 1024 * 1024

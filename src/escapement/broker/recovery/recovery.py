@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Final
 
 from escapement.errors import IndexDamaged
-from escapement.storage import journal
 from escapement.storage.checkpoint import State, fits, load_state
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex, IndexLimits
-from escapement.storage.journal import JournalPosition
-from escapement.storage.journaltail import JournalTail
+from escapement.storage.journal import journal
+from escapement.storage.journal.journal import JournalPosition
+from escapement.storage.journal.journaltail import JournalTail
 from escapement.storage.lagtable import Ends, read_ends
 from escapement.storage.lease import Lease
-from escapement.storage.log import Log
-from escapement.storage.logtable import LogRow, RowKey
+from escapement.storage.log.log import Log
+from escapement.storage.log.logtable import LogRow, RowKey
 
 _log = logging.getLogger(__name__)
 

@@ -26,11 +26,11 @@ from escapement.names import TopicName
 from escapement.storage.attempts import decode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.checkpoint import MemberRow
-from escapement.storage.commit import CommitPipeline
+from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.dedupkeys import decode_keys
-from escapement.storage.eventgroup import Closing
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key
-from escapement.storage.journalentry import cancellations_id, lapses_id
+from escapement.storage.journal.journalentry import cancellations_id, lapses_id
+from escapement.storage.letters.eventgroup import Closing
 
 
 class Revival:

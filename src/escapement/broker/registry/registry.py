@@ -25,9 +25,10 @@ from escapement.clock import Clock
 from escapement.errors import AlreadyExists, Busy, InvalidRequest, NotFound
 from escapement.names import TopicName
 from escapement.position import Position
-from escapement.storage import catalog, inbox
+from escapement.storage import catalog
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.engine.base import Connection
+from escapement.storage.letters import inbox
 from escapement.storage.policy import SHARED_FIELDS, SubscriptionPolicy
 from escapement.storage.producers import ProducerRecord
 

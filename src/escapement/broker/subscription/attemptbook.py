@@ -24,7 +24,7 @@ from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.retries import Retries
 from escapement.message import Int64s
 from escapement.storage.attempts import MOST_ATTEMPTS, AttemptTable, last_stated
-from escapement.storage.items import Attempts
+from escapement.storage.commit.items import Attempts
 from escapement.storage.offsets import OffsetSet
 
 

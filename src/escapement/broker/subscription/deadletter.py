@@ -23,7 +23,7 @@ from escapement.broker.subscription.ready import Rows
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.names import TopicName
-from escapement.storage.letter import Letter
+from escapement.storage.letters.letter import Letter
 from escapement.storage.policy import SubscriptionPolicy
 
 Reason = Literal["nack", "timeout", "disconnect", "expired", "dropped"]

@@ -34,10 +34,10 @@ from escapement.broker.subscription.staged import Staged
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s, UInt32s
 from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.index import Key
-from escapement.storage.items import Acks, Attempts
-from escapement.storage.offsetbits import OffsetBits
 from escapement.storage.offsets import OffsetSet
+from escapement.storage.offsets.offsetbits import OffsetBits
 
 # Where messages are read ahead, so many are worth a scan, and one of twice as many does not take
 # too long: what is ready must last until what is read is there.

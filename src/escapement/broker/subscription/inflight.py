@@ -24,8 +24,8 @@ from escapement.broker.subscription.delivery import Delivery, Share
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.whereabouts import Whereabouts
 from escapement.message import Int64s
-from escapement.storage.offsetbits import OffsetBits
 from escapement.storage.offsets import OffsetSet
+from escapement.storage.offsets.offsetbits import OffsetBits
 
 # A sweep is not worth its call below this many dead rows.
 _SWEEP_ROWS: Final = 8192

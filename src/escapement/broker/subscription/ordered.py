@@ -29,7 +29,7 @@ from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.catalog import SubscriptionRecord
-from escapement.storage.items import Acks, Attempts
+from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.offsets import OffsetSet
 
 # Offsets without an acknowledgement that are looked at in one step.

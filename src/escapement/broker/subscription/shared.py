@@ -34,8 +34,8 @@ from escapement.broker.subscription.skipping import Skipping
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s
 from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.index import Key
-from escapement.storage.items import Acks, Attempts
 from escapement.storage.policy import ANY_ORDER, HOLD, TOPIC_ORDER, SubscriptionPolicy
 from escapement.traits import SLOTS
 

@@ -47,9 +47,9 @@ from escapement.broker.subscription.throttle import Throttle
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.attempts import RELEASED, AttemptTable
 from escapement.storage.catalog import SubscriptionRecord
-from escapement.storage.items import Acks, Attempts
+from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.lag import Timing
-from escapement.storage.letter import Letter
+from escapement.storage.letters.letter import Letter
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.policy import SubscriptionPolicy
 

@@ -30,7 +30,7 @@ from escapement.errors import Busy, GroupClosed, LimitExceeded
 from escapement.groupnames import Member
 from escapement.message import Int64s
 from escapement.storage.checkpoint import MemberRow
-from escapement.storage.eventgroup import Closing
+from escapement.storage.letters.eventgroup import Closing
 from escapement.storage.offsets import OffsetSet
 
 

@@ -32,7 +32,7 @@ from escapement.broker.topic.sizes import Sizes
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.names import TopicName
 from escapement.storage.catalog import Namespace
-from escapement.storage.group import Moved, Restated
+from escapement.storage.commit.group import Moved, Restated
 from escapement.storage.index import DelayedIndex, Plan
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.policy import TopicPolicy

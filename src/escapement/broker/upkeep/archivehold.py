@@ -32,7 +32,7 @@ from escapement.storage import archive
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection
 from escapement.storage.forgetting import Holding
-from escapement.storage.generation import Generation
+from escapement.storage.log.generation import Generation
 from escapement.storage.offsets import OffsetSet
 
 _logger = logging.getLogger(__name__)

@@ -48,11 +48,11 @@ from escapement.storage.checkpoint import (
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.index import DelayedIndex, Lineage, Mark
 from escapement.storage.index.checkpoint import Part
-from escapement.storage.journal import JournalPosition
-from escapement.storage.journalentry import cancellations_id, lapses_id
+from escapement.storage.journal.journal import JournalPosition
+from escapement.storage.journal.journalentry import cancellations_id, lapses_id
 from escapement.storage.lagtable import LagRow
 from escapement.storage.lease import Lease
-from escapement.storage.log import Log
+from escapement.storage.log.log import Log
 from escapement.storage.offsets import OffsetSet
 
 _log = logging.getLogger(__name__)

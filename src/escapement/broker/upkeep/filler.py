@@ -31,7 +31,7 @@ from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key
-from escapement.storage.published import Published
+from escapement.storage.log.published import Published
 
 _STEP_BYTES: Final = 1024 * 1024
 _RETRY_S: Final = 1.0

@@ -43,14 +43,14 @@ from escapement.clock import Clock
 from escapement.errors import NotFound, StorageUnavailable
 from escapement.storage import forgetting
 from escapement.storage.blocking import Run
-from escapement.storage.commit import CommitPipeline
+from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.forgetting import Holding
-from escapement.storage.generation import Generation
 from escapement.storage.index import DelayedIndex
 from escapement.storage.lease import Lease
-from escapement.storage.log import Log
-from escapement.storage.logtable import RowKey
+from escapement.storage.log.generation import Generation
+from escapement.storage.log.log import Log
+from escapement.storage.log.logtable import RowKey
 
 _logger = logging.getLogger(__name__)
 

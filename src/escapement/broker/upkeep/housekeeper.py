@@ -17,12 +17,13 @@ from escapement.broker.registry.changes import Transact
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
-from escapement.storage import job, lagtable, parcel, producers, removal
+from escapement.storage import freeing, lagtable, producers
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
-from escapement.storage.generation import Generation, should_roll
 from escapement.storage.lease import Lease
-from escapement.storage.log import Log
+from escapement.storage.letters import job, parcel
+from escapement.storage.log.generation import Generation, should_roll
+from escapement.storage.log.log import Log
 
 _logger = logging.getLogger(__name__)
 
@@ -158,4 +159,4 @@ class Housekeeper:
 
 
 def _free_step(generations: Sequence[Generation], connection: Connection) -> bool:
-    return removal.free_step(connection, generations)
+    return freeing.free_step(connection, generations)

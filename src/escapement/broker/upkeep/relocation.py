@@ -19,10 +19,10 @@ from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import EscapementError
 from escapement.message import Int64s
-from escapement.storage.commit import CommitPipeline
-from escapement.storage.items import Restate
-from escapement.storage.logtable import LogRow
-from escapement.storage.published import Published
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.items import Restate
+from escapement.storage.log.logtable import LogRow
+from escapement.storage.log.published import Published
 
 # What is stated again in one row.
 _ROW_BYTES: Final = 1 << 20

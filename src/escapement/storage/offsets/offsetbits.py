@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyroaring import BitMap
 
 from escapement.message import Int64s
-from escapement.storage import offsetchunk
+from escapement.storage.offsets import offsetchunk
 
 
 class OffsetBits:

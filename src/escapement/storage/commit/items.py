@@ -1,7 +1,7 @@
 """What may be handed in to the commit pipeline: the items of a group commit.
 
 Each names its topic and its size, and most say whom to tell. What a group makes of them is
-:mod:`~escapement.storage.group`.
+:mod:`~escapement.storage.commit.group`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from escapement.message import NO_TIMES, Buffer, Int64s, Times
 from escapement.storage.dedupkeys import KEY_BYTES
 from escapement.storage.engine.base import Connection
 from escapement.storage.lag import Timing
-from escapement.storage.letter import Letter
-from escapement.storage.parcel import Advance
+from escapement.storage.letters.letter import Letter
+from escapement.storage.letters.parcel import Advance
 
 
 def _ignore(error: EscapementError) -> None:

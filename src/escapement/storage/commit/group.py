@@ -5,7 +5,7 @@ clock. A loop over batches is meant, a loop over messages would be a mistake.
 
 The items of a lane stay in the order they were submitted. All that one topic appends
 in a group becomes one row of the log, split only where it would grow too large
-(:mod:`~escapement.storage.grouprows`).
+(:mod:`~escapement.storage.commit.grouprows`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 from escapement.dedup import DIGEST, NO_DIGEST
 from escapement.groupnames import Member
 from escapement.message import NO_TIMES, Buffer, Int64s
+from escapement.storage.commit.items import Acks, Append, Attempts, Item, Restate, Statement
 from escapement.storage.dedupkeys import KeyTable
-from escapement.storage.generation import Generation
-from escapement.storage.items import Acks, Append, Attempts, Item, Restate, Statement
-from escapement.storage.journal import JournalPosition
+from escapement.storage.journal.journal import JournalPosition
 from escapement.storage.lag import Lag
-from escapement.storage.letter import Letter
-from escapement.storage.parcel import Advance
+from escapement.storage.letters.letter import Letter
+from escapement.storage.letters.parcel import Advance
+from escapement.storage.log.generation import Generation
 
 _NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
 

@@ -35,12 +35,10 @@ from pyroaring import BitMap, BitMap64
 
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
-from escapement.storage import offsetchunk
-from escapement.storage.offsetbits import OffsetBits, bits_of
-from escapement.storage.offsetchunk import CHUNK_BITS, CHUNK_SIZE
-from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
-
-__all__ = ["CHUNK_SIZE", "FULL_CHUNKS", "OffsetSet", "decode_offsets", "encode_offsets"]
+from escapement.storage.offsets import offsetchunk
+from escapement.storage.offsets.offsetbits import OffsetBits, bits_of
+from escapement.storage.offsets.offsetchunk import CHUNK_BITS, CHUNK_SIZE
+from escapement.storage.offsets.offsetcolumn import decode_offsets, encode_offsets
 
 # The number of the row that says which chunks are full.
 FULL_CHUNKS: Final = -1

@@ -19,9 +19,9 @@ from hashlib import blake2b
 from typing import Final
 
 from escapement.errors import Conflict, NotFound
-from escapement.storage import inbox
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine
-from escapement.storage.letter import Letter, decode_letter, encode_letter
+from escapement.storage.letters import inbox
+from escapement.storage.letters.letter import Letter, decode_letter, encode_letter
 
 # Rows of one page when everything is read.
 _PAGE_ROWS: Final = 1_000

@@ -15,15 +15,16 @@ import logging
 from typing import Final
 
 from escapement.errors import LeaseLost, StorageError, StorageUnavailable
-from escapement.storage import inbox, journal, parcel
+from escapement.storage.commit.group import Group
+from escapement.storage.commit.grouprows import encode_group
+from escapement.storage.commit.items import Statement
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine, TransactionAborted
 from escapement.storage.engine.landing import Landing
-from escapement.storage.group import Group
-from escapement.storage.grouprows import encode_group
-from escapement.storage.items import Statement
-from escapement.storage.journalentry import encode_entry
+from escapement.storage.journal import journal
+from escapement.storage.journal.journalentry import encode_entry
 from escapement.storage.lease import Lease, Recorded, answer, check, question
-from escapement.storage.logtable import insertion
+from escapement.storage.letters import inbox, parcel
+from escapement.storage.log.logtable import insertion
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ than that must see in his own transaction that he has done it already.
 
 Letters of one mailbox are moved in the order of their ids, which is the order in which one
 lane wrote them; of letters that are committed side by side either may go first. Behind them
-come those of its parcels, which jobs have staged (storage/parcel.py).
+come those of its parcels, which jobs have staged (storage/letters/parcel.py).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from typing import Final, NamedTuple
 
 from escapement.errors import StorageError
 from escapement.message import Buffer
-from escapement.storage import parcel, removal
+from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.landing import Landing
-from escapement.storage.letter import MAX_SOURCE_ID_CHARS, Letter, encode_letter
+from escapement.storage.letters import parcel
+from escapement.storage.letters.letter import MAX_SOURCE_ID_CHARS, Letter, encode_letter
 
 # Ids in one statement: its text stays short.
 _IDS_AT_ONCE: Final = 500

@@ -8,7 +8,7 @@ the owner knows, when each message is due. Little-endian::
     due       messages values of the width, each less first_due_ms (width 0: all equal)
     versions 2 and 3: stale_ms i64 × messages
     version 3 only: first stated due_ms i64 × messages, published_ms i64 × messages
-    versions 2 and 3: length u32, offsets (storage/offsetcolumn.py)
+    versions 2 and 3: length u32, offsets (storage/offsets/offsetcolumn.py)
     lengths   u32 for each body
     bodies    end to end (message.MessageBatch.encode)
 
@@ -33,7 +33,7 @@ import numpy as np
 from escapement.errors import LogDamaged, RemoteProtocolError, StorageError
 from escapement.message import Buffer, Int64s, MessageBatch
 from escapement.storage.engine.landing import Landing
-from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
+from escapement.storage.offsets.offsetcolumn import decode_offsets, encode_offsets
 from escapement.storage.seal import SEAL_BYTES, is_whole, sealed, sealed_into
 
 _FIRST, _RESTATED_BARELY, _RESTATED = 1, 2, 3

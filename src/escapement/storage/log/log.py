@@ -1,9 +1,9 @@
 """The log: every batch of every topic, in arrival order, in the database.
 
-It is a row of generations (storage/generations.py), each a set of tables (storage/logtable.py).
-A topic's offsets never decrease from one generation to the next, so reading walks them in
-order of their numbers. Forgetting old messages is dropping generations, oldest first
-(storage/forgetting.py).
+It is a row of generations (storage/log/generations.py), each a set of tables
+(storage/log/logtable.py). A topic's offsets never decrease from one generation to the next, so
+reading walks them in order of their numbers. Forgetting old messages is dropping generations,
+oldest first (storage/forgetting.py).
 
 Every read is bounded in bytes and gives whole rows. Reads do not lock; they are asked
 only for what is known to be committed. A deleted topic's rows may vanish under a read or
@@ -24,9 +24,9 @@ from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.landing import Landing
-from escapement.storage.generation import Generation
-from escapement.storage.generations import Generations
-from escapement.storage.logtable import (
+from escapement.storage.log.generation import Generation
+from escapement.storage.log.generations import Generations
+from escapement.storage.log.logtable import (
     KEYS_AT_ONCE,
     NO_END,
     LogRow,

@@ -1,7 +1,7 @@
 """One lane of the commit pipeline: a queue, a task, and one group at a time.
 
 Decides what goes into the next group and what a failure means; the writing itself is
-storage/writer.py's, reached through ``run``. Submitting is synchronous, and so is all
+storage/commit/writer.py's, reached through ``run``. Submitting is synchronous, and so is all
 that happens after a COMMIT: ``on_commit`` is called once for each group, in order.
 
 What becomes of a group when the database fails:
@@ -41,12 +41,12 @@ from escapement.errors import (
     StorageUnavailable,
 )
 from escapement.storage.blocking import Run
+from escapement.storage.commit.group import Group, form_group
+from escapement.storage.commit.items import Acks, Append, Item, Restate, Statement
+from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import TransactionAborted
-from escapement.storage.generation import Generation
-from escapement.storage.group import Group, form_group
-from escapement.storage.items import Acks, Append, Item, Restate, Statement
-from escapement.storage.log import Log
-from escapement.storage.writer import Writer
+from escapement.storage.log.generation import Generation
+from escapement.storage.log.log import Log
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ little-endian::
     acks        2 columns: subscription i64, length u32
     attempts    up to version 4, 5 columns of i64: subscription, offset, attempt, next_ms, due_ms
     producers   3 columns of i64: producer, last sequence, last offset
-    offsets     of each ack, end to end (storage/offsetcolumn.py)
+    offsets     of each ack, end to end (storage/offsets/offsetcolumn.py)
     size        from version 3 on: of the keys that follow, u32; 0: there are none
     size        from version 4 on: of the groups that follow the keys, u32; 0: there are none
     size        version 5 only: of the lags that follow the groups, u32; 0: there are none
@@ -40,9 +40,9 @@ from escapement.errors import LogDamaged, StorageError
 from escapement.message import Buffer, Int64s
 from escapement.storage.dedupkeys import Keyed, decode_keys, encode_keys
 from escapement.storage.lag import Lag, decode_tally, encode_tally
-from escapement.storage.logtable import RowKey
+from escapement.storage.log.logtable import RowKey
 from escapement.storage.narrowcolumn import decode_narrow, encode_narrow
-from escapement.storage.offsetcolumn import decode_offsets, encode_offsets
+from escapement.storage.offsets.offsetcolumn import decode_offsets, encode_offsets
 from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
 
 # The first; the others have one part more each: dedup keys, groups, lags, attempts. An entry has

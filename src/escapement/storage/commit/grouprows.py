@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 
 from escapement.message import Int64s
+from escapement.storage.commit.group import Group, Restated, TopicGroup
 from escapement.storage.dedupkeys import Keyed
 from escapement.storage.engine.landing import Landing
-from escapement.storage.group import Group, Restated, TopicGroup
-from escapement.storage.journalentry import (
+from escapement.storage.journal.journalentry import (
     Acked,
     AttemptColumns,
     Grouped,
@@ -19,8 +19,8 @@ from escapement.storage.journalentry import (
     lapses_id,
 )
 from escapement.storage.lag import count_lags
-from escapement.storage.logrow import Restating, encode_row
-from escapement.storage.logtable import NewRow, RowKey
+from escapement.storage.log.logrow import Restating, encode_row
+from escapement.storage.log.logtable import NewRow, RowKey
 
 # A row must fit a packet of the database (16 MiB by default) with room to spare; only a
 # group with a body of several megabytes comes near.

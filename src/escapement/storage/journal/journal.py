@@ -10,7 +10,7 @@ one epoch a topic has one lane, so there the lane's order is enough. The number 
 lanes may change from one start to the next; as every start has an epoch of its own,
 reading goes by epoch first, then lane, then seq, and nothing of a topic is overtaken.
 
-Reading goes in bounded steps. What an entry says is storage/journalentry.py's.
+Reading goes in bounded steps. What an entry says is storage/journal/journalentry.py's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from escapement.errors import LogDamaged
 from escapement.storage.engine.base import Connection, Step
-from escapement.storage.journalentry import JournalEntry, decode_entry
+from escapement.storage.journal.journalentry import JournalEntry, decode_entry
 
 # Rows of a lane read at once; each is some hundred bytes to some hundred kilobytes.
 _ROWS_AT_ONCE: Final = 64

@@ -1,12 +1,12 @@
 """Parcels: letters that a job has staged for one target, and their way into its mailbox.
 
 Owns the table ``parcels``. A parcel's letters lie in the inbox under its negative id, where no
-mailbox is, so nobody sees them. The commit of its job (storage/job.py) gives it the id of its
-target's mailbox, and with that, without a letter being touched, they wait behind the
+mailbox is, so nobody sees them. The commit of its job (storage/letters/job.py) gives it the id of
+its target's mailbox, and with that, without a letter being touched, they wait behind the
 mailbox's own. They are moved in the order of their ids, as all others are; but none is deleted
 then, which would cost the database more than to write it into the log. Instead the parcel notes
 in the same group commit how far it is (:func:`advance`). When nothing of it is left it is gone,
-and its letters are freed later (storage/removal.py).
+and its letters are freed later (storage/freeing.py).
 
 Everything here runs inside a transaction of the caller's, but for what reads.
 """

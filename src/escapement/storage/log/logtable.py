@@ -3,7 +3,7 @@
 One row is what one group commit wrote of one topic, key ``(topic_id, base_offset)``. A row
 with a negative base offset *restates* earlier messages, with other times: -1, -2, ..., the
 more negative the newer. Statements only; which generations there are is the log's business
-(storage/log.py).
+(storage/log/log.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 from escapement.storage.engine.base import Connection, Step
 from escapement.storage.engine.landing import Landing
-from escapement.storage.generation import Generation
-from escapement.storage.logrow import RowContent, decode_row
+from escapement.storage.log.generation import Generation
+from escapement.storage.log.logrow import RowContent, decode_row
 
 # Rows whose keys and sizes are asked for at once, before their data.
 KEYS_AT_ONCE: Final = 256

@@ -14,8 +14,8 @@ from typing import Self
 from escapement.errors import NotFound
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.generation import Generation, create, enter, read_generations
 from escapement.storage.lease import Lease, check
+from escapement.storage.log.generation import Generation, create, enter, read_generations
 
 
 class Generations:

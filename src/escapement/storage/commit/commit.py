@@ -1,7 +1,7 @@
 """The commit pipeline: all that must be durable goes through here, in groups.
 
 Publishes, acknowledgements, attempts and changes of the catalog wait together and
-share transactions. The pipeline has a few *lanes* (storage/lane.py), each a task with
+share transactions. The pipeline has a few *lanes* (storage/commit/lane.py), each a task with
 a database connection. A topic belongs to one lane, ``topic_id % lanes``, so its groups
 commit in order; lanes commit beside each other.
 
@@ -16,7 +16,7 @@ its ``due_ms`` → COMMIT → ``on_commit(group)``. Invariants:
 - Nothing is written once the lease's epoch is no longer ours (invariant 8).
 
 The number of lanes may change from one start to the next: the journal is read by epoch
-first (storage/journal.py), and each start has its own.
+first (storage/journal/journal.py), and each start has its own.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ import trio
 from escapement.clock import Clock
 from escapement.errors import Busy, EscapementError, StorageReadOnly
 from escapement.storage.blocking import Run
+from escapement.storage.commit.group import Group
+from escapement.storage.commit.items import Acks, Append, Attempts, Restate, Statement
+from escapement.storage.commit.lane import Lane, State
+from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.generation import Generation
-from escapement.storage.group import Group
-from escapement.storage.items import Acks, Append, Attempts, Restate, Statement
-from escapement.storage.journal import START, JournalPosition
-from escapement.storage.lane import Lane, State
+from escapement.storage.journal.journal import START, JournalPosition
 from escapement.storage.lease import Lease, Recorded
-from escapement.storage.log import Log
-from escapement.storage.writer import Writer
+from escapement.storage.log.generation import Generation
+from escapement.storage.log.log import Log
 
 # Lanes overlap their waits for the disk; on few cores more of them gain nothing.
 DEFAULT_LANES: Final = 4

@@ -22,9 +22,9 @@ import numpy as np
 from escapement.message import Int64s
 from escapement.storage.attempts import AttemptTable
 from escapement.storage.engine.base import Connection
-from escapement.storage.journal import JournalRow
-from escapement.storage.journalentry import Acked, ProducerMark, cancellations_id, lapses_id
-from escapement.storage.log import Log
+from escapement.storage.journal.journal import JournalRow
+from escapement.storage.journal.journalentry import Acked, ProducerMark, cancellations_id, lapses_id
+from escapement.storage.log.log import Log
 
 # Log rows read at once: a few group commits.
 _STEP_BYTES: Final = 4 * 1024 * 1024

@@ -13,8 +13,8 @@ side, each perhaps by several *attempts*, of which the commit names the one that
   commit, which then changes nothing. Jobs are remembered for ``REMEMBERED_MS`` after their
   commit.
 - **What was staged and is not wanted** (other attempts, jobs that nobody commits) is given up
-  by :mod:`~escapement.storage.parcel`, in steps; an attempt whose parcels were given up cannot
-  be committed any more.
+  by :mod:`~escapement.storage.letters.parcel`, in steps; an attempt whose parcels were given up
+  cannot be committed any more.
 
 ``stage`` and ``commit`` may be run again when the outcome of their transaction is unknown.
 """
@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from escapement.errors import StagingLost
-from escapement.storage import inbox, parcel
 from escapement.storage.engine.base import Connection, Dialect, Engine
-from escapement.storage.letter import Letter
+from escapement.storage.letters import inbox, parcel
+from escapement.storage.letters.letter import Letter
 
 # A committed job is recognised for so long when it comes again; of a series the newest is.
 REMEMBERED_MS: Final = 90 * 86_400_000

@@ -1,0 +1,1 @@
+"""What goes by way of the inbox: letters, and what writes them: jobs, schedules, groups."""

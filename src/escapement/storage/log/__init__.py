@@ -1,0 +1,1 @@
+"""The log: generations of tables, and rows of messages in arrival order."""
