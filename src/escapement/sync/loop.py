@@ -1,0 +1,58 @@
+"""The event loop that a blocking client runs in, in a thread of its own: the way into it.
+
+From the moment the connection is closed it takes nothing more, and says so in our words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, TypeVar, overload
+
+from anyio.from_thread import BlockingPortal
+
+from escapement.errors import Disconnected
+
+T = TypeVar("T")
+
+
+class Loop:
+    """Where the client runs: as the portal into it, with errors of ours once it is closed."""
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        self.closed = False
+        self._portal = portal
+
+    @overload
+    def call(self, act: Callable[..., Awaitable[T]], *arguments: Any) -> T: ...
+
+    @overload
+    def call(self, act: Callable[..., T], *arguments: Any) -> T: ...
+
+    def call(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``act`` returns, or awaits, there. Raises ``Disconnected`` once it is closed."""
+        self.check()
+        return self._portal.call(act, *arguments)
+
+    @overload
+    def start_task_soon(self, act: Callable[..., Awaitable[T]]) -> Future[T]: ...
+
+    @overload
+    def start_task_soon(self, act: Callable[..., T]) -> Future[T]: ...
+
+    def start_task_soon(self, act: Callable[..., Any]) -> Future[Any]:
+        """The same without waiting for it."""
+        self.check()
+        return self._portal.start_task_soon(act)
+
+    def wrap_async_context_manager(
+        self, context: AbstractAsyncContextManager[T]
+    ) -> AbstractContextManager[T]:
+        """An asynchronous block as one that blocks."""
+        return self._portal.wrap_async_context_manager(context)
+
+    def check(self) -> None:
+        """Raise ``Disconnected`` if this side has closed the connection."""
+        if self.closed:
+            raise Disconnected("the connection was closed by this side")
