@@ -191,6 +191,51 @@ async def test_dropping_makes_room_and_refuses_only_where_it_cannot(
         assert await refused(world, broker)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("change", ["none", "cancelled", "moved"])
+async def test_no_more_goes_for_what_is_not_yet_due_than_there_is_of_it(
+    change: str, whole: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: the index has what was cancelled, and old times, and lies in blocks of any time."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        prefix = "total_" if whole else ""
+        quota = {f"{prefix}quota_messages": 100, "quota_action": "drop_oldest"}
+        policy = {**quota, "quota_counts": "all"}
+        await broker.admin("namespaces.update", namespace="public/default", policy=policy)
+        await publish(broker, range(60), delay="300d")
+        await publish(broker, range(20))
+        await world.checkpoint()
+        if change == "cancelled":
+            assert (await broker.cancel(range(30), topic="x")).done.all()
+        elif change == "moved":
+            assert (await broker.reschedule(range(60), topic="x", delay="200d")).done.all()
+        await publish(broker, range(20))
+        await world.checkpoint()
+        await world.clock.advance(seconds=5)
+        kept = 70 if change == "cancelled" else 100
+        assert await figures(broker) == (0, kept)
+        await publish(broker, range(40))
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (kept + 40 - 100, 100)
+
+
+async def test_to_who_reads_the_log_no_message_counts_twice(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: a message that is not yet due is among those that such a subscription is to get."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 100, "exclusive")
+        await broker.admin("topics.update", topic="x", policy={"quota_counts": "all"})
+        await publish(broker, range(60), delay="300d")
+        await publish(broker, range(40))
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (0, 100)
+        await publish(broker, range(30))
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (30, 100)
+
+
 async def test_by_size_the_mean_decides_also_after_a_start(
     mock_clock: trio.testing.MockClock,
 ) -> None:

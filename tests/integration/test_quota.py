@@ -99,6 +99,33 @@ async def test_what_is_not_yet_due_counts_only_where_it_is_said(
         assert await refused(world, broker), "all of it is due now"
 
 
+@pytest.mark.parametrize("prefix", ["", "total_"])
+async def test_what_was_cancelled_or_moved_counts_no_more_though_the_index_has_it(
+    prefix: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: the index may have it for as long as nothing else comes."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        policy = {f"{prefix}quota_messages": 100, "quota_counts": "all"}
+        await broker.admin("namespaces.update", namespace="public/default", policy=policy)
+        producer = await broker.producer("x")
+
+        async def full() -> bool:
+            await world.clock.advance(ms=1)  # so much longer a sum counts
+            return await refused(world, broker)
+
+        await producer.send_many([b"far"] * 100, delay="300d")
+        await world.checkpoint()
+        assert await full()
+        assert (await broker.cancel(range(50), topic="x")).done.all()
+        assert not await full()
+        await producer.send_many([b"near"] * 29)
+        assert (await broker.reschedule(range(50, 100), topic="x", delay="200d")).done.all()
+        assert not await full()
+        await producer.send_many([b"near"] * 19)
+        assert await full()
+
+
 async def test_the_quota_of_a_namespace_is_that_of_each_of_its_topics(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -198,7 +198,12 @@ class Works:
             ground.index, self.registry.active, shedding, clock, self.pump.wake_subscription
         )
         self._backlogs = Backlogs(
-            ground.index, self.registry.active, self.pump.wake_subscription, self._levelling.want
+            ground.index,
+            self.registry.active,
+            self.pump.wake_subscription,
+            self._levelling.want,
+            shedding.ahead,
+            clock,
         )
         self.forgetter = Forgetter(
             engine,

@@ -361,6 +361,7 @@ class Postman:
         self, topic: Topic, count: int, blocked: dict[str, str], alone: bool
     ) -> bool:
         """Whether so many messages of a job may be published now; else it is waited."""
+        await self._publishing.weigh(topic)
         wait_ms = self._publishing.wait_ms(topic, count)
         while alone and 0 < wait_ms <= _WAIT_IN_HAND_MS:
             await trio.sleep(wait_ms / 1000)

@@ -127,6 +127,10 @@ class Publishing:
         if wait_ms:
             await trio.sleep(wait_ms / 1000)
 
+    async def weigh(self, topic: Topic) -> None:
+        """Before ``publish`` or ``wait_ms``: count its backlog, if that may be at its quota."""
+        await self._backlogs.weigh(topic)
+
     def wait_ms(self, topic: Topic, count: int) -> int:
         """How long messages that no producer sends must wait for the topic's publish rate.
 

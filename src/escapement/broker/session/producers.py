@@ -90,6 +90,7 @@ class Producers(Desk):
                 self._find(command), command.sequence, len(batch), command.after
             )
             await self._broker.publishing.room()
+            await self._broker.publishing.weigh(self._find(command).topic)
             self._broker.check_open()
             handle = self._find(command)  # it may have been fenced meanwhile
             size_bytes = len(command.body)

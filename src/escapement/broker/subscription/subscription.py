@@ -91,6 +91,7 @@ class Subscription(ABC):
             record.topic_id, record.id, submit, self.in_flight, self.retries, amendments
         )
         self.keep_most: int | None = None  # of what waits; the oldest beyond it are to go
+        self.settled_most: int | None = None  # and no more of them than until ``settled`` is this
         self.gave_back = False  # since it was looked at for a quota: what was in hands may go now
         self._submit = submit
         self._on_dead = on_dead

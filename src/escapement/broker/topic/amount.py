@@ -27,11 +27,20 @@ class Quota(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """What waits: messages that are due, those that are not yet, and the size of one."""
+    """What waits: messages that are due, those that are not yet, and the size of one.
+
+    To who reads the log times mean nothing, and all that it is to read counts as due: of that
+    ``beyond`` has only what is more than ``ahead``.
+    """
 
     due: int
+    beyond: int
     ahead: int
     mean_bytes: float
+
+    def beside(self, quota: Quota) -> int:
+        """What counts for a quota beside what is not yet due."""
+        return self.beyond if quota.counts_all else self.due
 
     def check(self, quota: Quota, whose: str) -> None:
         """Raise ``BacklogFull`` if this meets the quota, and dropping makes no room."""
@@ -39,7 +48,7 @@ class Amount(NamedTuple):
             return
         waiting = self.ahead if quota.counts_all else 0
         if not quota.drops:
-            waiting += self.due
+            waiting += self.beside(quota)
         size_bytes = int(waiting * self.mean_bytes)
         over = quota.messages and waiting >= quota.messages
         if over or (quota.size_bytes and size_bytes >= quota.size_bytes):
@@ -51,19 +60,33 @@ class Amount(NamedTuple):
     @staticmethod
     def of_all(amounts: Sequence[Amount], quota: Quota) -> Amount:
         """All together; the mean is of those that count for a quota."""
-        due, ahead = sum(one.due for one in amounts), sum(one.ahead for one in amounts)
-        counted = [one.due + (one.ahead if quota.counts_all else 0) for one in amounts]
+        due, beyond = sum(one.due for one in amounts), sum(one.beyond for one in amounts)
+        ahead = sum(one.ahead for one in amounts)
+        counted = [one.beside(quota) + (one.ahead if quota.counts_all else 0) for one in amounts]
         size = sum(n * one.mean_bytes for n, one in zip(counted, amounts, strict=True))
-        return Amount(due, ahead, size / max(sum(counted), 1))
+        return Amount(due, beyond, ahead, size / max(sum(counted), 1))
 
     def keep_most(self, quota: Quota) -> int:
-        """How many due messages may stay."""
+        """How many messages may stay beside what is not yet due, where that counts."""
         found = [quota.messages] if quota.messages else []
         if quota.size_bytes and self.mean_bytes:
             found.append(int(quota.size_bytes / self.mean_bytes))
         if not found:  # no size is known yet
-            return self.due
+            return self.beside(quota)
         return max(min(found) - (self.ahead if quota.counts_all else 0), 0)
+
+
+class Counted(NamedTuple):
+    """What waits in a topic: when that was counted, and for how long it is taken for true."""
+
+    at_ms: int
+    for_ms: int
+    amount: Amount
+    by_keys: bool = False  # what is not yet due was counted key by key
+
+    def holds(self, now_ms: int) -> bool:
+        """Whether it is taken for true; where the clock was set back it is counted anew."""
+        return 0 <= now_ms - self.at_ms < self.for_ms
 
 
 def levels(waiting: Sequence[int], most: int) -> list[int]:

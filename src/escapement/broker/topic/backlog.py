@@ -9,7 +9,9 @@ counted from what is known without reading anything, in O(subscriptions + segmen
   more than it has not acknowledged. In the outermost blocks of a segment messages are
   taken to be spread evenly in time;
 - of an exclusive or failover one, what it has not acknowledged;
-- what is not yet due: what the index has from now on, in the same way.
+- what is not yet due: what the index has from now on, in the same way. What was cancelled or
+  given another time may lie there for long, so where that would have somebody refused, it is
+  counted once more, key by key (``weigh``).
 
 Bytes are messages times the mean size of those in the index, or of late if it has none. A
 count is used for a second, so what was published meanwhile goes over the quota, and no more.
@@ -18,21 +20,27 @@ The sum over a namespace's topics is used for a millisecond longer for each of t
 Who may publish is decided here. Where a quota drops the oldest due, whoever may be over it,
 by the most that its blocks can hold, is counted once more and exactly by
 :mod:`~escapement.broker.upkeep.shedding`, which knows from here how much to keep, or, of a whole
-namespace, by :mod:`~escapement.broker.upkeep.levelling`.
+namespace and where what is not yet due counts, by :mod:`~escapement.broker.upkeep.levelling`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
+
+import trio
 
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.topic.amount import Amount, Quota
+from escapement.broker.topic.amount import Amount, Counted, Quota
 from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import BacklogFull
 from escapement.storage.index import KEY_MAX, DelayedIndex, Key
 
 _FRESH_MS: Final = 1_000
+# What takes long to count is not counted for more than a tenth of the time.
+_WEIGHED_SHARE: Final = 10
 
 
 class Backlogs:
@@ -41,7 +49,9 @@ class Backlogs:
     Args:
       active: the topics that may have a backlog, by id.
       wake: called with a subscription of which something is to be dropped.
-      level: called with the id of a namespace of whose topics something may be to be dropped.
+      level: called with a topic of which something may be to be dropped by keys that are not yet
+        due; or of all topics of its namespace together.
+      count_ahead: counts what of a topic is not yet due, key by key.
     """
 
     def __init__(
@@ -49,13 +59,18 @@ class Backlogs:
         index: DelayedIndex,
         active: Mapping[int, Topic],
         wake: Callable[[Topic, Subscription], None],
-        level: Callable[[int], None],
+        level: Callable[[Topic, bool], None],
+        count_ahead: Callable[[Topic], Awaitable[int]],
+        clock: Clock,
     ) -> None:
         self._index = index
         self._active = active
         self._wake = wake
         self._level = level
-        self._totals: dict[int, tuple[int, int, Amount]] = {}  # when, for how long, by namespace
+        self._count_ahead = count_ahead
+        self._clock = clock
+        self._weighing = trio.Lock()
+        self._totals: dict[int, Counted] = {}  # by namespace
         self._rests_until_ms: dict[int, int] = {}  # by namespace
 
     def check(self, topic: Topic, now_ms: int) -> None:
@@ -68,8 +83,43 @@ class Backlogs:
         if quota.there and (quota.counts_all or not quota.drops):
             self._lately(topic, now_ms).check(quota, topic.name.full)
         if total.there and (total.counts_all or not total.drops):
-            amount = self._total_lately(topic.namespace.id, total, now_ms)
+            amount = self._total_lately(topic, now_ms)
             amount.check(total, f"all topics in {topic.name.namespace_full}")
+
+    async def weigh(self, topic: Topic) -> None:
+        """Before ``check``: see that nobody is refused for what the index has and nobody gets."""
+        if not self._may_be_ahead(topic):
+            return
+        async with self._weighing:
+            if not self._may_be_ahead(topic):
+                return  # somebody else has counted meanwhile
+            total = topic.total_quota
+            ours = self._beside(topic) if total.there and total.counts_all else [topic]
+            for one in ours:
+                if not (one.backlog and one.backlog.by_keys and self._holds(one.backlog)):
+                    await self._weigh(one)
+            self._totals.pop(topic.namespace.id, None)
+
+    def _may_be_ahead(self, topic: Topic) -> bool:
+        """Whether it would be refused, by an estimate of what is not yet due."""
+        if not (topic.quota.counts_all or topic.total_quota.counts_all):
+            return False
+        try:
+            self.check(topic, self._clock.now_ms())
+        except BacklogFull:
+            total = self._totals.get(topic.namespace.id)
+            known = [topic.backlog] if total is None else [topic.backlog, total]
+            return not all(one and one.by_keys for one in known)
+        return False
+
+    async def _weigh(self, topic: Topic) -> None:
+        began_ms = self._clock.now_ms()
+        ahead = await self._count_ahead(topic)
+        now_ms = self._clock.now_ms()
+        frontier, count = Key(now_ms + 1, 0), self._index.count_between
+        amount = amount_of(self._index, topic, _dues(topic, frontier, count), now_ms, ahead)
+        for_ms = _FRESH_MS + _WEIGHED_SHARE * max(now_ms - began_ms, 0)
+        topic.backlog = Counted(now_ms, for_ms, amount, by_keys=True)
 
     def look(self, topic: Topic, now_ms: int) -> None:
         """Something has come, come due or come back: see whether something is to be dropped.
@@ -82,7 +132,10 @@ class Backlogs:
         topic.rests_until_ms = now_ms + _FRESH_MS
         quota, total = topic.quota, topic.total_quota
         if quota.there and quota.drops:
-            self._shed(topic, self._count(topic, now_ms).keep_most(quota), now_ms)
+            if quota.counts_all:
+                self._look_ahead(topic, now_ms)
+            else:
+                self._shed(topic, self._count(topic, now_ms).keep_most(quota), now_ms)
         if total.there and total.drops:
             self._look_at_all(topic, total, now_ms)
 
@@ -93,6 +146,12 @@ class Backlogs:
                 subscription.keep_most = keep_most
                 self._wake(topic, subscription)
 
+    def _look_ahead(self, topic: Topic, now_ms: int) -> None:
+        """What it has room for follows from what is not yet due, which is only estimated here."""
+        amount = self._most(topic, now_ms)
+        if amount.beyond and amount.beyond > amount.keep_most(topic.quota):
+            self._level(topic, False)
+
     def _look_at_all(self, topic: Topic, total: Quota, now_ms: int) -> None:
         namespace_id = topic.namespace.id
         rests_until_ms = self._rests_until_ms.get(namespace_id, 0)
@@ -100,47 +159,81 @@ class Backlogs:
             topic.grown = True
             topic.rests_until_ms = rests_until_ms
             return
-        frontier, count = Key(now_ms + 1, 0), self._index.most_between
-        topics = [one for one in self._active.values() if one.namespace.id == namespace_id]
+        topics = self._beside(topic)
         self._rests_until_ms[namespace_id] = now_ms + _FRESH_MS + len(topics)
-        most = sum(_most_due(one, frontier, count) for one in topics)
-        amounts = [self._lately(one, now_ms) for one in topics]
-        if most > Amount.of_all(amounts, total).keep_most(total):
-            self._level(namespace_id)
+        if total.counts_all:
+            found = Amount.of_all([self._most(one, now_ms) for one in topics], total)
+            over = found.beyond and found.beyond > found.keep_most(total)
+        else:
+            frontier, count = Key(now_ms + 1, 0), self._index.most_between
+            most = sum(_most_due(one, frontier, count) for one in topics)
+            amounts = [self._lately(one, now_ms) for one in topics]
+            over = most > Amount.of_all(amounts, total).keep_most(total)
+        if over:
+            self._level(topic, True)
+
+    def _beside(self, topic: Topic) -> list[Topic]:
+        """All topics of its namespace."""
+        return [one for one in self._active.values() if one.namespace.id == topic.namespace.id]
 
     # -- counting --------------------------------------------------------------
 
-    def _total_lately(self, namespace_id: int, total: Quota, now_ms: int) -> Amount:
-        counted = self._totals.get(namespace_id)
-        if counted is not None and 0 <= now_ms - counted[0] < counted[1]:
-            return counted[2]
-        topics = [one for one in self._active.values() if one.namespace.id == namespace_id]
-        amount = Amount.of_all([self._lately(one, now_ms) for one in topics], total)
-        self._totals[namespace_id] = (now_ms, _FRESH_MS + len(topics), amount)
+    def _holds(self, counted: Counted) -> bool:
+        return counted.holds(self._clock.now_ms())
+
+    def _total_lately(self, topic: Topic, now_ms: int) -> Amount:
+        counted = self._totals.get(topic.namespace.id)
+        if counted is not None and counted.holds(now_ms):
+            return counted.amount
+        topics = self._beside(topic)
+        amount = Amount.of_all([self._lately(one, now_ms) for one in topics], topic.total_quota)
+        by_keys = all(one.backlog is not None and one.backlog.by_keys for one in topics)
+        for_ms = _FRESH_MS + len(topics)
+        self._totals[topic.namespace.id] = Counted(now_ms, for_ms, amount, by_keys)
         return amount
 
     def _lately(self, topic: Topic, now_ms: int) -> Amount:
-        counted = topic.backlog
-        # Counted anew where the clock was set back.
-        if counted is not None and 0 <= now_ms - counted[0] < _FRESH_MS:
-            return counted[1]
+        if topic.backlog is not None and topic.backlog.holds(now_ms):
+            return topic.backlog.amount
         return self._count(topic, now_ms)
 
     def _count(self, topic: Topic, now_ms: int) -> Amount:
         frontier, count = Key(now_ms + 1, 0), self._index.count_between
-        found = amount_of(self._index, topic, _most_due(topic, frontier, count), now_ms)
-        topic.backlog = (now_ms, found)
-        return found
+        amount = amount_of(self._index, topic, _dues(topic, frontier, count), now_ms)
+        topic.backlog = Counted(now_ms, _FRESH_MS, amount)
+        return amount
+
+    def _most(self, topic: Topic, now_ms: int) -> Amount:
+        """No less than what waits, by all keys in its blocks."""
+        frontier, count = Key(now_ms + 1, 0), self._index.most_between
+        ahead = count(topic.id, frontier, KEY_MAX)
+        return amount_of(self._index, topic, _dues(topic, frontier, count), now_ms, ahead)
 
 
-def amount_of(index: DelayedIndex, topic: Topic, due: int, now_ms: int) -> Amount:
-    """What waits in a topic, of which ``due`` messages are due."""
+def amount_of(
+    index: DelayedIndex,
+    topic: Topic,
+    dues: Iterable[tuple[Subscription, int]],
+    now_ms: int,
+    ahead: int | None = None,
+) -> Amount:
+    """What waits in a topic, of which ``dues`` are due, for each subscription.
+
+    Args:
+      ahead: what is not yet due; None: as the index has it, by estimate.
+    """
+    if ahead is None:
+        ahead = index.count_between(topic.id, Key(now_ms + 1, 0), KEY_MAX)
+    due = beyond = 0
+    for subscription, count in dues:
+        due, beyond = max(due, count), max(beyond, beside(subscription, count, ahead))
     mean_bytes = index.mean_bytes(topic.id)
-    return Amount(
-        due,
-        index.count_between(topic.id, Key(now_ms + 1, 0), KEY_MAX),
-        topic.sizes.mean_bytes if mean_bytes is None else mean_bytes,
-    )
+    return Amount(due, beyond, ahead, topic.sizes.mean_bytes if mean_bytes is None else mean_bytes)
+
+
+def beside(subscription: Subscription, due: int, ahead: int) -> int:
+    """What of ``due`` is not among what is not yet due: who reads the log looks at no times."""
+    return due if isinstance(subscription, SharedSubscription) else max(due - ahead, 0)
 
 
 _Count = Callable[[int, Key, Key], int]
@@ -149,6 +242,10 @@ _Count = Callable[[int, Key, Key], int]
 def _most_due(topic: Topic, frontier: Key, count: _Count) -> int:
     """What is due for the subscription that is furthest behind; as ``_due``."""
     return max((_due(topic, one, frontier, count) for one in topic.consumed()), default=0)
+
+
+def _dues(topic: Topic, frontier: Key, count: _Count) -> list[tuple[Subscription, int]]:
+    return [(one, _due(topic, one, frontier, count)) for one in topic.consumed()]
 
 
 def _due(topic: Topic, subscription: Subscription, frontier: Key, count: _Count) -> int:

@@ -20,7 +20,7 @@ from escapement.broker.subscription.deadletter import KEEPER
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.topic.amount import Amount, quota_of, total_quota_of
+from escapement.broker.topic.amount import Counted, quota_of, total_quota_of
 from escapement.broker.topic.budget import WindowBudget
 from escapement.broker.topic.claims import Claims
 from escapement.broker.topic.coming import Coming
@@ -101,7 +101,7 @@ class Topic:
         self.sizes = Sizes()
         self.publish_rate = PublishRate()
         self.dedup = dedup
-        self.backlog: tuple[int, Amount] | None = None  # when it was last counted, and what waits
+        self.backlog: Counted | None = None  # what waits, as it was counted last
         self.rests_until_ms = 0  # before that it is not looked at again for its quota
         self._set_quota()
         self.published = 0  # messages since this broker serves the topic

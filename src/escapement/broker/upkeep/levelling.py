@@ -1,25 +1,32 @@
-"""Shares out what may stay of a namespace among its topics, where their sum is over its quota.
+"""How much may stay, where that follows from more than what waits for one subscription.
 
-One task, for namespaces whose quota drops the oldest due. It counts exactly what waits in
-each topic, for the subscription that is furthest behind, and whoever has the most gives
-first: all topics that give come to one level. What they let go is then let go by
-:mod:`~escapement.broker.upkeep.shedding`, the oldest of each.
+One task. Of a namespace, where the sum of its topics is over a quota that drops the oldest due,
+it counts exactly what waits in each topic, for the subscription that is furthest behind, and
+whoever has the most gives first: all topics that give come to one level. Of a topic, where what is
+not yet due counts for its quota, it counts that, key by key: what the index says without being
+read may be much more, and for each too many a message would go that has its place.
+
+What they let go is then let go by :mod:`~escapement.broker.upkeep.shedding`, the oldest of each.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import trio
 
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.topic.amount import Amount, levels
-from escapement.broker.topic.backlog import amount_of
+from escapement.broker.topic.amount import Amount, Quota, levels
+from escapement.broker.topic.backlog import amount_of, beside
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.shedding import Shedding
 from escapement.clock import Clock
 from escapement.storage.index import DelayedIndex
+
+# What takes long to count is not counted for more than a tenth of the time.
+_REST_SHARE: Final = 10
 
 
 class Levelling:
@@ -43,12 +50,12 @@ class Levelling:
         self._shedding = shedding
         self._clock = clock
         self._wake = wake
-        self._wanted: OrderedDict[int, None] = OrderedDict()  # ids of namespaces
+        self._wanted: OrderedDict[tuple[Topic, bool], None] = OrderedDict()
         self._work = trio.Event()
 
-    def want(self, namespace_id: int) -> None:
-        """The topics of a namespace may be over its quota."""
-        self._wanted[namespace_id] = None
+    def want(self, topic: Topic, whole: bool) -> None:
+        """The topic may be over its quota; ``whole``: its namespace over that of all together."""
+        self._wanted[topic, whole] = None
         self._work.set()
 
     async def run(self) -> None:
@@ -57,31 +64,48 @@ class Levelling:
             if not self._wanted:
                 self._work = trio.Event()
                 await self._work.wait()
-            namespace_id, _ = self._wanted.popitem(last=False)
-            await self._level(namespace_id)
+            (topic, whole), _ = self._wanted.popitem(last=False)
+            await self._level(topic, whole)
 
-    async def _level(self, namespace_id: int) -> None:
-        topics = [one for one in self._active.values() if one.namespace.id == namespace_id]
-        if not topics:
-            return
-        amounts: list[Amount] = []
-        counted: list[list[tuple[Subscription, int]]] = []
-        for topic in topics:
-            counts = []
-            for subscription in list(topic.consumed()):
-                counts.append((subscription, await self._shedding.count(topic, subscription)))
-                await trio.lowlevel.checkpoint()
-            due = max((count for _, count in counts), default=0)
-            amounts.append(amount_of(self._index, topic, due, self._clock.now_ms()))
-            counted.append(counts)
-        quota = topics[0].total_quota
-        keep_most = Amount.of_all(amounts, quota).keep_most(quota) if quota.drops else None
-        if keep_most is None or not quota.there:
+    async def _level(self, wanted: Topic, whole: bool) -> None:
+        id = wanted.namespace.id
+        together = [one for one in self._active.values() if one.namespace.id == id]
+        topics = together if whole else [one for one in together if one is wanted]
+        began_ms = self._clock.now_ms()
+        settled = {one: one.settled for topic in topics for one in topic.consumed()}
+        counted = [await self._count(topic, whole) for topic in topics]
+        quota = _quota(wanted, whole)
+        if not (topics and quota.there and quota.drops):
             return  # it was changed meanwhile
-        stays = levels([amount.due for amount in amounts], keep_most)
-        for topic, counts, stay in zip(topics, counted, stays, strict=True):
+        amounts = [amount for amount, _ in counted]
+        keep_most = Amount.of_all(amounts, quota).keep_most(quota)
+        stays = levels([amount.beside(quota) for amount in amounts], keep_most)
+        for topic, (amount, counts), stay in zip(topics, counted, stays, strict=True):
+            ahead = amount.ahead if quota.counts_all else 0
             for subscription, count in counts:
-                if count > stay:
+                more = beside(subscription, count, ahead) - stay
+                if more > 0:
                     own = subscription.keep_most
-                    subscription.keep_most = stay if own is None else min(stay, own)
+                    most = count - more
+                    subscription.keep_most = most if own is None else min(most, own)
+                    if quota.counts_all and subscription in settled:
+                        subscription.settled_most = settled[subscription] + more
                     self._wake(topic, subscription)
+        if quota.counts_all:
+            rest_ms = _REST_SHARE * max(self._clock.now_ms() - began_ms, 0)
+            for topic in topics:
+                topic.rests_until_ms = max(topic.rests_until_ms, began_ms + rest_ms)
+
+    async def _count(
+        self, topic: Topic, whole: bool
+    ) -> tuple[Amount, list[tuple[Subscription, int]]]:
+        counts = []
+        for subscription in list(topic.consumed()):
+            counts.append((subscription, await self._shedding.count(topic, subscription)))
+            await trio.lowlevel.checkpoint()
+        ahead = await self._shedding.ahead(topic) if _quota(topic, whole).counts_all else None
+        return amount_of(self._index, topic, counts, self._clock.now_ms(), ahead), counts
+
+
+def _quota(topic: Topic, whole: bool) -> Quota:
+    return topic.total_quota if whole else topic.quota

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+import trio
+
 from escapement.broker.log.logreader import LogReader
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
@@ -21,7 +24,7 @@ from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.message import Int64s, UInt32s
 from escapement.storage.blocking import Run
-from escapement.storage.index import DelayedIndex, Key, Plan
+from escapement.storage.index import KEY_MAX, DelayedIndex, Key, Plan
 
 # Keys that are read at once.
 _STEP_KEYS: Final = 65_536
@@ -41,7 +44,7 @@ class Shedding:
         self._log = log
 
     async def shed(self, topic: Topic, subscription: Subscription) -> None:
-        """Let go of what is more than ``subscription.keep_most``.
+        """Let go of what is more than ``subscription.keep_most``, up to ``settled_most``.
 
         Raises:
           StorageUnavailable: the log cannot be read now; some may be left.
@@ -71,6 +74,19 @@ class Shedding:
             at = plan.stop
         return waiting
 
+    async def ahead(self, topic: Topic) -> int:
+        """How much of a topic is not yet due and was not cancelled, exactly."""
+        counted, now_ms = 0, self._clock.now_ms()
+        at = Key(now_ms + 1, 0)
+        while at < KEY_MAX:
+            plan = self._index.plan(topic.id, at, KEY_MAX, _STEP_KEYS)
+            due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
+            hidden = topic.amendments.hidden(due_ms, offsets)
+            counted += len(offsets) - (0 if hidden is None else int(np.count_nonzero(hidden)))
+            at = plan.stop
+            await trio.lowlevel.checkpoint()
+        return counted
+
     async def expire(self, topic: Topic, subscription: OrderedSubscription) -> None:
         """Let go of what has expired of a log that nobody reads, in bounded steps.
 
@@ -98,13 +114,22 @@ class Shedding:
                 subscription.expiry.keeps(oldest[2])
             subscription.expiry.end_sweep(now_ms)
 
+    async def _to_settle(self, topic: Topic, subscription: Subscription, keep_most: int) -> int:
+        """What ``subscription.settled`` is to come to."""
+        settled = subscription.settled
+        settled += await self.count(topic, subscription) - keep_most
+        most, subscription.settled_most = subscription.settled_most, None
+        if most is None or settled <= most:
+            return settled
+        topic.grown = True  # what has come due since counted as not yet due: look again
+        return most
+
     async def _shed_shared(
         self, topic: Topic, subscription: SharedSubscription, keep_most: int
     ) -> None:
         subscription.look_again()
         frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
-        settled = subscription.settled
-        settled += await self.count(topic, subscription) - keep_most  # what it is to come to
+        settled = await self._to_settle(topic, subscription, keep_most)
         while (more := settled - subscription.settled) > 0 and subscription.may_let_go:
             at = subscription.bands.unread_from
             subscription.drop_held(more, at)
@@ -129,8 +154,7 @@ class Shedding:
         self, topic: Topic, subscription: OrderedSubscription, keep_most: int
     ) -> None:
         end = topic.next_offset
-        settled = subscription.settled
-        settled += await self.count(topic, subscription) - keep_most
+        settled = await self._to_settle(topic, subscription, keep_most)
         at = subscription.first_unsettled(0)
         while (more := settled - subscription.settled) > 0 and subscription.may_let_go and at < end:
             parts = await self._log.read(topic.id, at, end, _READ_BYTES)
