@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from escapement.errors import Conflict, EscapementError, NotFound
 from escapement.message import Int64s
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.transaction import transaction
 from escapement.storage.log.logtable import NO_END
 from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
 
@@ -96,8 +97,7 @@ def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: 
       OutcomeUnknown: it may be recorded, or not.
     """
     assert len(offsets) == new.message_count, "a record of other messages"
-    connection.begin()
-    try:
+    with transaction(connection):
         # Whoever deletes the topic waits, and so does whoever else would record.
         there = connection.execute(
             f"SELECT 1 FROM topics WHERE id = ?{engine.dialect.update_lock}", (new.topic_id,)
@@ -125,10 +125,6 @@ def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: 
         connection.execute(
             f"INSERT INTO archives ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", tuple(new)
         )
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from escapement.storage.attempts import AttemptTable, encode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.dedupkeys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.transaction import transaction
 from escapement.storage.index.manifest import Manifest, Mark
 from escapement.storage.journal import journal
 from escapement.storage.journal.journal import JournalPosition
@@ -195,21 +196,15 @@ def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Chec
       TransactionAborted, StorageUnavailable: write it again.
     """
 
-    def transaction(work: Callable[[], T]) -> T:
-        connection.begin()
-        try:
+    def as_owner(work: Callable[[], T]) -> T:
+        with transaction(connection):
             check(engine, connection, lease)
-            done = work()
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
-        return done
+            return work()
 
     for step in _steps(_changes(lease.bundle_id, checkpoint)):
-        transaction(partial(_run_step, connection, step))
+        as_owner(partial(_run_step, connection, step))
     trim = partial(journal.trim_step, connection, lease.bundle_id, checkpoint.trims)
-    while transaction(trim):
+    while as_owner(trim):
         pass
 
 

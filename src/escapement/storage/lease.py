@@ -29,6 +29,7 @@ from typing import Final
 from escapement.clock import Clock
 from escapement.errors import LeaseHeld, LeaseLost
 from escapement.storage.engine.base import Connection, Engine, Row, Step, TransactionAborted
+from escapement.storage.engine.transaction import transaction
 
 # Connections recorded at most: they must fit their column (20 digits and a comma each).
 MAX_RECORDED: Final = 90
@@ -235,8 +236,7 @@ def _take(
     bundle_id: int,
     now_ms: int,
 ) -> tuple[int, bool, int]:
-    connection.begin()
-    try:
+    with transaction(connection):
         lock = engine.dialect.update_lock
         row = _takeable(engine, connection, identity, bundle_id, lock)
         _, _, epoch, _, clean, _, _, doubtful_until_ms = row
@@ -254,10 +254,6 @@ def _take(
                 bundle_id,
             ),
         )
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise
     return epoch + 1, bool(clean), doubtful_until_ms
 
 
@@ -269,17 +265,12 @@ def _change(
     engine: Engine, connection: Connection, lease: Lease, what: str, params: tuple[object, ...]
 ) -> None:
     """One transaction of its own that changes the row while it is still ours."""
-    connection.begin()
-    try:
+    with transaction(connection):
         answer(lease, connection.execute_all([_question(lease, engine.dialect.update_lock)]))
         connection.execute(
             f"UPDATE leases SET {what} WHERE bundle_id = ? AND epoch = ?",
             (*params, lease.bundle_id, lease.epoch),
         )
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise
 
 
 def _question(lease: Lease, lock: str) -> Step:

@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 
 from escapement.errors import SchemaError, StorageError, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.transaction import transaction
 
 # A migration on a large database may take a while; a broker that waits longer than
 # this for another one's migration had better say so than hang.
@@ -172,13 +173,8 @@ def _done_already(engine: Engine, connection: Connection, statement: str) -> boo
 @contextmanager
 def _locked(engine: Engine, connection: Connection) -> Iterator[None]:
     if engine.kind != "mysql":
-        connection.begin()
-        try:
+        with transaction(connection):
             yield
-        except BaseException:
-            connection.rollback()
-            raise
-        connection.commit()
         return
     got = connection.execute(f"SELECT GET_LOCK({_LOCK_NAME}, {LOCK_TIMEOUT_S})").rows[0][0]
     if got != 1:

@@ -14,6 +14,7 @@ from typing import Self
 from escapement.errors import NotFound
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.transaction import transaction
 from escapement.storage.lease import Lease, check
 from escapement.storage.log.generation import Generation, create, enter, read_generations
 
@@ -131,11 +132,6 @@ def _make(
 
 @contextmanager
 def _as_owner(engine: Engine, connection: Connection, lease: Lease) -> Iterator[None]:
-    connection.begin()
-    try:
+    with transaction(connection):
         check(engine, connection, lease)
         yield
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise
