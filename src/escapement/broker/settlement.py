@@ -16,7 +16,8 @@ from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.publication import Publication
 from escapement.broker.topic.topic import Topic
-from escapement.broker.upkeep.checkpointer import Checkpointer, Progress
+from escapement.broker.upkeep.checkpointer import Checkpointer
+from escapement.broker.upkeep.progress import Progress
 from escapement.clock import Clock
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.checkpoint import ProducerRow

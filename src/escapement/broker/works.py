@@ -51,12 +51,13 @@ from escapement.broker.registry.registry import Registry
 from escapement.broker.settlement import Settlement
 from escapement.broker.topic.backlog import Backlogs
 from escapement.broker.topic.topic import Topic
-from escapement.broker.upkeep.checkpointer import Checkpointer, Progress
+from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.compactor import Compactor
 from escapement.broker.upkeep.filler import Filler
 from escapement.broker.upkeep.forgetter import Forgetter
 from escapement.broker.upkeep.housekeeper import Housekeeper
 from escapement.broker.upkeep.levelling import Levelling
+from escapement.broker.upkeep.progress import Progress
 from escapement.broker.upkeep.shedding import Shedding
 from escapement.clock import Clock
 from escapement.storage.attempts import Parts

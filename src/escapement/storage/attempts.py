@@ -60,6 +60,13 @@ class AttemptTable(NamedTuple):
         """How often each was delivered; int64[n]."""
         return self.attempts & (RELEASED - 1)
 
+    def pieces(self) -> list[AttemptTable]:
+        """The same in tables of ``PART_ROWS`` rows at most."""
+        return [
+            AttemptTable(*(column[low : low + PART_ROWS] for column in self))
+            for low in range(0, len(self.offsets), PART_ROWS)
+        ]
+
 
 def last_stated(offsets: Int64s) -> Int64s:
     """Where in a column each offset stands for the last time, by ascending offset; int64[m]."""

@@ -16,7 +16,8 @@ from escapement.broker.recovery.revival import Revival
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.upkeep.checkpointer import Checkpointer, Progress
+from escapement.broker.upkeep.checkpointer import Checkpointer
+from escapement.broker.upkeep.progress import Progress
 from escapement.groupnames import Member
 from escapement.storage.blocking import Run
 from escapement.storage.checkpoint import ProducerRow

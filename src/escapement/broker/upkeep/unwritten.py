@@ -1,0 +1,254 @@
+"""The state that the database does not have yet: what changed since the last checkpoint.
+
+``take`` gathers all of it in one synchronous step, ``stored`` says that it is in the database.
+What could not be written stays, and goes with what is taken next. What was deleted meanwhile is
+left out, so that it does not come back.
+
+Does no I/O: who writes it is :mod:`~escapement.broker.upkeep.checkpointer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from escapement.broker.registry.registry import Registry
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.progress import Progress
+from escapement.clock import Clock
+from escapement.storage.attempts import AttemptTable, Parts
+from escapement.storage.checkpoint import (
+    AttemptPart,
+    Checkpoint,
+    ChunkRow,
+    KeyPart,
+    MemberRow,
+    MoveRow,
+    SubscriptionRow,
+)
+from escapement.storage.index import Mark
+from escapement.storage.journal.journal import JournalPosition
+from escapement.storage.journal.journalentry import cancellations_id, lapses_id
+from escapement.storage.lagtable import LagRow
+from escapement.storage.log.log import Log
+from escapement.storage.offsets import OffsetSet
+
+
+class Restated(NamedTuple):
+    """All attempts of a subscription, some of them of messages that are done."""
+
+    subscription: Subscription
+    parts: Parts
+    table: AttemptTable
+
+
+class Unwritten:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        log: Log,
+        registry: Registry,
+        progress: Progress,
+        clock: Clock,
+        parts: dict[int, Parts],
+        key_parts: dict[int, Parts],
+    ) -> None:
+        """Nothing, so far.
+
+        Args:
+          parts: what is stored of attempts, by subscription id.
+          key_parts: what is stored of dedup keys, by topic id.
+        """
+        self._log = log
+        self._registry = registry
+        self._progress = progress
+        self._clock = clock
+        self.parts = parts
+        self._key_parts = key_parts
+        self._left = Checkpoint()  # what was taken and is not in the database
+        self._covered = dict(progress.positions)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a group was committed since, or what was taken could not be written."""
+        return self._progress.positions != self._covered or bool(self._left.trims)
+
+    @property
+    def has_stale_keys(self) -> bool:
+        """Whether dedup keys that are stored are over."""
+        now_ms = self._clock.now_ms()
+        topics = map(self._registry.active.get, self._progress.keyed)
+        return any(
+            topic.dedup.is_stale(now_ms, topic.policy.dedup_window_ms)
+            for topic in topics
+            if topic is not None
+        )
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """This is to be written now; ``stored`` follows, or it goes with the next."""
+        self._left = checkpoint
+
+    def stored(self) -> None:
+        """What was kept is in the database."""
+        self._covered = dict(self._left.trims)
+        self._left = Checkpoint()
+
+    # -- what has changed ----------------------------------------------------------
+
+    def fills(self) -> list[SubscriptionRow]:
+        """How far the past has been filled in, where it may have gone on."""
+        return [
+            SubscriptionRow(shared.record.id, shared.record.fill_from, shared.record.fill_until, 0)
+            for topic in self._active(self._progress.touched)
+            for shared in topic.shared.values()
+        ]
+
+    def take(
+        self, mark: Mark, positions: dict[int, JournalPosition], fills: list[SubscriptionRow]
+    ) -> tuple[Checkpoint, list[Restated]]:
+        """Everything that changed since the last one; one synchronous step.
+
+        Args:
+          mark: which checkpoint this is.
+          positions: how far each lane had come when the index was frozen.
+          fills: what ``fills`` gave then.
+
+        Returns:
+          The checkpoint, and attempts that are to be stated anew with it.
+        """
+        touched, self._progress.touched = self._progress.touched, set()
+        marks, self._progress.producers = self._progress.producers, {}
+        restated: list[Restated] = []
+        chunks = {(row.subscription_id, row.chunk): row for row in self._left.chunks}
+        moves = {(row.topic_id, row.chunk): row for row in self._left.moves}
+        attempts = list(self._left.attempts)
+        next_offsets = dict(self._left.next_offsets)
+        producers = {row.producer_id: row for row in self._left.producers} | marks
+        for topic in self._active(touched):
+            next_offsets[topic.id] = topic.next_offset
+            _take_cursors(topic, chunks)
+            for subscription in topic.subscriptions():
+                attempts += self._take_attempts(subscription, restated)
+            for chunk, data in topic.amendments.moves.dirty_chunks().items():
+                moves[topic.id, chunk] = MoveRow(topic.id, chunk, data)
+        keys, keys_from = self._take_keys()
+        forgotten, members = self._take_groups(touched)
+        lags = self._take_lags()
+        subscriptions = {row.subscription_id: row for row in (*self._left.subscriptions, *fills)}
+        alive = {record.id for record in self._registry.all_subscriptions()}
+        alive.update(cancellations_id(record.id) for record in self._registry.topics.values())
+        self.parts = {id: parts for id, parts in self.parts.items() if id in alive}
+        checkpoint = Checkpoint(
+            mark,
+            [row for row in chunks.values() if _whose(row) in alive],
+            [part for part in attempts if part.subscription_id in alive],
+            {id: part for id, part in self._left.attempts_from.items() if id in alive},
+            keys,
+            keys_from,
+            next_offsets,
+            list(producers.values()),
+            list(subscriptions.values()),
+            self._log.current,
+            positions,
+            [row for row in moves.values() if self._registry.exists(row.topic_id)],
+            forgotten,
+            members,
+            lags,
+        )
+        return checkpoint, restated
+
+    def _active(self, topic_ids: Iterable[int]) -> list[Topic]:
+        """Those of these topics that were not deleted."""
+        found = map(self._registry.active.get, topic_ids)
+        return [topic for topic in found if topic is not None]
+
+    def _take_lags(self) -> list[LagRow]:
+        """What was counted since the last checkpoint, as far as its subscription still is."""
+        origins = {record.origin_id for record in self._registry.all_subscriptions()}
+        lags = {row[:4]: row for row in self._left.lags if row.origin_id in origins}
+        changed = self._progress.lags.take_changed(self._clock.now_ms(), origins)
+        return list((lags | {row[:4]: row for row in changed}).values())
+
+    def _take_groups(self, touched: set[int]) -> tuple[list[tuple[int, str]], list[MemberRow]]:
+        """Groups forgotten since the last checkpoint, and rows of those that have changed."""
+        forgotten = dict.fromkeys(self._left.forgotten)
+        members = {row[:3]: row for row in self._left.members}
+        for topic in self._active(touched):
+            gone = [(topic.id, group) for group in topic.groups.take_forgotten()]
+            if gone:
+                forgotten.update(dict.fromkeys(gone))
+                members = {key: row for key, row in members.items() if key[:2] not in gone}
+            members.update({row[:3]: row for row in topic.groups.dirty_rows(topic.id)})
+        exists = self._registry.exists
+        return (
+            [one for one in forgotten if exists(one[0])],
+            [row for row in members.values() if exists(row.topic_id)],
+        )
+
+    def _take_keys(self) -> tuple[list[KeyPart], dict[int, int]]:
+        """Dedup keys that came since the last checkpoint, or all of a topic; and what goes."""
+        now_ms = self._clock.now_ms()
+        exists = self._registry.exists
+        keys = [part for part in self._left.keys if exists(part.topic_id)]
+        keys_from = {id: part for id, part in self._left.keys_from.items() if exists(id)}
+        self._key_parts = {id: parts for id, parts in self._key_parts.items() if exists(id)}
+        for topic_id in list(self._progress.keyed):
+            topic = self._registry.active.get(topic_id)
+            if topic is None:
+                self._progress.keyed.discard(topic_id)
+                continue
+            remembered = topic.dedup
+            remembered.forget(now_ms, topic.policy.dedup_window_ms)
+            parts = self._key_parts.setdefault(topic_id, Parts())
+            if parts.wants_rewrite(len(remembered)):
+                keys_from[topic_id] = parts.rewrite()
+                tables = remembered.all_keys()
+            else:
+                tables = remembered.take_unstated()
+            keys += [KeyPart(topic_id, parts.add(len(one.offsets)), one) for one in tables]
+            if not len(remembered):
+                self._progress.keyed.discard(topic_id)
+        return keys, keys_from
+
+    def _take_attempts(
+        self, subscription: Subscription, restated: list[Restated]
+    ) -> list[AttemptPart]:
+        """What was counted since the last checkpoint, or all of it into ``restated``."""
+        id = subscription.record.id
+        parts = self.parts.get(id)
+        if parts is None:
+            if not subscription.attempts.has_new:
+                return []
+            parts = self.parts[id] = Parts()
+        if parts.wants_rewrite(len(subscription.held)):
+            table = subscription.all_attempts(self._clock.now_ms())
+            restated.append(Restated(subscription, parts, table))
+            return []
+        if not subscription.attempts.has_new:
+            return []
+        return [
+            AttemptPart(id, parts.add(len(piece.offsets)), piece)
+            for piece in subscription.attempts.take_new().pieces()
+        ]
+
+
+def _whose(row: ChunkRow) -> int:
+    """Of lapses the subscription that has them."""
+    return min(row.subscription_id, lapses_id(row.subscription_id), key=abs)
+
+
+def _take_cursors(topic: Topic, chunks: dict[tuple[int, int], ChunkRow]) -> None:
+    _take_set(cancellations_id(topic.id), topic.amendments.cancelled, chunks)
+    for subscription in topic.subscriptions():
+        subscription_id = subscription.record.id
+        _take_set(subscription_id, subscription.acked, chunks)
+        if subscription.lapsed is not None:
+            _take_set(lapses_id(subscription_id), subscription.lapsed, chunks)
+
+
+def _take_set(id: int, offsets: OffsetSet, chunks: dict[tuple[int, int], ChunkRow]) -> None:
+    for chunk, data in offsets.dirty_chunks().items():
+        chunks[id, chunk] = ChunkRow(id, chunk, data)
+    offsets.mark_clean()
