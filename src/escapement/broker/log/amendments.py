@@ -104,6 +104,14 @@ class Amendments:
         self.moves.put(offsets, due_ms, stale_ms, bases)
         self.withheld.discard(offsets)
 
+    def forgotten(self, start: int, begin: int) -> OffsetSet:
+        """Which of ``[start, begin)`` the log, which begins at ``begin``, does not have at all."""
+        gone = OffsetSet()
+        if start < begin:
+            gone.add_range(start, begin)
+            gone.discard(self.moves.between(start, begin))
+        return gone
+
 
 def _either(one: Bools | None, other: Bools | None) -> Bools | None:
     if one is None or other is None:

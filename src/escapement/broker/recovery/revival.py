@@ -212,4 +212,4 @@ def _first_mark(topic: Topic, record: SubscriptionRecord, *, new: bool) -> Key:
         return KEY_MIN
     else:
         begin_ms = record.start_due_ms
-    return Key(min(begin_ms, topic.accepted_since_ms), 0) if new else Key(begin_ms, 0)
+    return Key(min(begin_ms, topic.claims.arrived_since_ms), 0) if new else Key(begin_ms, 0)

@@ -307,13 +307,13 @@ class Registry:
         serve: Callable[[SubscriptionRecord], None],
     ) -> SubscriptionRecord:
         """Make a subscription's record durable, then have it served; nothing is forgotten."""
-        topic.begin_subscribing()
+        topic.claims.begin_subscribing()
         try:
             record = await self._changes.durably(statement, topic_id=topic.id)
             self._subscriptions.setdefault(topic.id, {})[record.name] = record
             serve(record)
         finally:
-            topic.end_subscribing()
+            topic.claims.end_subscribing()
         return record
 
     def subscription_record(self, topic: Topic, name: str) -> SubscriptionRecord:

@@ -9,6 +9,7 @@ subscription is being made everything is wanted: it may want what arrives meanwh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,14 @@ from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.message import Int64s
 
+# Later than any time.
+_NEVER_MS: Final = 1 << 62
+
 
 class Claims:
     """The claims of a topic's subscriptions; see the module's docstring."""
 
-    __slots__ = ("_amendments", "_ordered", "_shared", "subscribing")
+    __slots__ = ("_amendments", "_ordered", "_shared", "arrived_since_ms", "subscribing")
 
     def __init__(
         self,
@@ -35,6 +39,25 @@ class Claims:
         self._ordered = ordered
         self._amendments = amendments
         self.subscribing = 0  # subscriptions being made durable
+        self.arrived_since_ms = _NEVER_MS  # the earliest due time that arrived meanwhile
+
+    # -- while a subscription is made ------------------------------------------
+
+    def begin_subscribing(self) -> None:
+        """A subscription is being made durable; ``end_subscribing`` follows."""
+        if not self.subscribing:
+            self.arrived_since_ms = _NEVER_MS
+        self.subscribing += 1
+
+    def arrived(self, due_ms: Int64s) -> None:
+        """Messages came, or have another time, while a subscription is being made."""
+        self.arrived_since_ms = min(self.arrived_since_ms, int(due_ms.min()))
+
+    def end_subscribing(self) -> None:
+        """It is served, or is not made after all."""
+        self.subscribing -= 1
+
+    # -- what the index keeps --------------------------------------------------
 
     def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
         """Which messages a checkpoint must write; bool[n].
@@ -96,6 +119,8 @@ class Claims:
             return True
         return any(one.may_want(low, high, max_due_ms) for one in self._shared.values())
 
+    # -- what the log keeps ----------------------------------------------------
+
     def pins(self, low: int, high: int) -> bool:
         """Whether someone is still to read ``[low, high)`` from the log itself."""
         if self.subscribing:
@@ -148,3 +173,20 @@ class Claims:
         for subscription in self._shared.values():
             named &= ~subscription.holds(offsets)
         return offsets[named], staying_ms[named]
+
+    def moves_over(self, below: int, now_ms: int) -> Int64s:
+        """The log begins at ``below``: what lies before and needs no time any more; ascending.
+
+        A time needs what is live, and what has a key that is not yet due, or that somebody has
+        not read yet: without its entry that key would seem to count.
+        """
+        due_ms, last_ms, offsets = self._amendments.moves.below(below)
+        if not len(offsets):
+            return offsets
+        unread = [one.waits_from for one in self._shared.values()]
+        read_ms = min((key.due_ms for key in unread if key is not None), default=now_ms + 1)
+        over = (last_ms <= now_ms) & (last_ms < read_ms)
+        cancelled = self._amendments.durably_cancelled(offsets)
+        if cancelled is not None:
+            over |= cancelled
+        return offsets[over & ~self.live(due_ms, offsets, now_ms)]

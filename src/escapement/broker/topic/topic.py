@@ -10,7 +10,6 @@ No I/O, no clock, no task. All methods are synchronous; time arrives as an argum
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 import numpy as np
 
@@ -39,8 +38,6 @@ from escapement.storage.policy import TopicPolicy
 from escapement.timewheel import Entries
 from escapement.traits import traits_of
 
-_NEVER_MS: Final = 1 << 62
-
 
 class Topic:
     """Runtime state of one topic; see the module's docstring."""
@@ -49,7 +46,6 @@ class Topic:
         "_budget",
         "_coming",
         "_index",
-        "accepted_since_ms",
         "amendments",
         "archive_awaited_since_ms",
         "backlog",
@@ -107,7 +103,6 @@ class Topic:
         self.published = 0  # messages since this broker serves the topic
         self.deleting = False  # nothing more is taken; it may fail, and goes on then
         self.archive_awaited_since_ms = 0  # 0: nothing waits for it
-        self.accepted_since_ms = _NEVER_MS  # the earliest due time accepted meanwhile
         self._index = index
         self._budget = budget
         self._coming: Coming | None = None  # while there is a shared subscription
@@ -146,16 +141,6 @@ class Topic:
         if self._index.has_priorities(self.id):
             subscription.bands.add_all()
 
-    def begin_subscribing(self) -> None:
-        """A subscription is being made durable; ``end_subscribing`` follows."""
-        if not self.claims.subscribing:
-            self.accepted_since_ms = _NEVER_MS
-        self.claims.subscribing += 1
-
-    def end_subscribing(self) -> None:
-        """It is served, or is not made after all."""
-        self.claims.subscribing -= 1
-
     def add_ordered(self, subscription: OrderedSubscription) -> None:
         """Serve an exclusive or failover subscription."""
         self.ordered[subscription.record.name] = subscription
@@ -193,7 +178,7 @@ class Topic:
         self.published += count
         self.grown = True
         if self.claims.subscribing:
-            self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
+            self.claims.arrived(due_ms)
         for one in self.ordered.values():
             if one.expiry.ttl_ms:
                 one.expiry.keeps(int(due_ms.min()))
@@ -292,7 +277,7 @@ class Topic:
 
     def _again(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
         if self.claims.subscribing:
-            self.accepted_since_ms = min(self.accepted_since_ms, int(due_ms.min()))
+            self.claims.arrived(due_ms)
         if self.shared:
             self.place(due_ms, offsets, now_ms, traits)
 
@@ -300,31 +285,6 @@ class Topic:
         """The log states these once more, as they were; their first statement may go."""
         item, due_ms = restated.item, restated.due_ms
         self.amendments.moves.put(item.offsets, due_ms, due_ms, item.base_offset)
-
-    def forgotten(self, start: int, begin: int) -> OffsetSet:
-        """Which of ``[start, begin)`` the log, which begins at ``begin``, does not have at all."""
-        gone = OffsetSet()
-        if start < begin:
-            gone.add_range(start, begin)
-            gone.discard(self.amendments.moves.between(start, begin))
-        return gone
-
-    def moves_over(self, below: int, now_ms: int) -> Int64s:
-        """The log begins at ``below``: what lies before and needs no time any more; ascending.
-
-        A time needs what is live, and what has a key that is not yet due, or that somebody has
-        not read yet: without its entry that key would seem to count.
-        """
-        due_ms, last_ms, offsets = self.amendments.moves.below(below)
-        if not len(offsets):
-            return offsets
-        unread = [one.waits_from for one in self.shared.values()]
-        read_ms = min((key.due_ms for key in unread if key is not None), default=now_ms + 1)
-        over = (last_ms <= now_ms) & (last_ms < read_ms)
-        cancelled = self.amendments.durably_cancelled(offsets)
-        if cancelled is not None:
-            over |= cancelled
-        return offsets[over & ~self.claims.live(due_ms, offsets, now_ms)]
 
     def recovered(self, now_ms: int) -> None:
         """All of the past is in the index now: look for what comes next from here on."""

@@ -103,7 +103,7 @@ class Filler:
             return False
         by_offset = record.start_offset < record.fill_until
         mark = KEY_MIN if by_offset else Key(record.start_due_ms, 0)
-        gone = topic.forgotten(record.fill_from, begin)
+        gone = topic.amendments.forgotten(record.fill_from, begin)
         gone.add(lost)
         fill.subscription.begin_past(gone, mark)
         fill.begun = True

@@ -169,17 +169,17 @@ class Forgetter:
 
     def _forget_lapses(self, topic: Topic, begin: int) -> None:
         """What lapsed before ``begin``, and is in no later row, cannot be told from the rest."""
-        gone = topic.forgotten(0, begin)
+        gone = topic.amendments.forgotten(0, begin)
         for one in _lapsing(topic):
             if one.forget_lapses(gone):
                 self._checkpointer.touch(topic.id)
 
     async def _forget_moves(self, topic: Topic, begin: int) -> None:
         """What was moved, is done, and lies before ``begin`` needs no entry."""
-        over = topic.moves_over(begin, self._clock.now_ms())
+        over = topic.claims.moves_over(begin, self._clock.now_ms())
         released = await self._archive.released(topic, over)
         # Meanwhile a subscription may have come to want some of it again.
-        over = topic.moves_over(begin, self._clock.now_ms())
+        over = topic.claims.moves_over(begin, self._clock.now_ms())
         over = over[np.isin(over, released, assume_unique=True)]
         if len(over):
             topic.amendments.moves.discard(over)
