@@ -3,14 +3,12 @@
 PyMySQL speaks SQL text only, and for blobs the server's lexer is then the
 bottleneck: text is 5 to 8 times slower than parameters that travel as they are.
 This module owns COM_STMT_PREPARE, COM_STMT_EXECUTE and COM_STMT_CLOSE, and the
-binary encoding of parameters and rows. It borrows PyMySQL's socket, packet reader
+binary encoding of parameters. It borrows PyMySQL's socket, packet reader
 and error packets, and knows nothing of transactions; errors leave it as PyMySQL's.
 
 Python's types on the wire: ``None``, ``int`` (64 bit, signed), ``float``, ``str``
-(UTF-8), and ``bytes``, ``bytearray`` or ``memoryview``. What comes back is the same:
-text columns as ``str``, binary ones as ``bytes``, decimals (a SUM of integers is
-one) as ``int`` where they are whole by type, else as ``float``. Temporal columns are
-refused: times are integers here. Whoever brings a ``Landing`` has the binary ones of long
+(UTF-8), and ``bytes``, ``bytearray`` or ``memoryview``. What comes back is the same
+(storage/engine/mysql_columns.py). Whoever brings a ``Landing`` has the binary ones of long
 rows as views of it, received there and copied no more.
 
 The packets are described in the "Binary Protocol" chapters of the MySQL and the
@@ -23,18 +21,19 @@ import functools
 import re
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 import pymysql
 from pymysql.connections import Connection as Wire
 from pymysql.constants import FIELD_TYPE
 from pymysql.constants.CR import CR_SERVER_LOST
-from pymysql.protocol import FieldDescriptorPacket, MysqlPacket, OKPacketWrapper
+from pymysql.protocol import MysqlPacket, OKPacketWrapper
 
 from escapement.errors import StorageError
 from escapement.storage.engine.base import Params, Result, Row, Step
 from escapement.storage.engine.landing import Landing
+from escapement.storage.engine.mysql_columns import decode_row, decoder_of
 from escapement.storage.engine.mysql_errors import LOCK_WAIT_TIMEOUT, number_of
 
 # Statements kept prepared on a connection. The hot ones are a handful for each log
@@ -59,8 +58,6 @@ _HEADER = struct.Struct("<I")  # three bytes of length, one of sequence number
 _PREPARE_OK = struct.Struct("<xIHH")  # status, statement id, columns, parameters
 _EXECUTE = struct.Struct("<BIBI")  # command, statement id, flags, iterations
 _CLOSE = struct.Struct("<BI")  # command, statement id
-_UNSIGNED: Final = 32  # column flag
-_MOST_DEFINITIONS: Final = 1024  # columns of which it is remembered how they are read
 
 _TYPE_NULL = struct.pack("<BB", FIELD_TYPE.NULL, 0)
 _TYPE_INT = struct.pack("<BB", FIELD_TYPE.LONGLONG, 0)
@@ -206,11 +203,11 @@ class PreparedStatements:
             ok = OKPacketWrapper(first)
             return Result([], int(ok.affected_rows), int(ok.insert_id))
         count = first.read_length_encoded_integer()
-        decoders = [_decoder_of(wire._read_packet().get_all_data()) for _ in range(count)]
+        decoders = [decoder_of(wire._read_packet().get_all_data()) for _ in range(count)]
         _expect_eof(wire._read_packet())
         rows: list[Row] = []
         while not (packet := _read_packet(wire, into)).is_eof_packet():
-            rows.append(_decode_row(packet, decoders))
+            rows.append(decode_row(packet, decoders))
         return Result(rows, 0, 0)
 
 
@@ -295,7 +292,7 @@ def _block_of(sql: str) -> str | None:
     return None if found is None else found["head"] + ", ".join([found["row"]] * BLOCK_ROWS)
 
 
-# -- rows ----------------------------------------------------------------------
+# -- replies -------------------------------------------------------------------
 
 
 def _read_packet(wire: Wire, into: Landing | None) -> MysqlPacket:
@@ -317,105 +314,6 @@ def _read_packet(wire: Wire, into: Landing | None) -> MysqlPacket:
     return MysqlPacket(room, wire.encoding)
 
 
-_Decoder = Callable[[MysqlPacket], Any]
-_BINARY_CHARSET: Final = 63
-
-
 def _expect_eof(packet: MysqlPacket) -> None:
     if not packet.is_eof_packet():
         raise pymysql.err.InternalError("the server's column definitions have no end")
-
-
-def _decode_row(packet: MysqlPacket, decoders: Sequence[_Decoder]) -> Row:
-    null_bytes = (len(decoders) + 9) // 8
-    packet.advance(1)
-    nulls = int.from_bytes(packet.read(null_bytes), "little") >> 2
-    if not nulls:
-        return tuple([decode(packet) for decode in decoders])
-    return tuple(
-        [None if nulls >> at & 1 else decode(packet) for at, decode in enumerate(decoders)]
-    )
-
-
-@functools.lru_cache(_MOST_DEFINITIONS)
-def _decoder_of(definition: bytes) -> _Decoder:
-    """How a value of the column is read that is defined so.
-
-    A statement's columns are defined anew with each reply, and always alike.
-    """
-    return _decoder(FieldDescriptorPacket(definition, "utf-8"))
-
-
-def _decoder(column: FieldDescriptorPacket) -> _Decoder:
-    """How a value of this column is read; a type that no table of ours has is our mistake."""
-    unsigned = column.flags & _UNSIGNED
-    code = column.type_code
-    if code in _NUMBERS:
-        format = _NUMBERS[code]
-        return _fixed(struct.Struct("<" + (format.upper() if unsigned else format)))
-    if code in _FLOATS:
-        return _fixed(struct.Struct(_FLOATS[code]))
-    if code in (FIELD_TYPE.DECIMAL, FIELD_TYPE.NEWDECIMAL):
-        return _read_decimal
-    if code in _STRINGS:
-        return _read_bytes if column.charsetnr == _BINARY_CHARSET else _read_text
-    raise AssertionError(f"column {column.name} has type {code}, which is not read here")
-
-
-def _fixed(layout: struct.Struct) -> _Decoder:
-    unpack_from, size = layout.unpack_from, layout.size
-
-    def read(packet: MysqlPacket) -> Any:
-        (value,) = unpack_from(packet.read(size))
-        return value
-
-    return read
-
-
-def _read_bytes(packet: MysqlPacket) -> Any:
-    return packet.read_length_coded_string()
-
-
-def _read_text(packet: MysqlPacket) -> Any:
-    return str(packet.read_length_coded_string(), "utf-8")  # of bytes or of a view
-
-
-def _read_decimal(packet: MysqlPacket) -> Any:
-    return _number(_read_text(packet))
-
-
-def _number(text: str) -> int | float:
-    """A decimal as the number SQLite would have given: whole if its type is."""
-    return float(text) if "." in text else int(text)
-
-
-_NUMBERS: Final = {
-    FIELD_TYPE.TINY: "b",
-    FIELD_TYPE.SHORT: "h",
-    FIELD_TYPE.YEAR: "h",
-    FIELD_TYPE.INT24: "i",
-    FIELD_TYPE.LONG: "i",
-    FIELD_TYPE.LONGLONG: "q",
-}
-_FLOATS: Final = {FIELD_TYPE.FLOAT: "<f", FIELD_TYPE.DOUBLE: "<d"}
-_STRINGS: Final = frozenset(
-    {
-        FIELD_TYPE.VARCHAR,
-        FIELD_TYPE.VAR_STRING,
-        FIELD_TYPE.STRING,
-        FIELD_TYPE.TINY_BLOB,
-        FIELD_TYPE.MEDIUM_BLOB,
-        FIELD_TYPE.LONG_BLOB,
-        FIELD_TYPE.BLOB,
-        FIELD_TYPE.JSON,
-        FIELD_TYPE.ENUM,
-        FIELD_TYPE.SET,
-        FIELD_TYPE.BIT,
-    }
-)
-# The same for a result that comes as text, in the form PyMySQL takes.
-FROM_TEXT: Final[dict[Any, Any]] = {
-    **dict.fromkeys(_NUMBERS, int),
-    **dict.fromkeys(_FLOATS, float),
-    **dict.fromkeys((FIELD_TYPE.DECIMAL, FIELD_TYPE.NEWDECIMAL), _number),
-}

@@ -47,8 +47,9 @@ from escapement.storage.engine.base import (
     Step,
     TransactionAborted,
 )
-from escapement.storage.engine.binary import FROM_TEXT, PreparedStatements
+from escapement.storage.engine.binary import PreparedStatements
 from escapement.storage.engine.landing import Landing
+from escapement.storage.engine.mysql_columns import FROM_TEXT
 from escapement.storage.engine.mysql_fitness import check_fitness
 
 logger = logging.getLogger(__name__)
