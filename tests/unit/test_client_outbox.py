@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from escapement.client import schedule
 from escapement.client.ackbox import AckBox, Slip
-from escapement.client.outbox import NEVER, Bounds, Outbox
+from escapement.client.bounds import Bounds
+from escapement.client.outbox import NEVER, Outbox
 from escapement.client.parcel import Parcel
 from escapement.client.retry import Retry
 from escapement.client.serializers import BYTES, JSON, MSGPACK, STR, serializer

@@ -1,8 +1,8 @@
 """What a consumer has acknowledged, until it is durable: gathered and sent in columns.
 
 Acknowledgements gather like messages in an outbox: while none is under way they go at
-once, while one is, they gather until its answer is there, ``linger_s`` has passed, or
-there are ``max_rows``. Every one is answered; what was not answered when a connection
+once, while one is, they gather until its answer is there, ``LINGER_S`` has passed, or
+there are ``MAX_ROWS``. Every one is answered; what was not answered when a connection
 was lost is sent again on the next, because the broker knows a message by its offset
 whoever holds it.
 

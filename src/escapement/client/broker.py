@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from escapement.client import amending, finding, schedule, selection
 from escapement.client.asking import ask_verb
+from escapement.client.bounds import Bounds
 from escapement.client.forecast import Forecast
 from escapement.client.groups import Groups
 from escapement.client.inbox import Inbox
 from escapement.client.life import Life
 from escapement.client.line import Line
 from escapement.client.naming import One, What, name_message
-from escapement.client.outbox import Bounds
 from escapement.client.outcome import Outcomes
 from escapement.client.peeking import Peeking
 from escapement.client.producer import Producer
@@ -27,11 +27,7 @@ from escapement.client.serializers import SerializerLike
 from escapement.errors import InvalidRequest
 from escapement.message import NO_TIME, MessageId
 from escapement.protocol import commands as wire
-from escapement.protocol import limits
 from escapement.traits import KeyRange
-
-# A body's header, generously.
-_BODY_BYTES: Final = 64
 
 
 class Broker:
@@ -89,24 +85,14 @@ class Broker:
           InvalidRequest: before anything is sent, if an argument cannot be meant.
           EscapementError: if the broker refuses, or there is none in time.
         """
-        if min(max_batch_messages, max_batch_bytes, max_in_flight_messages) < 1:
-            raise InvalidRequest("a bound is at least 1")
-        largest_bytes = min(
-            self._limit(limits.LIMIT_BATCH_BYTES, limits.MAX_FRAME_BYTES) - _BODY_BYTES,
-            self._limit(limits.LIMIT_FRAME_BYTES, limits.MAX_FRAME_BYTES) // 2,
-        )
         bounds = Bounds(
             linger_s=schedule.delay_ms(linger) / 1000,
-            batch_messages=min(
-                max_batch_messages,
-                self._limit(limits.LIMIT_BATCH_MESSAGES, limits.MAX_BATCH_MESSAGES),
-            ),
-            batch_bytes=min(max_batch_bytes, largest_bytes),
-            message_bytes=largest_bytes,
+            batch_messages=max_batch_messages,
+            batch_bytes=max_batch_bytes,
             in_flight_messages=max_in_flight_messages,
             in_flight_bytes=max_in_flight_bytes,
             send_timeout_s=schedule.delay_ms(send_timeout) / 1000,
-        )
+        ).within(self.limits)
         producer = Producer(self._line, topic, name, serializer, bounds)
         self._line.attach(producer)
         await producer.opened()
@@ -469,7 +455,3 @@ class Broker:
           EscapementError: if the broker refused.
         """
         return await ask_verb(self._line, verb, arguments)
-
-    def _limit(self, name: str, ceiling: int) -> int:
-        given = self._welcome.limits.get(name, ceiling)
-        return min(given, ceiling) if isinstance(given, int) and given > 0 else ceiling

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from escapement.client.bounds import Bounds
 from escapement.client.parcel import Draft, Parcel
 from escapement.client.retry import Retry
 from escapement.dedup import NO_DIGEST, Digests
@@ -36,19 +36,6 @@ from escapement.message import Int64s, MessageBatch, Times, UInt8s
 # What a message weighs beside its bytes: lengths, times, a dedup key, its place in the lists.
 _ROW_BYTES: Final = 48
 NEVER: Final = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How much a producer gathers and keeps; the broker's limits make them smaller."""
-
-    linger_s: float
-    batch_messages: int
-    batch_bytes: int
-    message_bytes: int  # the largest single message; it goes alone if a batch is smaller
-    in_flight_messages: int
-    in_flight_bytes: int
-    send_timeout_s: float
 
 
 class Outbox:

@@ -19,10 +19,11 @@ import numpy as np
 
 from escapement.client import content, schedule
 from escapement.client.attachment import Attached
+from escapement.client.bounds import Bounds
 from escapement.client.builder import MessageBuilder
 from escapement.client.groups import FollowUp, Group, Groups
 from escapement.client.line import Line
-from escapement.client.outbox import Bounds, Outbox
+from escapement.client.outbox import Outbox
 from escapement.client.promise import Promise
 from escapement.client.receipt import Pending, Receipt, Receipts
 from escapement.client.retry import Retry

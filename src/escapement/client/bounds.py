@@ -1,0 +1,52 @@
+"""How much a producer gathers and keeps, within what its broker takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from escapement.errors import InvalidRequest
+from escapement.protocol import limits
+
+# A body's header, generously.
+_BODY_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """As the user wants them; ``within`` makes them smaller."""
+
+    linger_s: float
+    batch_messages: int
+    batch_bytes: int
+    in_flight_messages: int
+    in_flight_bytes: int
+    send_timeout_s: float
+    # The largest single message; it goes alone if a batch is smaller.
+    message_bytes: int = limits.MAX_FRAME_BYTES
+
+    def within(self, broker: Mapping[str, Any]) -> Bounds:
+        """The same, as far as a broker with these limits takes it.
+
+        Raises:
+          InvalidRequest: if nothing could ever be sent.
+        """
+        if min(self.batch_messages, self.batch_bytes, self.in_flight_messages) < 1:
+            raise InvalidRequest("a bound is at least 1")
+        largest_bytes = min(
+            _limit(broker, limits.LIMIT_BATCH_BYTES, limits.MAX_FRAME_BYTES) - _BODY_BYTES,
+            _limit(broker, limits.LIMIT_FRAME_BYTES, limits.MAX_FRAME_BYTES) // 2,
+        )
+        most = _limit(broker, limits.LIMIT_BATCH_MESSAGES, limits.MAX_BATCH_MESSAGES)
+        return replace(
+            self,
+            batch_messages=min(self.batch_messages, most),
+            batch_bytes=min(self.batch_bytes, largest_bytes),
+            message_bytes=largest_bytes,
+        )
+
+
+def _limit(broker: Mapping[str, Any], name: str, ceiling: int) -> int:
+    given = broker.get(name, ceiling)
+    return min(given, ceiling) if isinstance(given, int) and given > 0 else ceiling
