@@ -4,7 +4,8 @@ Owns ``schema_migrations`` and the files ``migrations/NNNN_name.sql``. Each file
 one text for every engine; the words in which the engines differ are filled in from
 the :class:`Dialect`. What has been applied is recorded with a checksum of that
 text, so a migration that was altered after it was released is noticed, and so is a
-database that a newer program has already changed.
+database that a newer program has already changed. Nor are its comments ever altered: a
+file that one names may lie in a folder of storage by now.
 
 Two brokers may start at once: the first takes a lock, the second waits and then
 finds nothing left to do. On SQLite the lock is the write transaction in which
