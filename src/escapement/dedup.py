@@ -30,7 +30,11 @@ def digest(key: str) -> bytes:
     """
     if not isinstance(key, str) or not key:
         raise InvalidRequest(f"a dedup key is a text that is not empty, not {key!r}")
-    return blake2b(key.encode(), digest_size=DIGEST.itemsize).digest()
+    try:
+        text = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"the dedup key {key!r} is no text that UTF-8 can hold") from None
+    return blake2b(text, digest_size=DIGEST.itemsize).digest()
 
 
 def digests(keys: Sequence[str | None]) -> Digests:

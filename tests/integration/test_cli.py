@@ -879,6 +879,60 @@ def test_a_file_is_sent_line_by_line(say: Say, tmp_path: Path) -> None:
     assert got[2]["payload_base64"] == "/wA="
 
 
+def test_in_json_a_payload_is_text_or_base64_whoever_shows_it(say: Say, tmp_path: Path) -> None:
+    """N1, V1: that of which only the beginning is shown may end within a letter."""
+    lines = [b"\xff\x00", b"x" + 300 * "é".encode()]
+    (tmp_path / "lines").write_bytes(b"\n".join(lines))
+    names = ("odd", "s")
+    say("admin", "subscriptions", "create", *names, "--max-deliveries", "1")
+    say("produce", "odd", "--file", str(tmp_path / "lines"))
+    base64, text = ("payload_base64", "/wA="), ("payload", lines[1].decode())
+    beginning = ("payload", "x" + 255 * "é")
+
+    def shown(*words: str) -> list[tuple[str, str]]:
+        """Under which name each payload stands, and what it is."""
+        found = [json.loads(line) for line in say(*words, "-o", "json").splitlines()]
+        rows = found[0] if isinstance(found[0], list) else found
+        return [(n, row[n]) for row in rows for n in row if n.startswith("payload")]
+
+    async def die() -> None:
+        async with escapement.connect(f"escapement://{os.environ['ESCAPEMENT_BROKER']}") as broker:
+            async with broker.consumer(*names) as inbox:
+                for _ in lines:
+                    assert await inbox.receive(timeout_s=TIMEOUT_S)
+            with trio.fail_after(TIMEOUT_S):
+                while len(await broker.admin("dlq.list", topic="odd", subscription="s")) < 2:
+                    pass
+
+    assert shown("peek", "odd") == [base64, beginning]
+    assert shown("read", "odd") == [base64, text]
+    assert shown("message", "show", "odd", "0") == [base64]
+    assert shown("message", "show", "odd", "1") == [beginning]
+    trio.run(die)
+    assert shown("dlq", "list", *names) == [base64, beginning]
+    assert shown("dlq", "show", *names, "0") == [base64]
+    assert shown("dlq", "show", *names, "1") == [text]
+    assert r"\xff" in say("dlq", "list", *names)
+    assert r"\xff" in say("message", "show", "odd", "0")
+
+
+def test_what_is_no_text_where_text_is_wanted_is_refused(say: Say) -> None:
+    """A terminal hands over bytes, which may be no UTF-8."""
+    odd = os.fsdecode(b"a\xff")
+    topic = ("produce", "texts", "x")
+    for words in (
+        (*topic, "--key", odd),
+        (*topic, "--dedup", odd),
+        (*topic, "--property", f"a={odd}"),
+        ("peek", "texts", "--key", odd),
+        ("cancel", "texts", "--key", odd, "--dry-run"),
+        ("cancel", "texts", "--dedup", odd),
+        ("schedule", "create", "odd", "texts", "--every", "90s", "--key", odd),
+        ("dlq", "list", "texts", odd),
+    ):
+        assert "udcff" in say(*words, fails=1)
+
+
 def test_lines_of_a_pipe_are_sent_as_they_come(broker: BrokerProcess) -> None:
     with process(broker, "produce", "pipe", "--stdin", stdin=subprocess.PIPE) as sender:
         assert sender.stdin is not None

@@ -6,6 +6,7 @@ import random
 from datetime import timedelta
 from typing import Any
 
+import msgpack
 import pytest
 import trio.testing
 
@@ -15,6 +16,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.subscription.deadletter import KEEPER
 from escapement.errors import InvalidRequest, NotFound
+from escapement.message import Blobs, MessageBatch
 from escapement.names import TopicName
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
@@ -477,6 +479,33 @@ async def test_a_letter_that_dies_again_goes_back_as_the_letter_it_was(
         async with broker.consumer("x", "s") as inbox:
             (message,) = await arrived(inbox)
             assert (message.value, message.properties) == (b"bad", {"mine": 1})
+
+
+async def test_properties_that_are_no_utf_8_are_shown_and_come_back_as_they_were(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: nobody checks what a job or another client packs."""
+    odd = [b"\x81\xa1a\xa2\xff!", b"\x81\xa1\xfe\x07", msgpack.packb({b"\xff": 1})]
+    read = [{"a": "\\xff!"}, {"\\xfe": 7}, {b"\xff": 1}]
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        producer = await broker.producer("x")
+        await producer.send_batch(MessageBatch(Blobs.of([b"m"] * 3), properties=Blobs.of(odd)))
+        async with broker.consumer("x", "s") as inbox:
+            messages = await arrived(inbox)
+            assert [message.properties for message in messages] == read
+            await inbox.nack([message.id for message in messages])
+        await settled(world)
+        shown = await broker.admin("dlq.show", **NAMES, offset=0)
+        assert shown["properties"]["a"] == "\\xff!"
+        assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 3}
+        await settled(world)
+        async with broker.consumer("x", "s") as inbox:
+            await world.clock.settle()
+            batch = await inbox.next_batch()
+            assert batch is not None
+            assert batch.messages.properties is not None
+            assert batch.messages.properties.to_list() == odd
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved on"])

@@ -333,6 +333,32 @@ COLUMNS: Final = [
 PROBE: Final = 999
 
 
+async def test_a_text_that_utf_8_cannot_hold_is_refused_and_nothing_sent(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Python has such texts: of names of files, say."""
+    odd = "a\udcff"
+    async with testing.start() as world, world.connect() as broker:
+        producer = await broker.producer("t")
+        calls = [
+            lambda: producer.send(b"x", key=odd),
+            lambda: producer.send(b"x", dedup=odd),
+            lambda: producer.send(b"x", properties={"a": odd}),
+            lambda: producer.send(b"x", group=odd),
+            lambda: producer.send_many([b"x"], keys=[odd]),
+            lambda: producer.send_many([b"x"], dedup=[odd]),
+            lambda: broker.find("t", odd),
+            lambda: broker.cancel(topic="t", key=odd),
+            lambda: broker.cancel(topic="t", dedup=odd),
+            lambda: broker.schedules.create("s", "t", every="1m", key=odd),
+            lambda: broker.admin("dlq.list", topic="t", subscription=odd),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidRequest, match="udcff"):
+                await call()
+        assert (await producer.send(b"goes on")).id.offset == 0
+
+
 @pytest.mark.parametrize("said", SAID, ids=lambda said: type(said).__name__)
 async def test_a_command_with_a_field_of_a_wrong_type_is_answered_or_ends_with_a_reason(
     said: wire.Command, mock_clock: trio.testing.MockClock

@@ -12,7 +12,7 @@ ROOT = Path(escapement.__file__).parent
 # Lowest first. Packages on one floor do not import each other.
 FLOORS: list[set[str]] = [
     {"errors", "clock", "interrupt"},
-    {"message", "dedup", "names", "durations", "position", "recurrence", "spans"},
+    {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},
     {"timewheel", "traits", "groupnames"},
     {"protocol", "storage"},
     {"client", "broker", "pipeline"},
@@ -26,7 +26,7 @@ FACES = {"__init__", "__main__"}
 
 # The same inside the broker.
 BROKER_FLOORS: list[set[str]] = [
-    {"limits", "properties", "tokenbucket", "crash", "leasekeeper"},
+    {"limits", "tokenbucket", "crash", "leasekeeper"},
     {"log"},
     {"subscription"},
     {"topic", "config"},

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from escapement.cli.line import body, print_json, text
 from escapement.cli.options import output_option
 from escapement.cli.remote import Command, broker_option, with_broker
 from escapement.cli.table import print_record, print_rows
@@ -92,10 +93,11 @@ def list_letters(
         )
         return found
 
-    rows = [_readable(row) for row in with_broker(at_broker, ask)]
+    rows = with_broker(at_broker, ask)
     if output == "json":
-        click.echo(json.dumps(rows))
+        print_json([_plain(row) for row in rows])
     else:
+        rows = [row | {"payload": text(row["payload"])} for row in rows]
         print_rows(rows, _COLUMNS, f"{subscription} of {topic} has no dead letters")
 
 
@@ -126,11 +128,11 @@ def show(
         )
         return found
 
-    row = _readable(with_broker(at_broker, ask))
+    row = with_broker(at_broker, ask)
     if output == "json":
-        click.echo(json.dumps(row))
+        print_json(_plain(row))
     else:
-        print_record(row)
+        print_record(row | {"payload": text(row["payload"])})
 
 
 def _moving(command: Command) -> Command:
@@ -239,9 +241,6 @@ async def _count(broker: Broker, letters: _Letters) -> int:
             return counted
 
 
-def _readable(row: dict[str, Any]) -> dict[str, Any]:
-    text = row["payload"].decode("utf-8", "backslashreplace")
-    readable = row | {"payload": text}
-    if "properties" in row:
-        readable["properties"] = json.loads(json.dumps(row["properties"], default=repr))
-    return readable
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in row.items() if name != "payload"}
+    return shown | body(row["payload"], row["size_bytes"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from base64 import b64encode
-from collections.abc import Mapping
+from codecs import getincrementaldecoder
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,30 +17,50 @@ from escapement.client.delivery import Row
 def print_payload(payload: bytes) -> None:
     """As it is; on a terminal so that it cannot command the terminal."""
     if sys.stdout.isatty():
-        text = payload.decode(errors="backslashreplace")
-        click.echo("".join(c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text))
+        shown = (c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text(payload))
+        click.echo("".join(shown))
     else:
         click.echo(payload)
 
 
-def print_json(values: Mapping[str, Any]) -> None:
-    """One object on one line; bytes as base64."""
-    click.echo(json.dumps(values, default=_base64))
+def print_json(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """An object, or a list of them, on one line; bytes as base64."""
+    click.echo(json.dumps(_named(values), default=_shown))
+
+
+def body(payload: bytes, size_bytes: int | None = None) -> dict[str, str]:
+    """A payload, or the beginning of one of ``size_bytes``: as text, or as base64."""
+    is_whole = size_bytes is None or len(payload) == size_bytes
+    try:
+        return {"payload": getincrementaldecoder("utf-8")().decode(payload, is_whole)}
+    except UnicodeDecodeError:
+        return {"payload_base64": _base64(payload)}
+
+
+def text(payload: bytes) -> str:
+    """A payload to be read by people, whatever it is."""
+    return payload.decode(errors="backslashreplace")
 
 
 def plain(message: Row) -> dict[str, Any]:
     """What there is to every message, as values for ``print_json``."""
-    shown: dict[str, Any] = {"id": str(message.id)}
-    try:
-        shown["payload"] = message.payload.decode()
-    except UnicodeDecodeError:
-        shown["payload_base64"] = _base64(message.payload)
-    return shown | {
+    return {"id": str(message.id), **body(message.payload)} | {
         "key": message.key,
         "properties": message.properties,
         "group": message.group,
         "due_ms": message.due_ms,
     }
+
+
+def _named(value: Any) -> Any:
+    """The same with names that JSON takes: in properties anything may be one."""
+    if isinstance(value, Mapping):
+        return {n if isinstance(n, str) else repr(n): _named(v) for n, v in value.items()}
+    return [_named(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _shown(value: Any) -> str:
+    return _base64(value) if isinstance(value, bytes) else repr(value)
 
 
 def _base64(value: bytes) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 import click
 
+from escapement.cli.line import body, print_json, text
 from escapement.cli.options import output_option
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import print_record, print_rows
@@ -60,10 +60,10 @@ def show(topic: str, id: int | None, output: str, at_broker: tuple[str, int]) ->
         return found
 
     answer = with_broker(at_broker, ask)
-    answer["payload"] = answer["payload"].decode("utf-8", "backslashreplace")
     if output == "json":
-        click.echo(json.dumps(answer, default=repr))
+        print_json(answer | body(answer.pop("payload"), answer["size_bytes"]))
         return
+    answer["payload"] = text(answer["payload"])
     print_record({name: value for name, value in answer.items() if name != "subscriptions"})
     click.echo()
     print_rows(answer["subscriptions"], _COLUMNS, "no subscriptions")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import Any, Final
 import click
 import trio
 
+from escapement.cli.line import body, print_json, text
 from escapement.cli.options import output_option
 from escapement.cli.parameters import check_span, moment, name_and_value
 from escapement.cli.remote import broker_option, with_broker
@@ -93,10 +93,11 @@ def peek(
             nursery.cancel_scope.cancel()
         return found
 
-    rows = [_row(one) for one in with_broker(at_broker, look)]
+    found = with_broker(at_broker, look)
     if output == "json":
-        click.echo(json.dumps(rows, default=repr))
+        print_json([_row(one) | body(one.payload, one.size_bytes) for one in found])
     else:
+        rows = [_row(one) | {"payload": text(one.payload)} for one in found]
         columns = ("due_at_ms", "due_in_ms", "offset", "key", "size_bytes", "payload")
         print_rows(rows, columns, f"nothing of that is pending on {topic}")
 
@@ -118,5 +119,4 @@ def _row(one: Upcoming) -> dict[str, Any]:
         "key": one.key,
         "properties": one.properties,
         "size_bytes": one.size_bytes,
-        "payload": one.payload.decode("utf-8", "backslashreplace"),
     }

@@ -16,6 +16,7 @@ from escapement.cli.options import output_option
 from escapement.cli.parameters import moment, positive_duration_ms
 from escapement.cli.remote import broker_option, with_broker
 from escapement.cli.table import console, print_record, print_rows
+from escapement.client import content
 from escapement.client.schedule import at_ms
 
 _COLUMNS: Final = ("schedule", "topic", "cron", "timezone", "every_ms", "state", "next_at_ms")
@@ -132,7 +133,7 @@ def create(
         every_ms=every_ms,
         until_ms=None if until is None else at_ms(until),
         payload=body,
-        key=None if key is None else os.fsencode(key),
+        key=None if key is None else content.key(key),
         missed=missed,
     )
     _print(made, output)

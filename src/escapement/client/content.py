@@ -20,7 +20,10 @@ def key(text: str) -> bytes:
     """A key as bytes."""
     if not isinstance(text, str):
         raise InvalidRequest(f"a key of type {type(text).__name__} is not a str")
-    return text.encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"the key {text!r} is no text that UTF-8 can hold") from None
 
 
 def group(name: str) -> bytes:

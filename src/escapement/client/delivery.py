@@ -10,12 +10,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Protocol
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from escapement.client.schedule import moment
 from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, MessageId
+from escapement.properties import read_properties
 
 
 class Origin(Protocol):
@@ -163,9 +163,8 @@ class Row:
 
     @property
     def properties(self) -> dict[str, Any]:
-        """The properties it was sent with."""
-        packed = self._columns._properties_list()[self._row]
-        return dict(msgpack.unpackb(packed)) if packed else {}
+        """The properties it was sent with; what of a text is no UTF-8 stands there as ``\\xff``."""
+        return read_properties(self._columns._properties_list()[self._row])
 
     @property
     def priority(self) -> int:

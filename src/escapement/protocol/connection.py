@@ -24,7 +24,7 @@ import enum
 from collections.abc import Iterator
 from typing import Final
 
-from escapement.errors import EscapementError, LocalProtocolError, ProtocolError
+from escapement.errors import EscapementError, InvalidRequest, LocalProtocolError, ProtocolError
 from escapement.errors import RemoteProtocolError as RemoteError
 from escapement.message import Buffer
 from escapement.protocol import frame
@@ -169,6 +169,7 @@ class Connection:
 
         Raises:
           LocalProtocolError: if it may not be sent now, or does not fit a frame.
+          InvalidRequest: if a text of it is none that UTF-8 can hold.
         """
         if self.finished:
             raise LocalProtocolError(f"{type(command).__name__}: this side has finished")
@@ -229,5 +230,7 @@ class Connection:
 def _pack(command: Command) -> list[Buffer]:
     try:
         return frame.pack(command.write())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{error.object!r:.300} is no text that UTF-8 can hold") from None
     except (ValueError, TypeError, OverflowError) as error:
         raise LocalProtocolError(f"{type(command).__name__}: {error}") from None

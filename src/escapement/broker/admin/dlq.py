@@ -94,7 +94,7 @@ def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
     for offset, due_ms, origin, key, payload, properties in table:
         row: dict[str, Any] = {"offset": offset, "arrived_at_ms": due_ms}
         row |= {f"original_{n}" if n in _ORIGINAL else n: v for n, v in origin.items()}
-        row |= {"key": key.decode("utf-8", "replace") or None, "size_bytes": len(payload)}
+        row |= {"key": key.decode("utf-8", "backslashreplace") or None, "size_bytes": len(payload)}
         if preview_bytes is None:
             row["properties"] = readable(properties, _REPLY_DEPTH)
         rows.append(row | {"payload": payload[:preview_bytes]})

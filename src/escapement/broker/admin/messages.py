@@ -84,7 +84,7 @@ async def _select_messages(broker: Broker, given: Arguments) -> Plain:
 
 def _content(key: bytes, properties: bytes, payload: bytes) -> dict[str, Plain]:
     return {
-        "key": key.decode("utf-8", "replace") or None,
+        "key": key.decode("utf-8", "backslashreplace") or None,
         "properties": readable(properties, _REPLY_DEPTH),
         "size_bytes": len(payload),
         "payload": payload[:PREVIEW_BYTES],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from escapement.broker.admin.arguments import Plain
-from escapement.broker.properties import read_properties
+from escapement.properties import read_properties
 from escapement.protocol.fields import check_plain
 
 # Lists and maps of one message's: of a thousand messages they fit an answer.

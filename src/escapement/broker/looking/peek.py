@@ -20,9 +20,9 @@ import numpy.typing as npt
 import trio
 
 from escapement.broker.looking.passed import with_passed
-from escapement.broker.properties import read_properties
 from escapement.broker.topic.topic import Topic
 from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.properties import read_properties
 from escapement.storage.blocking import Run
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Fetch, Key, Plan
 from escapement.traits import may_have_key

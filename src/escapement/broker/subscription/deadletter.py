@@ -14,15 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.properties import read_properties
 from escapement.broker.subscription.ready import Rows
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.names import TopicName
+from escapement.properties import AS_IS, READABLE, pack_again, read_properties
 from escapement.storage.letters.letter import Letter
 from escapement.storage.policy import SubscriptionPolicy
 
@@ -122,7 +121,7 @@ def marked(
         }
         if accepted_ms:
             properties[f"{_PREFIX}published_at_ms"] = accepted_ms
-        made.append(msgpack.packb(properties))
+        made.append(pack_again(properties))
     # They belong to no group: of theirs the message is done with.
     return replace(batch, properties=Blobs.of(made), groups=None)
 
@@ -131,7 +130,7 @@ def origins(batch: MessageBatch) -> list[dict[str, Any]]:
     """What ``marked`` has said of each message; nothing of one that is no dead letter."""
     found = []
     for raw in _properties(batch):
-        _, said = _parted(raw)
+        _, said = _parted(raw, READABLE)
         found.append({n.removeprefix(_PREFIX): v for n, v in said.items() if n != _BEFORE})
     return found
 
@@ -146,7 +145,7 @@ def restored(batch: MessageBatch) -> MessageBatch:
             kept |= before.pop()
         if before:
             kept[_BEFORE] = before
-        left.append(msgpack.packb(kept) if kept else b"")
+        left.append(pack_again(kept) if kept else b"")
     properties = Blobs.of(left) if any(left) else None
     return replace(batch, properties=properties, groups=None)
 
@@ -182,9 +181,9 @@ def _bounded(sizes: Int64s) -> Iterator[Int64s]:
         first, before = last, int(ends[last - 1])
 
 
-def _parted(packed: bytes) -> tuple[dict[Any, Any], dict[Any, Any]]:
+def _parted(packed: bytes, unreadable: str = AS_IS) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """What a message was sent with, and what ``marked`` has said of it."""
-    properties = read_properties(packed)
+    properties = read_properties(packed, unreadable)
     said = {n: v for n, v in properties.items() if isinstance(n, str) and n.startswith(_PREFIX)}
     return {n: v for n, v in properties.items() if n not in said}, said
 
