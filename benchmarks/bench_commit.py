@@ -31,6 +31,7 @@ from escapement.storage.commit.items import Append
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.log.log import Log
+from escapement.storage.state import load_state
 
 PAYLOAD_BYTES = 100
 DELAY_MS = 86_400_000
@@ -57,7 +58,7 @@ async def measure(engine: Engine, options: argparse.Namespace, batch: int, count
     held = lease.acquire(engine, lease.Identity("bench", "bench"), 3_600_000, clock)
     connection = engine.connect()
     log = Log.open(engine, connection, held, 4, clock.now_ms())
-    state = checkpoint.load_state(connection)
+    state = load_state(connection)
     rng = np.random.default_rng(1)
     bodies = [
         MessageBatch(Blobs(np.full(batch, PAYLOAD_BYTES, np.uint32), rng.bytes(size))).encode()

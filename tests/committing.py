@@ -12,7 +12,7 @@ import trio
 
 from escapement.errors import EscapementError, OutcomeUnknown
 from escapement.message import NO_TIMES, Blobs, MessageBatch, Times
-from escapement.storage import catalog, checkpoint, lease, schema
+from escapement.storage import catalog, lease, schema
 from escapement.storage.blocking import Run, inline
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.group import Group
@@ -32,6 +32,7 @@ from escapement.storage.journal import journal
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.log import Log
+from escapement.storage.state import load_state
 
 LEASE_MS = 600_000
 
@@ -215,7 +216,7 @@ class House:
         self.lease: Lease = lease.acquire(engine, Identity(owner, owner), LEASE_MS, clock)
         with self.connection() as connection:
             self.log = Log.open(engine, connection, self.lease, 2, clock.now_ms())
-            self.state = checkpoint.load_state(connection)
+            self.state = load_state(connection)
         self.groups: list[Group] = []
         self.states: list[State] = []
         self._progress = trio.lowlevel.ParkingLot()

@@ -19,6 +19,7 @@ from escapement.storage.log.log import Log
 from escapement.storage.log.logrow import encode_row
 from escapement.storage.log.logtable import NewRow, insertion
 from escapement.storage.policy import SubscriptionPolicy, TopicPolicy
+from escapement.storage.state import load_state
 
 
 def part(subscription_id: int) -> AttemptPart:
@@ -33,7 +34,7 @@ def test_what_was_created_is_what_a_start_loads(connection: Connection) -> None:
         connection, topics[1].id, "billing", "shared", 7, start_offset=3, fill_until=9
     )
     producer = producers.open_producer(connection, topics[0].id, "p", 4)
-    state = checkpoint.load_state(connection)
+    state = load_state(connection)
     assert state.namespaces == [namespace]
     assert state.topics == topics
     assert state.subscriptions == [subscription]
@@ -66,7 +67,7 @@ def test_changes_are_kept(connection: Connection) -> None:
     catalog.update_subscription(connection, patient)
     newer = replace(topic, policy=TopicPolicy(unknown={"colour": "red"}))
     catalog.update_topic(connection, newer)
-    state = checkpoint.load_state(connection)
+    state = load_state(connection)
     assert state.namespaces == [changed]
     assert state.topics == [newer]
     assert state.subscriptions == [patient]
@@ -168,7 +169,7 @@ def test_a_replaced_subscription_has_the_name_and_the_settings_and_nothing_else(
         connection, old, 9, start_offset=3, start_due_ms=5, fill_from=1, fill_until=2
     )
     connection.rollback()
-    assert checkpoint.load_state(connection).subscriptions == [old]
+    assert load_state(connection).subscriptions == [old]
     connection.begin()
     new = catalog.replace_subscription(
         connection, old, 9, start_offset=3, start_due_ms=5, fill_from=1, fill_until=2
@@ -180,7 +181,7 @@ def test_a_replaced_subscription_has_the_name_and_the_settings_and_nothing_else(
     )
     while freeing.free_step(connection, log.generations):
         pass
-    state = checkpoint.load_state(connection)
+    state = load_state(connection)
     assert (state.subscriptions, state.chunks, state.attempts) == ([new], {}, {})
     connection.begin()
     with pytest.raises(NotFound):
@@ -228,7 +229,7 @@ def test_a_deleted_topic_leaves_nothing_behind(engine: Engine, connection: Conne
     while freeing.free_step(connection, log.generations):
         steps += 1
     assert steps > 8
-    state = checkpoint.load_state(connection)
+    state = load_state(connection)
     assert state.topics == topics[1:]
     assert state.subscriptions == subscriptions[2:]
     assert list(state.chunks) == list(state.attempts) == [s.id for s in subscriptions[2:]]

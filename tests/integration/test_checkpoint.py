@@ -30,6 +30,7 @@ from escapement.storage.journal.journalentry import JournalEntry, encode_entry
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.log.log import Log
 from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
+from escapement.storage.state import load_state
 
 ONE: Final = np.ones(1, np.int64)
 TABLE: Final = AttemptTable(ONE, ONE, ONE, ONE)
@@ -76,7 +77,7 @@ def test_what_a_checkpoint_wrote_is_loaded(
             trims={0: JournalPosition(2, b"group--2")},
         ),
     )
-    state = checkpoint.load_state(connection)
+    state = load_state(connection)
     assert state.chunks == {subscription.id: [(n, b"chunk%d" % n) for n in range(600)]}
     assert state.attempts == {subscription.id: [(0, TRIES), (1, TRIES)]}
     assert state.topics == [replace(topic, next_offset=500)]
@@ -113,7 +114,7 @@ def test_empty_data_deletes_and_the_rest_stays(
     )
     for _ in range(2):  # written again when its COMMIT lost the reply
         checkpoint.write(engine, connection, held, second)
-    state = checkpoint.load_state(connection)
+    state = load_state(connection)
     assert state.chunks == {1: [(1, b"new")], 2: [(0, b"old"), (1, b"old")]}
     assert state.attempts == {1: [(0, TRIES)], 2: [(8, TRIES)]}
     assert state.keys == {1: [(0, encode_keys(KEYS))], 2: [(n, encode_keys(KEYS)) for n in (3, 4)]}
@@ -132,7 +133,7 @@ def test_what_was_deleted_meanwhile_is_not_brought_back(
             subscriptions=[SubscriptionRow(77, 1, 1, 1)],
         ),
     )
-    state = checkpoint.load_state(connection)
+    state = load_state(connection)
     assert (state.topics, state.producers, state.subscriptions) == ([], [], [])
 
 
@@ -143,7 +144,7 @@ def test_a_stale_owner_checkpoints_nothing(
     lease.acquire(engine, held.identity, 60_000, HandClock())
     with pytest.raises(LeaseLost):
         checkpoint.write(engine, connection, held, Checkpoint(chunks=[ChunkRow(1, 0, b"x")]))
-    assert checkpoint.load_state(connection).chunks == {}
+    assert load_state(connection).chunks == {}
 
 
 def test_a_large_checkpoint_is_written_in_short_transactions(
@@ -183,7 +184,7 @@ def test_a_checkpoint_that_ended_half_way_left_the_journal(
             checkpoint.write(faulty, through, held, whole)
         faulty.before = no_fault
         through.close()
-        state = checkpoint.load_state(connection)
+        state = load_state(connection)
         if state.trims:
             assert len(state.attempts) == 2500
         if crash.count < number:
@@ -216,7 +217,7 @@ def test_a_chunk_that_became_full_is_whole_wherever_its_checkpoint_ended(
             checkpoint.write(faulty, through, held, Checkpoint(chunks=[*now_full, *others]))
         faulty.before = no_fault
         through.close()
-        rows = checkpoint.load_state(connection).chunks[1]
+        rows = load_state(connection).chunks[1]
         torn += len(rows) == 2
         loaded = OffsetSet()
         for no, data in rows:
@@ -227,7 +228,7 @@ def test_a_chunk_that_became_full_is_whole_wherever_its_checkpoint_ended(
         # What the next checkpoint writes leaves one row, and no more of the stale one.
         changed = [ChunkRow(1, no, data) for no, data in loaded.dirty_chunks().items()]
         checkpoint.write(engine, connection, held, Checkpoint(chunks=changed))
-        assert [no for no, _ in checkpoint.load_state(connection).chunks[1]] == [FULL_CHUNKS]
+        assert [no for no, _ in load_state(connection).chunks[1]] == [FULL_CHUNKS]
         if crash.count < number:
             break
     assert torn

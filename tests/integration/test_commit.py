@@ -28,7 +28,7 @@ from escapement.errors import (
     StorageUnavailable,
 )
 from escapement.message import Times
-from escapement.storage import catalog, checkpoint
+from escapement.storage import catalog
 from escapement.storage.blocking import in_threads
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.grouprows import MAX_ROW_BYTES
@@ -36,6 +36,7 @@ from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.commit.lane import GROUP_BYTES, GROUP_STATEMENTS, State
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import journal
+from escapement.storage.state import load_state
 
 
 async def test_a_receipt_means_that_the_batch_is_committed(engine: Engine) -> None:
@@ -224,7 +225,7 @@ async def test_a_failing_statement_takes_nobody_with_it(engine: Engine) -> None:
         assert ticket.offset == 0
         assert len(house.groups) - groups <= 2
         with house.connection() as connection:
-            names = {record.name for record in checkpoint.load_state(connection).topics}
+            names = {record.name for record in load_state(connection).topics}
         assert names == {"t", "other"}
         check_promises(engine, house.tickets)
 
@@ -295,7 +296,7 @@ async def test_many_statements_are_spread_over_groups(engine: Engine) -> None:
                 nursery.start_soon(house.topic, f"t{n}")
         assert max(len(group.statements) for group in house.groups) <= GROUP_STATEMENTS
         with house.connection() as connection:
-            assert len(checkpoint.load_state(connection).topics) == GROUP_STATEMENTS + 10
+            assert len(load_state(connection).topics) == GROUP_STATEMENTS + 10
 
 
 async def test_commits_can_be_paced(engine: Engine, autojump_clock: MockClock) -> None:

@@ -63,6 +63,7 @@ STORAGE_FLOORS: list[set[str]] = [
     {"journal", "archive", "catalog"},
     {"commit", "forgetting", "freeing", "lagtable"},
     {"checkpoint"},
+    {"state"},
     {"topicstate"},
 ]
 

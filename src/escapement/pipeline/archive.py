@@ -41,11 +41,11 @@ from escapement.pipeline.planning import looking
 from escapement.pipeline.shelf import Ready, Shelf
 from escapement.storage import archive, removal, topicstate
 from escapement.storage.catalog import find_namespace, find_topic, read_namespaces, read_topics
-from escapement.storage.checkpoint import load_rows
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.log.log import Log
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.schema import require
+from escapement.storage.state import load_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

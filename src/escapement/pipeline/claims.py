@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from escapement.message import Int64s
 from escapement.storage.attempts import decode_attempts
-from escapement.storage.checkpoint import State
 from escapement.storage.engine.base import Connection
 from escapement.storage.journal.journalentry import cancellations_id
 from escapement.storage.journal.journaltail import JournalTail
 from escapement.storage.log.log import Log
 from escapement.storage.moves import Moves
 from escapement.storage.offsets import OffsetSet
+from escapement.storage.state import State
 from escapement.storage.topicstate import SubscriptionState
 
 Bools = npt.NDArray[np.bool_]

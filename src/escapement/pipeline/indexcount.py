@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from escapement.errors import IndexDamaged, InvalidRequest
-from escapement.storage.checkpoint import fits
 from escapement.storage.engine.base import Connection
 from escapement.storage.index.block import BlockCache
 from escapement.storage.index.keys import Keys, is_sorted, merge
@@ -22,6 +21,7 @@ from escapement.storage.index.segment import Segment
 from escapement.storage.index.segments import Segments
 from escapement.storage.journal import journal
 from escapement.storage.log.logtable import RowKey
+from escapement.storage.state import fits
 
 # Each block is read once.
 _CACHE_BYTES: Final = 4 << 20

@@ -35,7 +35,6 @@ from escapement.pipeline.shown import Shown
 from escapement.pipeline.shuffle import Counters, Work, Written
 from escapement.pipeline.shuffle import fill as fill_by_tasks
 from escapement.storage import lease
-from escapement.storage.checkpoint import load_state
 from escapement.storage.datadir import DataDirectory
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
@@ -47,6 +46,7 @@ from escapement.storage.journal.journaltail import JournalTail
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.log.log import Log
 from escapement.storage.schema import require
+from escapement.storage.state import load_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,41 +10,29 @@ they stand for (storage/lagtable.py): replaying the journal over a newer state c
 a checkpoint that ends half-way, or whose COMMIT lost its reply, does no harm and is simply written
 again.
 
-:func:`load_state` is the other half: what a broker starts from. Replaying the journal
-(storage/journal/journal.py) on top of it gives the state at the end of the last group commit.
+What a broker reads of it at its start is :mod:`~escapement.storage.state`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from escapement.storage import catalog, lagtable, removal
+from escapement.storage import lagtable
 from escapement.storage.attempts import AttemptTable, encode_attempts
-from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.dedupkeys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.transaction import transaction
-from escapement.storage.index.manifest import Manifest, Mark
+from escapement.storage.index.manifest import Mark
 from escapement.storage.journal import journal
 from escapement.storage.journal.journal import JournalPosition
 from escapement.storage.lagtable import LagRow
 from escapement.storage.lease import Lease, check
-from escapement.storage.letters.eventgroup import Closing, read_closings
-from escapement.storage.letters.schedule import Schedule, read_schedules
 from escapement.storage.log.generation import Generation
-from escapement.storage.producers import ProducerRecord, read_producers
-from escapement.storage.schema import log_identity
 
-# Before every id: the cancelled messages of a topic stand under its negative one.
-_LEAST: Final = -(1 << 63)
-# Chunks fetched at once: each has up to 128 KiB, most have a few hundred bytes.
-_CHUNKS_AT_ONCE: Final = 256
-# Parts of attempts or dedup keys fetched at once: each has up to 2 MiB.
-_PARTS_AT_ONCE: Final = 16
 # Rows written in one transaction: some tens of milliseconds. One of this many bytes
 # counts as two, and so on.
 _STEP_ROWS: Final = 1_000
@@ -70,15 +58,6 @@ _SET_SUBSCRIPTION: Final = (
     "UPDATE subscriptions SET fill_from = ?, fill_until = ?, log_position = ? WHERE id = ?"
 )
 _SET_GENERATION: Final = "UPDATE generations SET size_bytes = ? WHERE id = ?"
-
-# Tables of an owner's numbered rows: the columns, and how many rows are fetched at once.
-_TABLES: Final = {
-    "cursor_chunks": ("subscription_id", "chunk", _CHUNKS_AT_ONCE),
-    "moves": ("topic_id", "chunk", _CHUNKS_AT_ONCE),
-    "attempts": ("subscription_id", "part", _PARTS_AT_ONCE),
-    "dedup_keys": ("topic_id", "part", _PARTS_AT_ONCE),
-}
-Table = Literal["cursor_chunks", "moves", "attempts", "dedup_keys"]
 
 T = TypeVar("T")
 
@@ -166,28 +145,6 @@ class Checkpoint:
     lags: Sequence[LagRow] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """Everything of a bundle at its last checkpoint, but for the log and the journal."""
-
-    log_identity: bytes
-    mark: Mark | None  # which checkpoint; None before the first
-    namespaces: list[Namespace]
-    condemned: list[int]  # ids of namespaces that are being deleted
-    topics: list[TopicRecord]
-    subscriptions: list[SubscriptionRecord]
-    producers: list[ProducerRecord]
-    schedules: list[Schedule]
-    chunks: dict[int, list[tuple[int, bytes]]]  # subscription: (chunk, data)
-    moves: dict[int, list[tuple[int, bytes]]]  # topic: (chunk, data)
-    attempts: dict[int, list[tuple[int, bytes]]]  # subscription: (part, data), ascending
-    keys: dict[int, list[tuple[int, bytes]]]  # topic: (part, data) of its dedup keys
-    members: dict[int, list[MemberRow]]  # by topic: of its groups
-    closings: dict[int, list[Closing]]  # by topic
-    trims: dict[int, JournalPosition]  # by lane: what the checkpoint covers
-    journal_ends: dict[int, JournalPosition]  # by lane: where the pipeline goes on
-
-
 def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Checkpoint) -> None:
     """Write ``checkpoint``, in as many transactions as it takes.
 
@@ -206,59 +163,6 @@ def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Chec
     trim = partial(journal.trim_step, connection, lease.bundle_id, checkpoint.trims)
     while as_owner(trim):
         pass
-
-
-def load_state(connection: Connection, bundle_id: int = 0) -> State:
-    """What the bundle's owner starts from. A few queries, each in bounded steps."""
-    return State(
-        log_identity=log_identity(connection),
-        mark=_read_mark(connection, bundle_id),
-        namespaces=list(catalog.read_namespaces(connection)),
-        condemned=removal.marked(connection, "namespace"),
-        topics=list(catalog.read_topics(connection, bundle_id)),
-        subscriptions=list(catalog.read_subscriptions(connection)),
-        producers=list(read_producers(connection)),
-        schedules=list(read_schedules(connection, bundle_id)),
-        chunks=_read_rows(connection, "cursor_chunks"),
-        moves=_read_rows(connection, "moves"),
-        attempts=_read_rows(connection, "attempts"),
-        keys=_read_rows(connection, "dedup_keys"),
-        members=_read_members(connection),
-        closings=_by_topic(read_closings(connection)),
-        trims=journal.trims(connection, bundle_id),
-        journal_ends=journal.ends(connection, bundle_id),
-    )
-
-
-def load_rows(connection: Connection, table: Table, owner_id: int) -> list[tuple[int, bytes]]:
-    """One owner's rows ``(chunk or part, data)`` of a table, ascending."""
-    owner, number, _ = _TABLES[table]
-    rows = connection.execute(
-        f"SELECT {number}, data FROM {table} WHERE {owner} = ? ORDER BY {number}", (owner_id,)
-    ).rows
-    return [(number, data) for number, data in rows]
-
-
-def fits(connection: Connection, bundle_id: int, manifest: Manifest) -> bool:
-    """Whether the index of this manifest and the journal behind it are all that the state means.
-
-    Not if it is of another log, or of one that was restored from a backup; nor if somebody else
-    has written a checkpoint since: what he filled in he has in his index alone, and no group
-    commit says so.
-    """
-    if manifest.log_identity != log_identity(connection).hex():
-        return False
-    if not manifest.lineage.goes_with(_read_mark(connection, bundle_id)):
-        return False
-    positions = {lane: JournalPosition(*at) for lane, at in manifest.positions.items()}
-    for lane, trimmed in journal.trims(connection, bundle_id).items():
-        if trimmed.seq and lane not in positions:
-            return False
-    return all(
-        journal.knows(connection, bundle_id, lane, position)
-        for lane, position in positions.items()
-        if position.seq
-    )
 
 
 Change = tuple[str, tuple[Any, ...]]
@@ -326,61 +230,3 @@ def _steps(changes: Iterator[Change]) -> Iterator[list[Change]]:
 def _run_step(connection: Connection, step: list[Change]) -> None:
     for sql, changes in groupby(step, key=lambda change: change[0]):
         connection.execute_many(sql, [params for _, params in changes])
-
-
-def _read_mark(connection: Connection, bundle_id: int) -> Mark | None:
-    rows = connection.execute(
-        "SELECT life, number FROM last_checkpoint WHERE bundle_id = ?", (bundle_id,)
-    ).rows
-    return Mark(*rows[0]) if rows else None
-
-
-def _read_rows(connection: Connection, table: Table) -> dict[int, list[tuple[int, bytes]]]:
-    """The rows ``(chunk or part, data)`` of each owner, ascending."""
-    owner, number, at_once = _TABLES[table]
-    found: dict[int, list[tuple[int, bytes]]] = {}
-    id = last = _LEAST
-    while True:
-        # One range of the key, less its beginning: both engines go straight there.
-        rows = connection.execute(
-            f"SELECT {owner}, {number}, data FROM {table}"
-            f" WHERE {owner} >= ? AND NOT ({owner} = ? AND {number} <= ?)"
-            f" ORDER BY {owner}, {number} LIMIT {at_once}",
-            (id, id, last),
-        ).rows
-        for id, last, data in rows:
-            found.setdefault(id, []).append((last, data))
-        if len(rows) < at_once:
-            return found
-
-
-def _read_members(connection: Connection) -> dict[int, list[MemberRow]]:
-    found: list[MemberRow] = []
-    key: tuple[int, str, int] = (0, "", _LEAST)
-    while True:
-        rows = connection.execute(
-            "SELECT topic_id, name, chunk, data FROM group_members"
-            " WHERE topic_id >= ?"
-            " AND NOT (topic_id = ? AND (name < ? OR (name = ? AND chunk <= ?)))"
-            f" ORDER BY topic_id, name, chunk LIMIT {_CHUNKS_AT_ONCE}",
-            (key[0], key[0], key[1], key[1], key[2]),
-        ).rows
-        found += [MemberRow(*row) for row in rows]
-        if len(rows) < _CHUNKS_AT_ONCE:
-            return _by_topic(found)
-        key = rows[-1][:3]
-
-
-class _OfTopic(Protocol):
-    @property
-    def topic_id(self) -> int: ...
-
-
-R = TypeVar("R", bound=_OfTopic)
-
-
-def _by_topic(rows: Iterable[R]) -> dict[int, list[R]]:
-    found: dict[int, list[R]] = {}
-    for row in rows:
-        found.setdefault(row.topic_id, []).append(row)
-    return found

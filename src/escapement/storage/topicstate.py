@@ -32,7 +32,6 @@ from escapement.storage.catalog import (
     find_topic,
     subscriptions_of,
 )
-from escapement.storage.checkpoint import load_rows
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import journal
 from escapement.storage.journal.journalentry import cancellations_id, lapses_id
@@ -41,6 +40,7 @@ from escapement.storage.log.log import Log
 from escapement.storage.moves import Moves
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.schema import require
+from escapement.storage.state import load_rows
 
 Bools = npt.NDArray[np.bool_]
 _NOTHING = np.zeros(0, np.int64)

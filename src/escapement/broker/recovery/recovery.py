@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Final
 
 from escapement.errors import IndexDamaged
-from escapement.storage.checkpoint import State, fits, load_state
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex, IndexLimits
 from escapement.storage.journal import journal
@@ -31,6 +30,7 @@ from escapement.storage.lagtable import Ends, read_ends
 from escapement.storage.lease import Lease
 from escapement.storage.log.log import Log
 from escapement.storage.log.logtable import LogRow, RowKey
+from escapement.storage.state import State, fits, load_state
 
 _log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from escapement.broker.upkeep.progress import Progress
 from escapement.broker.upkeep.unwritten import Restated, Unwritten
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
-from escapement.storage import checkpoint as state
+from escapement.storage import checkpoint as checkpoints
 from escapement.storage.attempts import AttemptTable, Parts
 from escapement.storage.blocking import Run
 from escapement.storage.checkpoint import AttemptPart, Checkpoint
@@ -186,7 +186,7 @@ class Checkpointer:
         if self._connection is None:
             self._connection = self._engine.connect()
         try:
-            state.write(self._engine, self._connection, self._lease, checkpoint)
+            checkpoints.write(self._engine, self._connection, self._lease, checkpoint)
         except BaseException:
             self.close()
             raise
