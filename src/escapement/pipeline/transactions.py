@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from escapement.errors import OutcomeUnknown, StorageReadOnly, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.engine.transaction import transaction
 
 T = TypeVar("T")
 
@@ -51,16 +52,11 @@ class Transactions:
             self._connection = self.engine.connect()
         connection = self._connection
         try:
-            connection.begin()
-            value = statement(connection)
-            connection.commit()
+            with transaction(connection):
+                return statement(connection)
         except StorageUnavailable:
             self.close()
             raise
-        except BaseException:
-            connection.rollback()
-            raise
-        return value
 
     def close(self) -> None:
         """Give up the connection."""

@@ -20,6 +20,7 @@ from escapement.storage.commit.grouprows import encode_group
 from escapement.storage.commit.items import Statement
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine, TransactionAborted
 from escapement.storage.engine.landing import Landing
+from escapement.storage.engine.transaction import transaction
 from escapement.storage.journal import journal
 from escapement.storage.journal.journalentry import encode_entry
 from escapement.storage.lease import Lease, Recorded, answer, check, question
@@ -140,17 +141,13 @@ class Writer:
         connection = self._open
         key = (self._lease.bundle_id, group.lane, group.seq)
         try:
-            connection.begin()
-            check(self._engine, connection, self._lease)
-            found = journal.find(connection, *key)
-            if found == group.group_id:
-                journal.touch(connection, *key)
-            connection.commit()
+            with transaction(connection):
+                check(self._engine, connection, self._lease)
+                found = journal.find(connection, *key)
+                if found == group.group_id:
+                    journal.touch(connection, *key)
         except StorageUnavailable:
             self.disconnect()
-            raise
-        except BaseException:
-            connection.rollback()
             raise
         if found not in (None, group.group_id):
             raise StorageError(
