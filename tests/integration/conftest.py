@@ -1,0 +1,39 @@
+"""A broker in a process of its own for the tests of a file, and command lines that ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from brokers import BrokerProcess, broker_process
+from commandline import Say
+from escapement.cli.main import run
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("cli") / "data") as started:
+        yield started
+
+
+@pytest.fixture
+def say(
+    broker: BrokerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> Say:
+    """Carries out a command line; returns its stdout, or its stderr where it is to fail.
+
+    What it says on stderr though it does not fail is named by ``notes``.
+    """
+    monkeypatch.setenv("ESCAPEMENT_BROKER", f"127.0.0.1:{broker.port}")
+
+    def carry_out(*words: str, fails: int = 0, notes: str = "") -> str:
+        code = run(words)
+        out, err = (text.decode() for text in capsysbinary.readouterr())
+        assert code == fails, err
+        assert out == "" if fails else (notes in err and bool(notes) == bool(err))
+        return err if fails else out
+
+    return carry_out
