@@ -11,6 +11,7 @@ No example of a property has a time limit: on a busy machine any of them may be 
 
 from __future__ import annotations
 
+import compileall
 import os
 import uuid
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ import pymysql
 import pytest
 from hypothesis import HealthCheck, settings
 
+import escapement
 from escapement.storage import schema
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
@@ -37,6 +39,12 @@ settings.load_profile("patient")
 URL_VARIABLE = "ESCAPEMENT_TEST_MYSQL_URL"
 SPARK_TESTS = "tests/spark/"
 NO_SUCH_THREAD = 1094  # KILL of a connection that is gone by itself
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Tests start many processes of ours, and each would compile what nothing keeps compiled."""
+    if not hasattr(session.config, "workerinput"):
+        compileall.compile_dir(Path(escapement.__file__).parent, quiet=2)
 
 
 @pytest.hookimpl(optionalhook=True)

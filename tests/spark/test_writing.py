@@ -316,6 +316,11 @@ def test_a_streams_batch_whose_task_is_killed_leaves_nothing_and_is_added_once_w
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
     """B7: its processes go while some of it is staged, as often as a task may be tried."""
+    # An attempt may be given one that is idle, as it dies: it is to have none but its own.
+    for worker in task_workers(os.getpid()):
+        os.kill(worker, signal.SIGKILL)
+    while task_workers(os.getpid()):
+        time.sleep(0.05)
     held = tmp_path / "held"
     held.touch()
     (tmp_path / "source").mkdir()
