@@ -24,7 +24,9 @@ from escapement.storage.index import (
     Key,
     Lineage,
 )
+from escapement.storage.index.columns import assemble
 from escapement.storage.index.keys import Bools
+from escapement.storage.index.plan import Plan
 from escapement.traits import traits_of
 
 Entries = dict[tuple[int, int, int], Row]  # (topic, due, offset)
@@ -52,6 +54,7 @@ class IndexLife(RuleBasedStateMachine):
         self.next_offset = dict.fromkeys((1, 2, 3), 0)
         self.due_of: dict[tuple[int, int], int] = {}
         self.checkpoint: Checkpoint | None = None
+        self.read_plans: list[tuple[int, Plan, Int64s, Int64s]] = []
         self.compaction: Compaction | None = None
         self.begun: tuple[Entries, Entries] = ({}, {})
         self.durable: tuple[Entries, Entries] = ({}, {})
@@ -116,6 +119,23 @@ class IndexLife(RuleBasedStateMachine):
             order = np.random.default_rng(seed).permutation(order)
         batch = self.index.fetch(topic, due_ms[order], offsets[order]).read()
         assert rows_of(batch) == [row_of(topic, keys[row].offset) for row in order.tolist()]
+        assert plan.can_locate or traits is None
+        if plan.can_locate:
+            self.read_plans.append((topic, plan, due_ms[order], offsets[order]))
+            self.locate(len(self.read_plans) - 1)
+
+    @precondition(lambda self: self.read_plans)
+    @rule(data=st.data())
+    def locate_later(self, data: st.DataObject) -> None:
+        """A plan has pinned what it found, whatever became of the index meanwhile."""
+        self.locate(data.draw(st.integers(0, len(self.read_plans) - 1)))
+
+    def locate(self, number: int) -> None:
+        topic, plan, due_ms, offsets = self.read_plans[number]
+        for some in (slice(None), slice(None, None, 2), slice(1, 2)):
+            picks = plan.locate((due_ms[some], offsets[some]))
+            batch = assemble(len(offsets[some]), picks)
+            assert rows_of(batch) == [row_of(topic, offset) for offset in offsets[some].tolist()]
 
     @rule(topic=TOPICS, most=st.integers(1, 60))
     def scan_everything(self, topic: int, most: int) -> None:

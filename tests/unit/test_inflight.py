@@ -148,4 +148,5 @@ def test_what_is_sought_is_found_however_far_apart_offsets_are(apart: int) -> No
     assert sum(one.height for one in found) == 34
     assert sorted({one.handed.at_ms for one in found}) == [0, 1]
     assert sum(one.height for one in found if one.handed.at_ms) == len(order[60:][::-3])
+    flight.settle(order[::-3])
     flight._check()

@@ -13,7 +13,7 @@ ROOT = Path(escapement.__file__).parent
 FLOORS: list[set[str]] = [
     {"errors", "clock", "interrupt"},
     {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},
-    {"timewheel", "traits", "groupnames"},
+    {"timewheel", "traits", "groupnames", "sorting"},
     {"protocol", "storage"},
     {"client", "broker", "pipeline"},
     {"sync"},

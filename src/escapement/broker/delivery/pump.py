@@ -45,6 +45,8 @@ READ_BYTES: Final = 1024 * 1024
 # What is not handed out in the order of the index lies in many of its blocks, each of which
 # is read for what goes out together: so many frames do.
 _SCATTERED_FRAMES: Final = 4
+# So many of it are put together in a thread, wherever they are: that takes some milliseconds.
+_SCATTERED_ROWS: Final = 1024
 # Before the log is asked again while the database is away.
 _RETRY_S: Final = 1.0
 # How often a frame that was decided on asks whether it may leave by now; it is rare.
@@ -239,7 +241,7 @@ class Pump:
 
     async def _read(self, topic: Topic, subscription: SharedSubscription) -> None:
         if subscription.staged.wants_read:
-            await self._stager.read(topic, subscription, None)
+            await self._stager.read(topic, subscription)
         # Dropping reads by itself; whoever does it looks for what is to be read afterwards.
         if subscription not in self._dropping:
             await self._scan(topic, subscription)
@@ -258,7 +260,7 @@ class Pump:
             keys = await self._keys(plan)
             found = subscription.found(scan, *keys)
             if found.height:
-                await self._stager.read(topic, subscription, found)
+                await self._stager.read(topic, subscription, found, plan)
         except BaseException:
             for band in scan.bands:
                 band.break_scan()
@@ -372,7 +374,8 @@ class Pump:
         fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets, near)
         # What is still to be filled in may have left the index since it was found there.
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)
-        at_hand = fetch.in_memory
+        large = subscription.scatters and rows.height >= _SCATTERED_ROWS
+        at_hand = not large and fetch.in_memory
         try:
             if at_hand:
                 there, batch = fetch.read_there(*unfilled)

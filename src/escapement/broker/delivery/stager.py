@@ -8,7 +8,8 @@ all that goes out meanwhile, and for what is being read everything waits in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 from weakref import WeakSet
 
@@ -17,10 +18,11 @@ from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.staged import Staged
 from escapement.broker.topic.topic import Topic
-from escapement.message import MessageBatch
+from escapement.message import Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.index import DelayedIndex
-from escapement.storage.index.plan import Fetch
+from escapement.storage.index.columns import assemble
+from escapement.storage.index.plan import Plan
 
 # A piece of it has so many bytes, if messages are what they were of late, and no more rows: it
 # lies in some twenty tables and blocks, each of which has its price.
@@ -38,9 +40,18 @@ class Stager:
         self._staged: WeakSet[Staged] = WeakSet()  # those that have anything
 
     async def read(
-        self, topic: Topic, subscription: SharedSubscription, found: Rows | None
+        self,
+        topic: Topic,
+        subscription: SharedSubscription,
+        found: Rows | None = None,
+        plan: Plan | None = None,
     ) -> None:
-        """Read what is worth it; ``found`` as for ``DueSubscription.to_stage``."""
+        """Read what is worth it.
+
+        Args:
+          found: as for ``DueSubscription.to_stage``.
+          plan: which found it, and may know where it is.
+        """
         # Of one that was deleted or sought, the index keeps nothing.
         if topic.shared.get(subscription.record.name) is not subscription:
             return
@@ -51,11 +62,13 @@ class Stager:
         # Of a topic of which nothing is known nothing is read ahead.
         step = topic.sizes.frame_messages(_PIECE_ROWS, _PIECE_BYTES)
         pieces = [rows.pick(slice(at, at + step)) for at in range(0, rows.height, step)]
-        fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
-        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
-        read, found_rows, batches = await self._run(
-            _read, pieces, fetches, unfilled, self._room_bytes()
-        )
+        if plan is not None and plan.can_locate:
+            readers = [partial(_read_located, plan, part) for part in pieces]
+        else:
+            unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+            fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
+            readers = [partial(fetch.read_there, *unfilled) for fetch in fetches]
+        read, found_rows, batches = await self._run(_read, pieces, readers, self._room_bytes())
         if batches:
             # Here rather than in the thread, whose memory for it would be fresh each time.
             batch = MessageBatch.concat(batches)
@@ -70,21 +83,28 @@ class Stager:
         return self._limits.staged_bytes - sum(staged.size_bytes for staged in self._staged)
 
 
+def _read_located(plan: Plan, rows: Rows) -> tuple[Int64s | None, MessageBatch]:
+    """The messages of rows that the plan found: all are there. Blocking."""
+    return None, assemble(rows.height, plan.locate((rows.due_ms, rows.offsets)))
+
+
 def _read(
-    pieces: Sequence[Rows], fetches: Sequence[Fetch], unfilled: tuple[int, int], room_bytes: int
+    pieces: Sequence[Rows],
+    readers: Sequence[Callable[[], tuple[Int64s | None, MessageBatch]]],
+    room_bytes: int,
 ) -> tuple[int, list[Rows], list[MessageBatch]]:
     """Read pieces until there is no room; how many, and what was there. Blocking.
 
     Args:
-      unfilled: of this range of offsets messages may be gone.
+      readers: of each piece, as of ``Fetch.read_there``.
     """
     rows: list[Rows] = []
     batches: list[MessageBatch] = []
     read = 0
-    for piece, fetch in zip(pieces, fetches, strict=True):
+    for piece, reader in zip(pieces, readers, strict=True):
         if room_bytes <= 0:
             break
-        there, batch = fetch.read_there(*unfilled)
+        there, batch = reader()
         if len(batch):
             rows.append(piece if there is None else piece.pick(there))
             batches.append(batch)

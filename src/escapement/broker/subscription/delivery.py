@@ -69,7 +69,7 @@ class Delivery:
         found[self._order[at[self._by_offset[at] == offsets]]] = True
         return np.flatnonzero(found & self.alive)
 
-    def kill(self, positions: Int64s) -> Rows:
+    def kill(self, positions: slice | Int64s) -> Rows:
         """These are in that hand no more; returns their rows."""
         self.alive[positions] = False
         return self.rows.pick(positions)

@@ -7,6 +7,9 @@ not in the set, or which was killed, is nothing but memory. Such rows are swept 
 they outnumber the live ones, so memory follows what is in flight and the cost of a
 sweep is shared by the messages that made it necessary.
 
+Where it is known in which row an acknowledged message stands, that row is killed, too: as long as
+this is known of all, whatever looks alive is.
+
 Pure: the time arrives as an argument. Deadlines are watched by the subscription's
 wheel, which calls ``expire`` with the delivery's id.
 """
@@ -48,6 +51,7 @@ class InFlight:
     """Every message in a consumer's hands; see the module's docstring."""
 
     __slots__ = (
+        "_alive",
         "_coming",
         "_deliveries",
         "_found_id",
@@ -67,6 +71,7 @@ class InFlight:
         self._next_id = 1
         self._found_id = 0  # in this delivery something was taken back last
         self._rows = 0
+        self._alive = 0  # so many of them look alive
         self._unrecorded: deque[int] = deque()  # deliveries that were sent, in that order
         self._unstored: list[int] = []  # those on record that no checkpoint has written
 
@@ -80,10 +85,11 @@ class InFlight:
 
     def holds(self, delivery_id: int, height: int) -> npt.NDArray[np.bool_]:
         """Which of a delivery's ``height`` rows are still in that consumer's hands."""
+        held = np.zeros(height, bool)
         delivery = self._deliveries.get(delivery_id)
-        if delivery is None:
-            return np.zeros(height, bool)
-        return delivery.alive & self.offsets.contains(delivery.rows.offsets)
+        if delivery is not None:
+            held[self._live(delivery)] = True
+        return held
 
     def delivery_ids(self) -> Int64s:
         """Of which deliveries something may still be in a consumer's hands."""
@@ -113,10 +119,11 @@ class InFlight:
         self._deliveries[delivery_id] = delivery
         self._coming[int(rows.offsets[0])] = delivery
         self._rows += rows.height
+        self._alive += rows.height
         return delivery_id
 
     def shares_of(self, offsets: Int64s) -> list[Share]:
-        """Where those of these lie that are in flight; they are settled next.
+        """Where those of these lie that are in flight; they are settled next, and their rows dead.
 
         O(n) as far as they come in the order in which they were handed out, else a search.
 
@@ -128,10 +135,14 @@ class InFlight:
         while at < len(offsets):
             delivery = self._coming.pop(int(offsets[at]), None)
             if delivery is None:
-                return found + self._whereabouts.find(np.sort(offsets[at:]))
-            found.append(delivery.follow(offsets[at:]))
-            at += found[-1].height
-            self._expect(delivery)
+                shares = self._whereabouts.find(np.sort(offsets[at:]))
+                for share in shares:
+                    self._kill(*share)
+                return found + shares
+            share = delivery.follow(offsets[at:])
+            self._kill(*share)
+            found.append(share)
+            at += share.height
         return found
 
     def _expect(self, delivery: Delivery) -> None:
@@ -279,8 +290,7 @@ class InFlight:
             return Rows.none(), None
         past = np.flatnonzero(delivery.alive & (delivery.deadline_ms <= now_ms))
         rows = self._remove(delivery, past)
-        live = np.flatnonzero(delivery.alive)
-        live = live[self.offsets.contains(delivery.rows.offsets[live])]
+        live = self._live(delivery)
         if not len(live):
             self._drop(delivery_id)
             return rows, None
@@ -290,8 +300,7 @@ class InFlight:
         """How many messages each consumer holds, by its id; O(what is in flight)."""
         held: dict[int, int] = {}
         for delivery in self._deliveries.values():
-            live = delivery.alive & self.offsets.contains(delivery.rows.offsets)
-            count = held.get(delivery.consumer_id, 0) + int(np.count_nonzero(live))
+            count = held.get(delivery.consumer_id, 0) + len(self._live(delivery))
             held[delivery.consumer_id] = count
         return held
 
@@ -308,17 +317,36 @@ class InFlight:
 
     def _open(self, delivery: Delivery) -> Rows:
         """A copy of the rows of a delivery that are in its consumer's hands."""
+        return delivery.rows.pick(self._live(delivery))
+
+    @property
+    def _all_live(self) -> bool:
+        """Whether all that look alive are."""
+        return self._alive == len(self.offsets)
+
+    def _live(self, delivery: Delivery) -> Int64s:
+        """Where in a delivery what is in its consumer's hands stands; ascending."""
         live = np.flatnonzero(delivery.alive)
-        return delivery.rows.pick(live[self.offsets.contains(delivery.rows.offsets[live])])
+        if self._all_live:
+            return live
+        return live[self.offsets.contains(delivery.rows.offsets[live])]
+
+    def _kill(self, delivery: Delivery, at: slice | Int64s) -> Rows:
+        """These rows, which look alive, are in that hand no more; returns them."""
+        self._forget(delivery)
+        rows = delivery.kill(at)
+        self._expect(delivery)
+        self._alive -= rows.height
+        return rows
 
     def _remove(self, delivery: Delivery, positions: Int64s) -> Rows:
         """Kill rows; returns those of them that were not acknowledged meanwhile."""
-        self._forget(delivery)
-        rows = delivery.kill(positions)
-        self._expect(delivery)
-        open_rows = rows.pick(self.offsets.contains(rows.offsets))
-        self.offsets.discard(open_rows.offsets)
-        return open_rows
+        all_live = self._all_live
+        rows = self._kill(delivery, positions)
+        if not all_live:
+            rows = rows.pick(self.offsets.contains(rows.offsets))
+        self.offsets.discard(rows.offsets)
+        return rows
 
     def _forget(self, delivery: Delivery) -> None:
         """Nothing is expected of a delivery."""
@@ -330,17 +358,20 @@ class InFlight:
         delivery = self._deliveries.pop(delivery_id)
         self._forget(delivery)
         self._rows -= delivery.rows.height
+        self._alive -= int(np.count_nonzero(delivery.alive))
 
     def _sweep(self) -> None:
         """Drop deliveries that are over, once dead rows outnumber the live ones."""
         if self._rows - len(self.offsets) <= max(_SWEEP_ROWS, len(self.offsets)):
             return
         for delivery_id, delivery in list(self._deliveries.items()):
-            self._forget(delivery)
-            delivery.alive &= self.offsets.contains(delivery.rows.offsets)
-            self._expect(delivery)
-            if not delivery.alive.any():
+            live = self._live(delivery)
+            if not len(live):
                 self._drop(delivery_id)
+            elif len(live) < np.count_nonzero(delivery.alive):
+                gone = delivery.alive.copy()
+                gone[live] = False
+                self._kill(delivery, np.flatnonzero(gone))
         self._whereabouts.tidy(self._rows)
 
     def _check(self) -> None:
@@ -349,5 +380,6 @@ class InFlight:
         assert rows.height == len(self.offsets), "rows and set disagree"
         assert len(np.unique(rows.offsets)) == rows.height, "a message is in two hands"
         assert self._rows == sum(d.rows.height for d in self._deliveries.values())
+        assert self._alive == sum(np.count_nonzero(d.alive) for d in self._deliveries.values())
         expected = {d.next_offset: d for d in self._deliveries.values()}
         assert all(expected.get(offset) is d for offset, d in self._coming.items())

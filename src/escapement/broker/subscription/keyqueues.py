@@ -31,6 +31,7 @@ from escapement.broker.subscription.keytable import (
 )
 from escapement.broker.subscription.ready import Pile, Rows, order_of
 from escapement.message import Int64s
+from escapement.sorting import argsort
 
 # How many rows of each key stay in memory where there are too many: the first that will do.
 _KEPT_OF_EACH: Final = (64, 16, 4, 1, 0)
@@ -323,9 +324,9 @@ class _Run:
         self.count = rows.height
 
     @classmethod
-    def of(cls, rows: Rows, prints: Int64s, ranks: Int64s, *, sorted_runs: bool = False) -> _Run:
-        """Rows in any order, or a few ``sorted_runs`` of them; key and rank of each."""
-        at = _print_order(prints, ranks, rows.offsets, sorted_runs)
+    def of(cls, rows: Rows, prints: Int64s, ranks: Int64s) -> _Run:
+        """Rows in any order; key and rank of each."""
+        at = _print_order(prints, ranks, rows.offsets)
         return cls(rows.pick(at), ranks[at], prints[at])
 
     def take(self, which: Places) -> Int64s:
@@ -365,7 +366,6 @@ class _Run:
             Rows.concat([self.rows_left(), other.rows_left()]),
             np.concatenate((self.prints_left(), other.prints_left())),
             np.concatenate((self.ranks_left(), other.ranks_left())),
-            sorted_runs=True,
         )
 
     def compact(self) -> _Run:
@@ -387,8 +387,8 @@ def _before(ranks: Int64s, offsets: Int64s, other_ranks: Int64s, other_offsets: 
     return before
 
 
-def _print_order(prints: Int64s, ranks: Int64s, offsets: Int64s, sorted_runs: bool) -> Places:
-    """The order by key, rank and offset; linear where rows are a few ``sorted_runs``."""
+def _print_order(prints: Int64s, ranks: Int64s, offsets: Int64s) -> Places:
+    """The order by key, rank and offset; linear where rows are a few sorted runs."""
     low_rank, low_offset = int(ranks.min()), int(offsets.min())
     offset_bits = (int(offsets.max()) - low_offset).bit_length()
     rank_bits = (int(ranks.max()) - low_rank).bit_length()
@@ -397,5 +397,4 @@ def _print_order(prints: Int64s, ranks: Int64s, offsets: Int64s, sorted_runs: bo
         return by_rank[np.argsort(prints[by_rank], kind="stable")]
     packed = (prints << (rank_bits + offset_bits)) | ((ranks - low_rank) << offset_bits)
     packed |= offsets - low_offset
-    # Where there are runs the stable sort finds them; it is slow where there are none.
-    return np.argsort(packed, kind="stable" if sorted_runs else None)
+    return argsort(packed)

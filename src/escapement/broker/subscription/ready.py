@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
+from escapement.sorting import argsort
 from escapement.storage.attempts import RELEASED
 from escapement.traits import concat_traits, priorities_of
 
@@ -359,14 +360,14 @@ def _without(rows: Rows, offsets: Int64s) -> Rows:
 
 
 def order_of(ranks: Int64s, offsets: Int64s) -> npt.NDArray[np.intp]:
-    """The order of rows; linear where they are a few sorted runs, which the sort finds."""
+    """The order of rows, of which each message is one; linear where they are a few sorted runs."""
     if not len(ranks):
         return np.zeros(0, np.intp)
     low_rank, low_offset = int(ranks.min()), int(offsets.min())
     bits = (int(offsets.max()) - low_offset).bit_length()
     if (int(ranks.max()) - low_rank).bit_length() + bits > _INT64_BITS:
         return np.lexsort((offsets, ranks))
-    return np.argsort(((ranks - low_rank) << bits) | (offsets - low_offset), kind="stable")
+    return argsort(((ranks - low_rank) << bits) | (offsets - low_offset))
 
 
 def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, list[int]]:

@@ -36,7 +36,7 @@ from escapement.storage.index.columns import FixedColumns, Pick, assemble
 # Fewer are not worth a read of their own.
 _LEAST_ROWS: Final = 2048
 # Parts of so many rows are not made larger.
-_LARGE_ROWS: Final = 32_768
+_LARGE_ROWS: Final = 16_384
 # What a row takes beside its strings: where it is, and where each string begins and ends.
 _ROW_BYTES: Final = 64
 # A place: the number of a part, above so many bits for the row.

@@ -206,7 +206,7 @@ class DelayedIndex:
         if start < until:
             for table in self._tables(topic_id):
                 for run in table.runs():
-                    found = run.between(start, until)
+                    found = run.between(start, until, table)
                     spans += [found] if found else []
             for part in self._slices_of(topic_id):
                 span = part.between(start, until)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.message import Int64s
+from escapement.sorting import argsort, sort
 
 Bools = npt.NDArray[np.bool_]
 Keys = tuple[Int64s, Int64s]  # (due_ms, offsets), equal heights
@@ -65,11 +66,14 @@ def is_sorted(due_ms: Int64s, offsets: Int64s) -> bool:
 def sorted_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
     """The rows in the order of their keys; int64[n]."""
     packed = _packed_rows(due_ms, offsets)
-    if packed is None:
+    if packed is not None:
+        rows, bits, _ = packed
+        rows &= (1 << bits) - 1
+        return rows
+    keys = None if not len(due_ms) else _packed_keys(due_ms, offsets)
+    if keys is None:
         return np.lexsort((offsets, due_ms)).astype(np.int64, copy=False)
-    rows, bits, _ = packed
-    rows &= (1 << bits) - 1
-    return rows
+    return argsort(keys[0])
 
 
 def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
@@ -105,15 +109,14 @@ def _packed_rows(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int] | N
         return None
     packed = (due_ms - low_ms) << bits
     packed |= np.arange(count)
-    packed.sort()
+    sort(packed)
     return packed, bits, low_ms
 
 
 def merge(parts: Sequence[Keys]) -> Keys:
     """All keys of the parts, sorted, each once.
 
-    The parts are best sorted runs: then the merge is linear (numpy's stable sort of
-    integers is timsort, which finds the runs).
+    Where the parts are a few sorted runs the merge is linear.
     """
     parts = [part for part in parts if len(part[0])]
     if not parts:
@@ -125,7 +128,7 @@ def merge(parts: Sequence[Keys]) -> Keys:
     if packed is None:
         return unique_sorted(due_ms, offsets)[1]
     keys, bits, low_ms, low_offset = packed
-    keys.sort(kind="stable")
+    sort(keys)
     keys = keys[_first_of_equals(keys[1:] != keys[:-1])]
     return (keys >> bits) + low_ms, (keys & ((1 << bits) - 1)) + low_offset
 
@@ -136,7 +139,7 @@ def merge_rows(parts: Sequence[Keys]) -> tuple[Int64s, Keys]:
     packed = _packed_keys(due_ms, offsets)
     if packed is None:
         return unique_sorted(due_ms, offsets)
-    rows = np.argsort(packed[0], kind="stable")
+    rows = argsort(packed[0])
     keys = packed[0][rows]
     rows = rows[_first_of_equals(keys[1:] != keys[:-1])]
     return rows, (due_ms[rows], offsets[rows])

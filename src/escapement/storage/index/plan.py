@@ -12,8 +12,9 @@ Knows neither tables nor segments, only what both can do (:class:`Span`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,12 +22,15 @@ import numpy.typing as npt
 
 from escapement.errors import IndexDamaged
 from escapement.message import Int64s, MessageBatch, UInt32s
-from escapement.storage.index.columns import Pick, assemble
+from escapement.sorting import argsort
+from escapement.storage.index.columns import Columns, Pick, assemble
 from escapement.storage.index.keys import (
+    NO_KEYS,
     Bools,
     Key,
     Keys,
     is_sorted,
+    match,
     merge,
     merge_rows,
     sorted_order,
@@ -50,6 +54,13 @@ class Landmarks(NamedTuple):
     offsets: Int64s
     weights: npt.NDArray[np.float64]
     is_last: Bools
+
+
+class Source(NamedTuple):
+    """Where messages of some keys are: ``columns`` may have to be read; the row of each key."""
+
+    columns: Callable[[], Columns]
+    rows: Int64s
 
 
 class Span(Protocol):
@@ -83,6 +94,10 @@ class Span(Protocol):
         """The traits of those, part by part; None where none has any."""
         ...
 
+    def sources(self, stop: Key) -> list[Source]:
+        """Where the messages of those are, part by part."""
+        ...
+
 
 class Store(Protocol):
     """A source of messages by key."""
@@ -112,7 +127,7 @@ class SlowStore(Protocol):
 class Plan:
     """The keys in ``[start, stop)``; everything before ``stop`` that ``start`` bounds."""
 
-    __slots__ = ("_spans", "start", "stop")
+    __slots__ = ("_keys", "_rows", "_sources", "_spans", "start", "stop")
 
     def __init__(
         self,
@@ -124,6 +139,9 @@ class Plan:
         assert max_messages > 0
         self.start = start
         self._spans = spans
+        # What ``read_traits`` found, which row of all parts each is, and where those are.
+        self._keys, self._rows = NO_KEYS, np.zeros(0, np.int64)
+        self._sources: list[Source] = []
         self.stop = until
         if sum(span.count for span in spans) > max_messages:
             self.stop = _cut(spans, until, max_messages)
@@ -161,7 +179,34 @@ class Plan:
         heights = [len(part[0]) for part in keys]
         found = concat_traits(list(zip(heights, traits, strict=True)))
         assert found is not None
+        self._keys, self._rows = (due_ms, offsets), rows
+        self._sources = [part for span in self._spans for part in span.sources(self.stop)]
         return due_ms, offsets, found[rows] if found.any() else None
+
+    @property
+    def can_locate(self) -> bool:
+        """Whether ``read_traits`` has noted where the messages are: if some have traits."""
+        return bool(self._sources)
+
+    def locate(self, keys: Keys) -> list[Pick]:
+        """Where the messages of keys are that ``read_traits`` gave, in any order. Blocking.
+
+        Raises:
+          IndexDamaged: a block on disk fails its checksum.
+        """
+        at = match(self._keys, keys)
+        assert bool((at >= 0).all()), "keys of another range"
+        rows = self._rows[at]
+        places = argsort(rows)
+        rows = rows[places]
+        bounds = np.cumsum([0, *(len(part.rows) for part in self._sources)])
+        cuts = pairwise(rows.searchsorted(bounds).tolist())
+        picks = []
+        for part, first, (low, high) in zip(self._sources, bounds.tolist(), cuts, strict=False):
+            if low < high:
+                which = part.rows[rows[low:high] - first]
+                picks.append(Pick(places[low:high], part.columns(), which))
+        return picks
 
 
 def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:
@@ -298,8 +343,8 @@ class Fetch:
         what is in its range.
         """
         offsets = self._offsets[missing]
-        order = np.argsort(offsets, kind="stable")
-        places, offsets = missing[order], offsets[order]
+        by_offset = argsort(offsets)
+        places, offsets = missing[by_offset], offsets[by_offset]
         due_ms = self._due_ms[places]
         bounds = np.array([store.offset_range for store in self._memory])
         lows = offsets.searchsorted(bounds[:, 0]).tolist()

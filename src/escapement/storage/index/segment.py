@@ -32,6 +32,7 @@ import struct
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -49,9 +50,9 @@ from escapement.storage.index.block import (
     TraitBlock,
     decode,
 )
-from escapement.storage.index.columns import Pick
+from escapement.storage.index.columns import Columns, Pick
 from escapement.storage.index.keys import Key, Keys, match, position
-from escapement.storage.index.plan import Landmarks, NotAtHand
+from escapement.storage.index.plan import Landmarks, NotAtHand, Source
 
 _MAGIC: Final = b"escapement index segment"[:12]
 # Those without traits, and those whose traits have less of a key's hash.
@@ -340,6 +341,11 @@ class TopicSlice:
         return match(segment.key_block(run, at_hand).keys, (due_ms, offsets))
 
 
+def _columns(segment: Segment, run: int) -> Columns:
+    """The messages of a run; blocking."""
+    return segment.message_block(run).columns
+
+
 class SliceSpan:
     """The runs of a topic in a segment that may hold keys in a plan's range."""
 
@@ -403,6 +409,13 @@ class SliceSpan:
             traits = self._slice.segment.traits(run)
             found.append(None if traits is None else traits[part])
         return found
+
+    def sources(self, stop: Key) -> list[Source]:
+        segment = self._slice.segment
+        return [
+            Source(partial(_columns, segment, run), np.arange(part.start, part.stop))
+            for run, part in self._parts(stop)
+        ]
 
     def _parts(self, stop: Key) -> Iterator[tuple[int, slice]]:
         """The runs in range, and which of their rows."""

@@ -11,8 +11,9 @@ from typing import Final
 import numpy as np
 
 from escapement.message import Int64s, UInt32s
+from escapement.storage.index.columns import Columns
 from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
-from escapement.storage.index.plan import Landmarks
+from escapement.storage.index.plan import Landmarks, Source
 
 # No table has more rows than these can number.
 ROW_BITS: Final = 16
@@ -44,10 +45,10 @@ class SortedRun:
         """The traits of those keys, None if all are 0."""
         return None if self.traits is None else self.traits[self.packed[low:high] & _ROW_MASK]
 
-    def between(self, start: Key, until: Key) -> RunSpan | None:
-        """The part in ``[start, until)``."""
+    def between(self, start: Key, until: Key, columns: Columns) -> RunSpan | None:
+        """The part in ``[start, until)``; with the columns of the table."""
         low, high = self.position(start), self.position(until)
-        return RunSpan(self, low, high) if low < high else None
+        return RunSpan(self, low, high, columns) if low < high else None
 
     def next_due_ms(self, after: Key) -> int | None:
         """When the first key at or past ``after`` is due."""
@@ -60,10 +61,11 @@ class RunSpan:
 
     on_disk: Final = False
 
-    __slots__ = ("_high", "_low", "_run")
+    __slots__ = ("_columns", "_high", "_low", "_run")
 
-    def __init__(self, run: SortedRun, low: int, high: int) -> None:
+    def __init__(self, run: SortedRun, low: int, high: int, columns: Columns) -> None:
         self._run = run
+        self._columns = columns
         self._low = low
         self._high = high
 
@@ -93,6 +95,10 @@ class RunSpan:
 
     def traits(self, stop: Key) -> list[UInt32s | None]:
         return [self._run.traits_of(self._low, self._end(stop))]
+
+    def sources(self, stop: Key) -> list[Source]:
+        rows = self._run.packed[self._low : self._end(stop)] & _ROW_MASK
+        return [Source(lambda: self._columns, rows)]
 
     def _end(self, stop: Key) -> int:
         return max(self._low, min(self._high, self._run.position(stop)))

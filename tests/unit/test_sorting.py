@@ -1,0 +1,22 @@
+"""What sorts whole numbers agrees with Python's own, however they come."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escapement.sorting import argsort, sort
+
+RUNS = st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=30).map(sorted))
+
+
+@given(RUNS)
+def test_numbers_in_few_or_many_runs_are_sorted(runs: list[list[int]]) -> None:
+    numbers = np.array([number for run in runs for number in run], np.int64)
+    expected = sorted(numbers.tolist())
+    places = argsort(numbers)
+    assert numbers[places].tolist() == expected
+    assert sorted(places.tolist()) == list(range(len(numbers)))
+    sort(numbers)
+    assert numbers.tolist() == expected
