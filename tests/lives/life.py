@@ -166,12 +166,13 @@ class Life:
         self.model.pass_time(self.now_ms)
         await self.catch_up()
         self.model.pass_time(self.now_ms)
+        if not self.doubts:
+            await self.see()  # what was dropped need not have come before others
         for arrival in self._unordered:
             check_order(self.model, arrival)
             check_ranks(self.model, arrival)
         self._unordered = []
         if not self.doubts:
-            await self.see()
             self._look_ahead()
             self.calm = True
 
