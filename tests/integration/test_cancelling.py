@@ -264,7 +264,7 @@ async def test_a_checkpoint_keeps_what_one_subscription_holds(mock_clock: MockCl
         await everything(broker, "a")
         await world.checkpoint()
         (topic,) = world.server.registry.active.values()
-        dead, (outdated, staying_ms) = topic.claims.dead(0, 4), topic.claims.outdated(0, 4)
+        (dead, *_), (outdated, staying_ms) = topic.claims.dead(0, 4), topic.claims.outdated(0, 4)
         assert sorted({*dead.tolist(), *outdated.tolist()}) == [0, 1, 2, 3]
         assert set(staying_ms.tolist()) == {-1}
 

@@ -98,6 +98,36 @@ async def test_the_index_keeps_in_proportion_to_what_is_pending(
         assert len([one async for one in broker.peek(TOPIC)]) == 14
 
 
+@pytest.mark.parametrize("position", ["latest", "offset:200", "time"])
+async def test_who_begins_later_keeps_nothing_of_what_was_over(
+    position: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P1: on disk, too, and what he is still to get stays there."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        names = {"topic": TOPIC, "subscription": "first"}
+        await broker.admin("subscriptions.create", **names)
+        producer = await broker.producer(TOPIC)
+        await producer.send_many([bytes(100_000)] * 190, delay="1h")
+        await producer.send_many([b"later"] * 10, delay="3h")
+        await world.checkpoint()
+        await world.clock.advance(hours=1)
+        async with broker.consumer(TOPIC, "first", permits=1000) as inbox:
+            while len(messages := await arrived(inbox)):
+                await inbox.ack([message.id for message in messages], durable=True)
+        if position == "time":
+            position = f"time:{world.clock.now_ms() + 1_000}"
+        await broker.admin(
+            "subscriptions.create", topic=TOPIC, subscription="second", position=position
+        )
+        await world.checkpoint()
+        await world.clock.advance(minutes=1)
+        assert world.server.index.disk_bytes < 100_000
+        await world.clock.advance(hours=2)
+        for name, count in (("first", 10), ("second", 0 if "offset" in position else 10)):
+            async with broker.consumer(TOPIC, name) as inbox:
+                assert [m.value for m in await arrived(inbox)] == [b"later"] * count
+
+
 async def test_loading_a_partition_reads_a_bounded_number_of_files(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -35,5 +35,6 @@ def test_what_is_taken_counts_at_once_and_for_good_when_it_is_committed(
         every = column(list(range(31)))
         assert cursor.contains(every).tolist() == [n in taken for n in range(31)]
         assert cursor.contains_durably(every).tolist() == [n in durable for n in range(31)]
+        assert cursor.durable_between(low, 31).tolist() == [n in durable for n in range(low, 31)]
         assert cursor.is_waiting(low, 31) == any(n >= low for n in taken - durable)
     assert len(cursor) == len(taken)

@@ -203,7 +203,7 @@ class IndexLife(RuleBasedStateMachine):
         rng = np.random.default_rng(seed)
         names = [name for name in self.index.manifest.segments if rng.random() < 0.6]
         if by_size or not names:
-            names = self.index.choose_compaction(lambda topic, first, last: last - first + 1)
+            names = self.index.choose_compaction(lambda topic, first, last, later: last - first + 1)
         if not names:
             return
         self.compaction = self.index.begin_compaction(names)

@@ -41,6 +41,14 @@ class Cursor(OffsetSet):
             done &= ~self.undurable.contains(offsets)
         return done
 
+    def durable_between(self, low: int, high: int) -> npt.NDArray[np.bool_]:
+        """The same for all of ``[low, high)``; bool[high - low]."""
+        done = np.zeros(high - low, bool)
+        done[self.to_array(low, high) - low] = True
+        if len(self.undurable):
+            done[self.undurable.to_array(low, high) - low] = False
+        return done
+
     def is_waiting(self, low: int, high: int) -> bool:
         """Whether something in ``[low, high)`` is not durable yet."""
         return bool(len(self.undurable)) and bool(len(self.undurable.to_array(low, high)))

@@ -21,6 +21,8 @@ from escapement.message import Int64s
 
 # Later than any time.
 _NEVER_MS: Final = 1 << 62
+# Of what is not wanted whenever it is due.
+_ALWAYS_MS: Final = (1 << 63) - 1
 
 
 class Claims:
@@ -130,25 +132,30 @@ class Claims:
             return True
         return any(one.is_to_read(low, high) for one in self._ordered.values())
 
-    def dead(self, low: int, high: int) -> Int64s:
-        """The offsets of ``[low, high)`` that everybody has durably acknowledged; sorted.
+    def dead(self, low: int, high: int) -> tuple[Int64s, Int64s, Int64s]:
+        """The offsets of ``[low, high)`` that nobody is to get any more; sorted.
 
+        First those that everybody has durably acknowledged; then others, which somebody who
+        began later has not and is not to get, if they are due before a time, and these times.
         What is not named may be wanted; without a shared subscription nothing is named,
         because one may still come.
         """
+        none = np.zeros(0, np.int64)
         if not self._shared or self.subscribing:
-            return np.zeros(0, np.int64)
-        first = next(iter(self._shared.values()))
-        dead = first.acked.to_array(low, high)
+            return none, none, none
+        offsets = np.arange(low, high)
+        cancelled = self._amendments.durably_cancelled(offsets)
+        before_ms = np.full(len(offsets), _ALWAYS_MS)
         for subscription in self._shared.values():
-            if not len(dead):
-                break
-            done = subscription.acked.contains_durably(dead)
-            cancelled = self._amendments.durably_cancelled(dead)
+            done = subscription.acked.durable_between(low, high)
             if cancelled is not None:
-                done |= cancelled & ~subscription.holds(dead)
-            dead = dead[done]
-        return dead
+                done |= cancelled & ~subscription.holds(offsets)
+            record = subscription.record
+            early_ms = np.where(offsets < record.start_offset, record.start_due_ms, 0)
+            before_ms = np.where(done, before_ms, np.minimum(before_ms, early_ms))
+        dead = np.flatnonzero(before_ms == _ALWAYS_MS)
+        early = np.flatnonzero((before_ms > 0) & (before_ms < _ALWAYS_MS))
+        return offsets[dead], offsets[early], before_ms[early]
 
     def outdated(self, low: int, high: int) -> tuple[Int64s, Int64s]:
         """Of ``[low, high)`` what was changed, and when the key of each is due that counts.

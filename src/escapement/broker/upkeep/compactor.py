@@ -17,6 +17,7 @@ A merge is given up when the broker stops: the inputs are as good as before.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -86,15 +87,27 @@ class Compactor:
             if names:
                 await self.merge(names)
 
-    def _live_count(self, topic_id: int, first_offset: int, last_offset: int) -> int:
-        """About how many messages of a range are still wanted: never more than it holds."""
+    def _live_count(
+        self, topic_id: int, first_offset: int, last_offset: int, due_from: Callable[[int], int]
+    ) -> int:
+        """About how many messages of a range are still wanted: never more than it holds.
+
+        Args:
+          due_from: how many of a segment are due from a time on, at most.
+        """
         most = last_offset - first_offset + 1
         topic = self._registry.active.get(topic_id)
         if topic is None:
             return most
         uncancelled = topic.next_offset - len(topic.amendments.cancelled)
-        open_counts = [topic.unacknowledged(one) for one in topic.shared.values()]
-        return min(most, max(open_counts, default=uncancelled))
+        wanted = uncancelled if not topic.shared else 0
+        for one in topic.shared.values():
+            start = one.record.start_offset
+            since = last_offset - max(first_offset, start) + 1
+            # Of what was published before it began it gets what is due later.
+            covered = max(since, 0) + (due_from(one.record.start_due_ms) if start else 0)
+            wanted = max(wanted, min(topic.unacknowledged(one), covered))
+        return min(most, wanted)
 
     async def merge(self, names: list[str]) -> None:
         """Merge the segments named into one, without what is dead. Raises ``StorageError``."""
@@ -107,8 +120,8 @@ class Compactor:
                     if topic is not None:
                         high = min(low + _STEP_OFFSETS, last + 1)
                         claims = topic.claims
-                        dead, outdated = claims.dead(low, high), claims.outdated(low, high)
-                        await self._run(_leave_out, compaction, topic_id, dead, *outdated)
+                        named = (*claims.dead(low, high), *claims.outdated(low, high))
+                        await self._run(_leave_out, compaction, topic_id, *named)
             with one_error():
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_give_up_when_cancelled, compaction)
@@ -124,10 +137,17 @@ class Compactor:
 
 
 def _leave_out(
-    compaction: Compaction, topic_id: int, dead: Int64s, outdated: Int64s, staying_ms: Int64s
+    compaction: Compaction,
+    topic_id: int,
+    dead: Int64s,
+    early: Int64s,
+    before_ms: Int64s,
+    outdated: Int64s,
+    staying_ms: Int64s,
 ) -> None:
     """Name what goes of a topic. Blocking."""
     compaction.exclude(topic_id, dead)
+    compaction.exclude_early(topic_id, early, before_ms)
     compaction.outdate(topic_id, outdated, staying_ms)
 
 

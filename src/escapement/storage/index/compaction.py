@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +32,7 @@ import numpy as np
 from escapement.errors import IndexDamaged, StorageError
 from escapement.message import Int64s
 from escapement.storage.index.block import BlockCache
-from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Bools, Keys, merge
+from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Bools, Key, Keys, merge
 from escapement.storage.index.manifest import Failpoint, Manifest, ManifestFile, no_failpoint
 from escapement.storage.index.plan import Fetch, Plan
 from escapement.storage.index.roster import Roster, RosterFile
@@ -49,8 +50,9 @@ _ASKED_TOPICS: Final = 1024
 # What a child exits with when an input is damaged.
 EXIT_DAMAGED: Final = 3
 
-# (topic id, first offset, last offset) -> about how many of these may still be needed
-LiveCount = Callable[[int, int, int], int]
+# (topic id, first offset, last offset, how many of the segment are due from a time on at most)
+# -> about how many of these may still be needed
+LiveCount = Callable[[int, int, int, Callable[[int], int]], int]
 
 
 class TopicRange(NamedTuple):
@@ -71,6 +73,8 @@ class Job:
     cache_bytes: int
     dropped: list[int]
     dead: dict[str, Any]  # a roster of offsets (index/roster.py)
+    early: dict[str, Any]  # of others, which are dead if they are due before a time, and these
+    before_ms: dict[str, Any]
     outdated: dict[str, Any]  # the same, and for each of them when the key is due that stays
     staying_ms: dict[str, Any]
     due_until_ms: int  # what is due later is kept, dead or not
@@ -96,8 +100,17 @@ def size_of(segment: Segment, dropped: Collection[int], live: LiveCount | None) 
     for row in asked.tolist():
         topic_id = int(segment.topic_ids[row])
         if topic_id not in dropped:
-            alive += min(live(topic_id, int(lows[row]), int(highs[row])), int(rows[row]))
+            from_ms = partial(_rows_from, segment, topic_id)
+            found = live(topic_id, int(lows[row]), int(highs[row]), from_ms)
+            alive += min(found, int(rows[row]))
     return SegmentSize(name, segment.size_bytes, total, alive * total // int(rows[asked].sum()))
+
+
+def _rows_from(segment: Segment, topic_id: int, due_ms: int) -> int:
+    """No fewer than the messages of a topic that are due from then on."""
+    part = segment.slice(topic_id)
+    span = None if part is None else part.between(Key(due_ms, 0), KEY_MAX)
+    return 0 if span is None else span.count
 
 
 class Compaction:
@@ -131,6 +144,8 @@ class Compaction:
         self._given_up = False
         self._child: subprocess.Popen[bytes] | None = None
         self._dead = Roster(output.with_suffix(".dead"))
+        self._early = Roster(output.with_suffix(".early"))
+        self._before = Roster(output.with_suffix(".before"))
         self._outdated = Roster(output.with_suffix(".outdated"))
         self._staying = Roster(output.with_suffix(".staying"))
         self._last_dead = (-1, -1)
@@ -162,6 +177,12 @@ class Compaction:
         assert (topic_id, int(offsets[0])) > self._last_dead, "topics and offsets must ascend"
         self._last_dead = (topic_id, int(offsets[-1]))
         self._dead.add(topic_id, offsets)
+
+    def exclude_early(self, topic_id: int, offsets: Int64s, before_ms: Int64s) -> None:
+        """Leave each of these out if it is due before that time; else as ``exclude``."""
+        if len(offsets):
+            self._early.add(topic_id, offsets)
+            self._before.add(topic_id, before_ms)
 
     def outdate(self, topic_id: int, offsets: Int64s, staying_ms: Int64s) -> None:
         """Of these messages leave out every key but the one that is due at ``staying_ms``.
@@ -223,6 +244,8 @@ class Compaction:
             self._cache.capacity_bytes,
             sorted(self._dropped),
             self._dead.plain(),
+            self._early.plain(),
+            self._before.plain(),
             self._outdated.plain(),
             self._staying.plain(),
             self._due_until_ms,
@@ -277,7 +300,7 @@ class Compaction:
         self._discard_rosters()
 
     def _discard_rosters(self) -> None:
-        for roster in (self._dead, self._outdated, self._staying):
+        for roster in (self._dead, self._early, self._before, self._outdated, self._staying):
             roster.discard()
 
 
@@ -287,6 +310,8 @@ class _LeftOut:
     def __init__(self, job: Job) -> None:
         self._due_until_ms = job.due_until_ms
         self._dead = RosterFile(job.dead)
+        self._early = RosterFile(job.early)
+        self._before = RosterFile(job.before_ms)
         self._outdated = RosterFile(job.outdated)
         self._staying = RosterFile(job.staying_ms)
 
@@ -298,6 +323,12 @@ class _LeftOut:
         if len(dead):
             row = np.minimum(dead.searchsorted(offsets), len(dead) - 1)
             keep = np.asarray((dead[row] != offsets) | (due_ms > self._due_until_ms))
+        early = self._early.of(topic_id)
+        if len(early):
+            row = np.minimum(early.searchsorted(offsets), len(early) - 1)
+            until_ms = np.minimum(self._before.of(topic_id)[row] - 1, self._due_until_ms)
+            later = (early[row] != offsets) | (due_ms > until_ms)
+            keep = np.asarray(later if keep is None else keep & later)
         if len(outdated):
             row = np.minimum(outdated.searchsorted(offsets), len(outdated) - 1)
             stays = (outdated[row] != offsets) | (self._staying.of(topic_id)[row] == due_ms)

@@ -358,8 +358,8 @@ class DelayedIndex:
     def choose_compaction(self, live: LiveCount | None = None) -> list[str]:
         """The names of segments that are worth merging now; often none.
 
-        ``live(topic_id, first_offset, last_offset)`` says about how many offsets in the
-        range (both ends included) may still be needed; without it, sizes alone decide.
+        ``live`` says about how many offsets in a range (both ends included) may still be
+        needed; see ``LiveCount``. Without it, sizes alone decide.
         """
         sizes = [size_of(segment, self._dropped, live) for segment in self._segments]
         return choose(sizes, self.limits.max_segments, self.limits.merge_width)
