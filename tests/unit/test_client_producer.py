@@ -164,6 +164,9 @@ async def test_what_cannot_be_meant_is_refused_before_anything_is_sent() -> None
         for topic in ("a/b", "no such/n/t", ""):
             with pytest.raises(InvalidRequest):
                 await broker.producer(topic)
+        for bound in ("batch_messages", "batch_bytes", "in_flight_messages", "in_flight_bytes"):
+            with pytest.raises(InvalidRequest, match="at least 1"):
+                await broker.producer("t", **{f"max_{bound}": 0})
         assert peer.heard_of(wire.Publish) == []
 
 

@@ -32,7 +32,8 @@ class Bounds:
         Raises:
           InvalidRequest: if nothing could ever be sent.
         """
-        if min(self.batch_messages, self.batch_bytes, self.in_flight_messages) < 1:
+        batch = min(self.batch_messages, self.batch_bytes)
+        if min(batch, self.in_flight_messages, self.in_flight_bytes) < 1:
             raise InvalidRequest("a bound is at least 1")
         largest_bytes = min(
             _limit(broker, limits.LIMIT_BATCH_BYTES, limits.MAX_FRAME_BYTES) - _BODY_BYTES,
