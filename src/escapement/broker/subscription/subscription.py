@@ -475,13 +475,12 @@ class Subscription(ABC):
         consumer.permits -= rows.height
         again = int(np.count_nonzero(rows.attempts > 1))
         policy = consumer.back_off
-        first_ms = NEVER_MS
-        if not again or not policy.ack_wait_ms:  # one deadline for all
-            if policy.ack_wait_ms:
-                first_ms = now_ms + policy.first_wait_ms
-            deadline_ms = np.full(rows.height, first_ms)
-        else:
-            deadline_ms = policy.until_ms(now_ms, rows.counts, self._rng.random(rows.height))
+        first_ms = now_ms + policy.first_wait_ms if policy.ack_wait_ms else NEVER_MS
+        deadline_ms = np.full(rows.height, first_ms)
+        if again and policy.ack_wait_ms:
+            tried = np.flatnonzero(rows.attempts > 1)
+            chance = self._rng.random(again)
+            deadline_ms[tried] = policy.until_ms(now_ms, rows.counts[tried], chance)
             first_ms = int(deadline_ms.min())
         delivery_id = self.in_flight.hand_over(
             consumer.id, rows, deadline_ms, now_ms, self._wanted_ms(rows, wanted_ms)
