@@ -153,6 +153,8 @@ class Claims:
             record = subscription.record
             early_ms = np.where(offsets < record.start_offset, record.start_due_ms, 0)
             before_ms = np.where(done, before_ms, np.minimum(before_ms, early_ms))
+            if not before_ms.any():
+                break  # somebody wants whatever there is
         dead = np.flatnonzero(before_ms == _ALWAYS_MS)
         early = np.flatnonzero((before_ms > 0) & (before_ms < _ALWAYS_MS))
         return offsets[dead], offsets[early], before_ms[early]
