@@ -109,6 +109,35 @@ async def test_an_ordered_subscription_begins_at_an_offset_or_at_a_time(
         assert await values("none", moment(world, days=-9)) == []
 
 
+@pytest.mark.parametrize("kind", ["exclusive", "failover"])
+async def test_an_ordered_subscription_is_behind_by_what_it_gets(
+    mock_clock: trio.testing.MockClock, engine: Engine, kind: str
+) -> None:
+    """B6: also where it began later, or was sought there, and some of it was cancelled."""
+    async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
+        for hour in range(6):
+            await publish(broker, "x", hour, hour)
+
+        async def behind() -> int:
+            (row,) = await broker.admin("subscriptions.list", topic="x")
+            return int(row["unacknowledged"])
+
+        names = {"topic": "x", "subscription": "s"}
+        await broker.admin("subscriptions.create", **names, kind=kind, position="latest")
+        assert await behind() == 0
+        await publish(broker, "x", 7, 0)
+        assert await behind() == 2
+        await broker.cancel([5, 13], topic="x")
+        assert await behind() == 1
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            assert await taken(inbox) == [b"7"]
+        assert await behind() == 0
+        await broker.admin("subscriptions.seek", **names, position="offset:4")
+        assert await behind() == 8
+        await broker.admin("subscriptions.seek", **names, position="offset:13")
+        assert await behind() == 0
+
+
 async def test_a_seek_delivers_again_what_was_done_and_forgotten(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -250,9 +250,9 @@ def _dues(topic: Topic, frontier: Key, count: _Count) -> list[tuple[Subscription
 
 def _due(topic: Topic, subscription: Subscription, frontier: Key, count: _Count) -> int:
     """What is due for a subscription; ``count`` counts what lies in a range of the index."""
+    most = topic.waiting(subscription)
     if not isinstance(subscription, SharedSubscription):
-        return topic.behind_in_log(subscription)
-    most = topic.unacknowledged(subscription) - len(subscription.dead)
+        return most
     waiting = len(subscription.held) - len(subscription.dead)
     unread = subscription.waits_from
     if unread is not None:

@@ -388,8 +388,15 @@ class Topic:
         """Whether a subscription is done with one of these, and that is not durable yet."""
         return any(one.acked.undurable.intersects(offsets) for one in self.subscriptions())
 
-    def unacknowledged(self, subscription: Subscription, start: int = 0) -> int:
-        """How many messages, from ``start`` on, a subscription is still to be done with."""
+    def unacknowledged(self, subscription: Subscription) -> int:
+        """How many messages a subscription is still to be done with.
+
+        Of one in the log's order from its beginning on. Of a shared one what lies before counts,
+        too: which of it are due later, and handed to it, is known of each key only.
+        """
+        start = 0
+        if isinstance(subscription, OrderedSubscription):
+            start = min(subscription.record.start_offset, self.next_offset)
         done: OffsetSet = subscription.acked
         cancelled = self.amendments.cancelled
         if len(cancelled):
@@ -398,10 +405,9 @@ class Topic:
             done.union_update(subscription.acked)
         return self.next_offset - start - len(done) + done.count_below(start)
 
-    def behind_in_log(self, subscription: Subscription) -> int:
-        """The same of one in the log's order, from its beginning on, without what is dying."""
-        start = min(subscription.record.start_offset, self.next_offset)
-        return self.unacknowledged(subscription, start) - len(subscription.dead)
+    def waiting(self, subscription: Subscription) -> int:
+        """The same without what is dying."""
+        return self.unacknowledged(subscription) - len(subscription.dead)
 
     # -- figures ----------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Shedding:
         What comes or is done while it is counted may count or not.
         """
         if not isinstance(subscription, SharedSubscription):
-            return topic.behind_in_log(subscription)
+            return topic.waiting(subscription)
         frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
         waiting = len(subscription.held) - len(subscription.dead)
         at = subscription.waits_from
