@@ -139,9 +139,9 @@ class Plan:
         assert max_messages > 0
         self.start = start
         self._spans = spans
-        # What ``read_traits`` found, which row of all parts each is, and where those are.
+        # What ``read_traits`` found, and which row of all parts each is.
         self._keys, self._rows = NO_KEYS, np.zeros(0, np.int64)
-        self._sources: list[Source] = []
+        self._sources: list[Source] | None = None  # where those are, once somebody asks
         self.stop = until
         if sum(span.count for span in spans) > max_messages:
             self.stop = _cut(spans, until, max_messages)
@@ -180,13 +180,12 @@ class Plan:
         found = concat_traits(list(zip(heights, traits, strict=True)))
         assert found is not None
         self._keys, self._rows = (due_ms, offsets), rows
-        self._sources = [part for span in self._spans for part in span.sources(self.stop)]
         return due_ms, offsets, found[rows] if found.any() else None
 
     @property
     def can_locate(self) -> bool:
-        """Whether ``read_traits`` has noted where the messages are: if some have traits."""
-        return bool(self._sources)
+        """Whether ``read_traits`` has noted which rows the messages are: if some have traits."""
+        return bool(len(self._rows))
 
     def locate(self, keys: Keys) -> list[Pick]:
         """Where the messages of keys are that ``read_traits`` gave, in any order. Blocking.
@@ -194,6 +193,8 @@ class Plan:
         Raises:
           IndexDamaged: a block on disk fails its checksum.
         """
+        if self._sources is None:
+            self._sources = [part for span in self._spans for part in span.sources(self.stop)]
         at = match(self._keys, keys)
         assert bool((at >= 0).all()), "keys of another range"
         rows = self._rows[at]
