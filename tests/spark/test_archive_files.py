@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from escapement.errors import InvalidRequest, StorageError
+from escapement.names import TopicName
 from escapement.pipeline import archivefile
 from escapement.pipeline.archivedigest import Content, Digest
-from escapement.pipeline.archivefile import FILE_SCHEMA, Encoded, decode, encode
+from escapement.pipeline.archivefile import FILE_SCHEMA, Encoded, decode, directory_of, encode
 from escapement.pipeline.archivelocal import store
 from escapement.pipeline.arrow import present, values_of
 from escapement.pipeline.shown import Shown
@@ -179,6 +180,21 @@ def test_a_task_reads_back_what_the_disk_has(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(StorageError, match="No such file"):
         list(late)
+
+
+def test_names_of_any_length_have_directories_of_their_own(tmp_path: Path) -> None:
+    """N8: one name is at most 255 bytes on most file systems, and a topic's may have 602."""
+    day, long = date(2027, 1, 31), "n" * 200
+    assert directory_of(TopicName("shop", "eu", "orders"), day) == (
+        "namespace=shop%2Feu/topic=shop%2Feu%2Forders/day=2027-01-31"
+    )
+    within = "n" * 100
+    for names in (("shop", "eu", long), (within, within, within), (long, long, long)):
+        (tmp_path / directory_of(TopicName(*names), day)).mkdir(parents=True)
+    ends = [TopicName(long, long, long[1:] + end) for end in "ab"]
+    ends += [TopicName(long, long[1:] + end, long) for end in "ab"]
+    assert len({directory_of(name, day) for name in ends}) == 4
+    assert len({directory_of(name, day).split("/")[0] for name in ends}) == 3
 
 
 def test_a_task_that_does_not_see_the_drivers_directory_writes_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +12,8 @@ from hypothesis import strategies as st
 from escapement.cli.bars import draw, left_over
 from escapement.errors import InvalidRequest
 from escapement.spans import MAX_SPANS, Spans
+
+DAY_MS = 86_400_000
 
 
 @given(st.integers(0, 10**6), st.integers(1, 500), st.integers(1, 10**4), st.integers(-1000, 10**6))
@@ -53,3 +58,24 @@ def test_a_drawing_marks_the_capacity_and_what_is_over_it(
     assert over.rindex("█") > over.index("│")
     assert over.split()[-1] == "20"
     assert lines[-1] == "2 spans are over the capacity; 20 messages left over at most"
+
+
+def test_days_keep_their_names_when_the_clocks_are_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B6: they begin at 23 or 1 o'clock then."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        for began in ("2026-10-24T00:00:00+02:00", "2026-03-28T00:00:00+01:00"):
+            midnight_ms = int(datetime.fromisoformat(began).timestamp() * 1000)
+            spans = Spans.after(
+                midnight_ms, by_ms=DAY_MS, within_ms=4 * DAY_MS, origin_ms=midnight_ms
+            )
+            draw(spans, [1, 2, 3, 4], "%d")
+            day = int(began[8:10])
+            lines = capsys.readouterr().out.splitlines()[:4]
+            assert [line.split()[0] for line in lines] == [str(day + n) for n in range(4)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -19,6 +19,7 @@ from escapement.spans import Spans
 _BAR_WIDTH: Final = 50
 # Longer rows of spans in which nothing happens are drawn as one line.
 _EMPTY_SPANS: Final = 3
+_DAY_MS: Final = 86_400_000
 
 
 def draw(
@@ -49,7 +50,7 @@ def draw(
         if empty:
             table.add_row(Text("..."))
             empty = 0
-        begins = _moment(spans.begins_ms(span)).strftime(pattern)
+        begins = _named_at(spans, span).strftime(pattern)
         mark = None if capacities is None else capacities[span]
         left = [] if capacities is None else [f"{behind[span]:,}" if behind[span] else ""]
         table.add_row(begins, f"{count:,}", _bar(count, mark, most), *left)
@@ -89,5 +90,10 @@ def _verdict(counts: Sequence[int], capacities: Sequence[int], behind: Sequence[
     return f"{what} over the capacity; {counted(max(behind), 'message')} left over at most"
 
 
-def _moment(at_ms: int) -> datetime:
-    return datetime.fromtimestamp(at_ms / 1000).astimezone()
+def _named_at(spans: Spans, span: int) -> datetime:
+    """The moment that names a span: its beginning, or of a day its middle.
+
+    Days begin an hour sooner or later once the clocks were changed, which may be the day before.
+    """
+    within_ms = spans.by_ms // 2 if spans.by_ms >= _DAY_MS else 0
+    return datetime.fromtimestamp((spans.begins_ms(span) + within_ms) / 1000).astimezone()

@@ -21,16 +21,15 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 
 from escapement.errors import EscapementError, InvalidRequest, NotFound, StorageError
 from escapement.names import NamespaceName, TopicName
 from escapement.pipeline.archivedigest import Digest
-from escapement.pipeline.archivefile import FoundFile
+from escapement.pipeline.archivefile import FoundFile, directory_of
 from escapement.pipeline.archivemanifest import Manifest
 from escapement.pipeline.archiveplan import unarchived
 from escapement.pipeline.archivetasks import Made, make
@@ -306,7 +305,7 @@ class _Run:
         whole = OffsetSet()
         described = {}
         for name, file in files.items():
-            path = f"{_directory(task.name, file.day)}/{name.partition('.')[0]}{_SUFFIX}"
+            path = f"{directory_of(task.name, file.day)}/{name.partition('.')[0]}{_SUFFIX}"
             described[name] = replace(file.described, path=path)
             if whole.union_update(file.offsets) != file.digest.messages:
                 raise StorageError(f"a message of {task.name.full} was written twice")
@@ -346,9 +345,3 @@ def _bounded(tasks: Sequence[_Task]) -> Iterator[list[_Task]]:
         messages += task.most
     if some:
         yield some
-
-
-def _directory(topic: TopicName, day: date) -> str:
-    """Where files are, as Spark names places by what is in them: only slashes are escaped."""
-    within, name = quote(topic.namespace_full, ""), quote(topic.full, "")
-    return f"namespace={within}/topic={name}/day={day.isoformat()}"

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, timedelta
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from pyarrow import parquet
 
 from escapement.errors import StorageError
 from escapement.message import Int64s
+from escapement.names import TopicName
 from escapement.pipeline.archivedigest import Content, Digest
 from escapement.pipeline.archivemanifest import ArchivedFile
 from escapement.pipeline.arrow import arrow_schema, longs, values_of
@@ -48,6 +50,23 @@ _GROUP_BYTES: Final = 4 << 20
 _MOST_BYTES: Final = 48 << 20
 _STEP_ROWS: Final = 1 << 16
 _DAY_US: Final = 86_400_000_000
+# What file systems take as one name; of a longer one so much is kept.
+_MOST_NAME_CHARS: Final = 255
+_KEPT_CHARS: Final = 200
+
+
+def directory_of(topic: TopicName, day: date) -> str:
+    """Where files are, as Spark names places by what is in them: only slashes are escaped."""
+    places = _place("namespace", topic.namespace_full), _place("topic", topic.full)
+    return f"{'/'.join(places)}/day={day.isoformat()}"
+
+
+def _place(kind: str, name: str) -> str:
+    """One directory; of a name that is too long for one the beginning, and what tells it apart."""
+    place = f"{kind}={quote(name, '')}"
+    if len(place) <= _MOST_NAME_CHARS:
+        return place
+    return f"{kind}={quote(name[:_KEPT_CHARS], '')}~{sha256(name.encode()).hexdigest()[:16]}"
 
 
 class Encoded(NamedTuple):
