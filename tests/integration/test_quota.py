@@ -230,3 +230,23 @@ async def test_who_comes_to_want_the_past_counts_at_once(
             assert await refused_at_once(world, broker)
             await broker.admin("subscriptions.delete", **late)
             assert not await refused_at_once(world, broker)
+
+
+async def test_what_others_have_done_refuses_nobody_though_the_index_has_it(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P10: of who began later the index cannot tell, without its keys, what it has not done."""
+    async with testing.start(config=CALM, engine=engine) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES)
+            producer = await broker.producer("x")
+            await producer.send_many([b"done"] * 100)
+            await world.checkpoint()
+            async with broker.consumer("x", "s") as inbox:
+                await inbox.ack([message.id for message in await arrived(inbox)], durable=True)
+            await broker.admin("subscriptions.create", topic="x", subscription="later")
+            await limit(broker, quota_messages=3)
+        await world.stop()
+        await world.restart()  # since when it has read nothing of the index
+        async with world.connect() as broker:
+            assert [await refused(world, broker) for _ in range(4)] == [False] * 3 + [True]

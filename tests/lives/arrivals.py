@@ -5,7 +5,7 @@ from __future__ import annotations
 import escapement
 from lives.arrival import Arrival, slot_of
 from lives.logorder import note_passed
-from lives.model import LATE_MS, Claim, Hand, Model
+from lives.model import LATE_MS, NO_QUOTA, Claim, Hand, Model
 
 
 def arrive(model: Model, arrival: Arrival) -> None:
@@ -95,7 +95,7 @@ def _check_keys(model: Model, claim: Claim, arrival: Arrival) -> None:
         return
     holding = dict(claim.hands)
     # What waits for another attempt may be dropped.
-    may_go = any(quota != 0 for quota in model.quotas + model.quotas_now())
+    may_go = any(quota != NO_QUOTA for quota in model.quotas + model.quotas_now())
     if (arrival.policy or {}).get("on_retry", "hold") == "hold" and not may_go:
         holding |= claim.waits
     for offset, hand in holding.items():

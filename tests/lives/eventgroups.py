@@ -67,7 +67,7 @@ class EventGroups(Life):
         self.model.fired += await self.asked(self._new_follow_ups)
         fired = self.model.fired
         assert len(set(fired)) == len(fired), "a group has fired twice"
-        await self.letters()  # what died is done
+        await self.all_letters()  # what died is done
         closings = [one for group in self.model.groups.values() for one in group.closings]
         known = {one.number for one in closings + self.model.forgotten}
         assert known >= set(fired), "a group has fired that nobody closed"

@@ -10,6 +10,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import trio
@@ -20,7 +21,17 @@ from escapement.testing import World
 from lives.arrival import Arrival
 from lives.arrivals import arrive, check_order
 from lives.logorder import check_passed
-from lives.model import ACK_WAIT_MS, KINDS, LATE_MS, MORTAL, NEVER_MS, WITHOUT_END, Claim, Model
+from lives.model import (
+    ACK_WAIT_MS,
+    KINDS,
+    LATE_MS,
+    MORTALS,
+    NEVER_MS,
+    NO_QUOTA,
+    WITHOUT_END,
+    Claim,
+    Model,
+)
 from lives.ranks import check_ranks, see_ready
 from outages import Outage
 
@@ -63,7 +74,9 @@ class Life:
     async def open(self) -> None:
         self.broker, hang_up = await self.nursery.start(self._connect, self.world)
         self._stack.push_async_callback(hang_up)
-        self.producer = await self.broker.producer(TOPIC, name="life", linger="0ms")
+        self.producers = [
+            await self.broker.producer(TOPIC, name=name, linger="0ms") for name in ("one", "two")
+        ]
 
     async def _connect(
         self,
@@ -293,18 +306,27 @@ class Life:
         await self.settle()
         self.model.rated_from = self.model.end
 
-    async def letters(self) -> list[dict[str, Any]]:
-        """The dead-letter topic of the mortal subscription; each message is in it once."""
-        if MORTAL not in self.model.claims:
-            return []
-        names = {"topic": TOPIC, "subscription": MORTAL}
-        rows: list[dict[str, Any]] = await self.asked(
-            lambda: self.broker.admin("dlq.list", **names, count=1000)
-        )
-        buried = self.model.claims[MORTAL].buried
-        buried |= {row["offset"]: row["original_offset"] for row in rows}
-        assert len(set(buried.values())) == len(buried), "buried twice"
-        return rows
+    async def letters(self, name: str) -> dict[str, list[dict[str, Any]]]:
+        """A subscription's dead letters, by the topic they lie in; each message died once."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        claim = self.model.claims.get(name)
+        for grave in sorted(claim.graves) if claim else ():
+            names = {"topic": TOPIC, "subscription": name, "dead_letter_topic": grave}
+            ask = partial(self.broker.admin, "dlq.list", **names, count=1000)
+            try:
+                rows: list[dict[str, Any]] = await self.asked(ask)
+            except escapement.NotFound:
+                continue  # nothing was buried there
+            assert claim is not None
+            claim.buried |= {(grave, row["offset"]): row["original_offset"] for row in rows}
+            assert len(set(claim.buried.values())) == len(claim.buried), "buried twice"
+            found[grave] = rows
+        return found
+
+    async def all_letters(self) -> None:
+        """See everybody's."""
+        for name in MORTALS:
+            await self.letters(name)
 
     # -- the end ---------------------------------------------------------------------
 
@@ -331,12 +353,12 @@ class Life:
     async def lift(self) -> None:
         """No policy says anything any more, but that the mortal one's messages die."""
         names = {"topic": TOPIC}
-        nothing = dict.fromkeys(["paused_until_ms", "ttl_ms", "quota_messages"])
+        nothing = dict.fromkeys(["paused_until_ms", "ttl_ms", "quota_messages", "quota_bytes"])
         await self.broker.admin("topics.update", **names, policy=nothing)
         self.model.policies[""] = {}
-        nothing = dict.fromkeys(["total_quota_messages", "quota_action"])
+        nothing = dict.fromkeys(["total_quota_messages", "quota_action", "quota_counts"])
         await self.broker.admin("namespaces.update", namespace="t/n", policy=nothing)
-        self.model.total = 0
+        self.model.total = NO_QUOTA
         nothing = dict.fromkeys(["paused_until_ms", "max_rate", "max_in_flight", "max_backoff_ms"])
         for name in self.model.claims:
             names["subscription"] = name
@@ -355,8 +377,7 @@ class Life:
             await self.world.clock.advance(days=2)
             await self._take_all(inbox, claim)
         await self.settle()
-        if name == MORTAL:
-            await self.letters()
+        await self.letters(name)
         wanted = self.model.wanted(claim)
         done = claim.done()
         # Of what is gone from the log any of its keys may have been left in the index, and what

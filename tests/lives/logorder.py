@@ -31,7 +31,7 @@ def check_passed(model: Model, claim: Claim) -> None:
     """Asked once it is known what was cancelled, acknowledged or has expired."""
     wanted = model.wanted(claim)
     for moment, passed, tried, offset in claim.passed:
-        for other in (passed & wanted) - claim.perhaps - claim.lucky - claim.dropped:
+        for other in (passed & wanted) - claim.perhaps - claim.lucky - claim.over():
             acked = claim.acked.get(other, moment)
             # Of what had been handed out it is not known when the broker heard of it.
             acked = 0 if other in claim.acked and other in tried else acked

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import escapement
 
@@ -17,12 +17,16 @@ NEVER_MS = 1 << 62
 DEDUP_WINDOW_MS = 600_000
 ACK_WAIT_MS = 20_000
 # The subscriptions there may be.
-KINDS = {"a": "shared", "b": "shared", "c": "shared", "e": "exclusive", "f": "failover"}
-# The one whose messages are tried a bounded number of times.
-MORTAL = "c"
+KINDS = {
+    "a": "shared", "b": "shared", "c": "shared", "d": "failover", "e": "exclusive", "f": "failover",
+}  # fmt: skip
+# Those whose messages are tried a bounded number of times.
+MORTALS = ("c", "d")
 # The one whose messages may go unacknowledged without end.
 WITHOUT_END = "e"
 SCHEDULE_MS = 900_000
+# What a message weighs, some more for its key and what else is kept with it.
+MESSAGE_BYTES = 400
 # So long after a hand-over a group commit has it on record, if the database is well.
 RECORDED_MS = 50
 # The longest tick that a life sets, and what a wake may add to it.
@@ -39,7 +43,7 @@ class Sent:
     priority: int = 50
     dedup: str | None = None
     group: str | None = None
-    metered: bool = True  # it counts for the topic's rate
+    producer: str = ""  # whose rate, and the topic's, it counts for; "": for none
     least: int = 0
     most: int = 1
     copies: int = 0
@@ -104,7 +108,9 @@ class Claim:
     lucky: set[int] = field(default_factory=set)  # over before it began; a few may be left
     gone: set[int] = field(default_factory=set)  # of the past, and forgotten when it began
     perhaps: set[int] = field(default_factory=set)  # expired, or acknowledged without a receipt
-    buried: dict[int, int] = field(default_factory=dict)  # place in the dead-letter topic
+    # Dead-letter topic and place in it -> what lies there.
+    buried: dict[tuple[str, int], int] = field(default_factory=dict)
+    graves: set[str] = field(default_factory=set)  # the topics where its dead letters may lie
     hands: dict[int, Hand] = field(default_factory=dict)
     waits: dict[int, Hand] = field(default_factory=dict)  # given back, not to come before then
     # What was in hands when a broker died, and long enough for that to be on record: the attempt.
@@ -136,8 +142,12 @@ class Claim:
             self.hands.pop(offset, None)
             self.waits.pop(offset, None)
 
+    def over(self) -> set[int]:
+        """What it gave up."""
+        return self.dropped.union(self.buried.values())
+
     def done(self) -> set[int]:
-        return self.acked.keys() | set(self.buried.values()) | self.dropped
+        return self.acked.keys() | self.over()
 
     def die(self, now_ms: int) -> None:
         """The broker dies."""
@@ -158,6 +168,19 @@ class Claim:
             self.heads = {}
 
 
+class Quota(NamedTuple):
+    """How many messages may be left before the oldest go, or nothing is taken."""
+
+    least: int = 0  # no fewer are left; 0: no quota
+    full: int = 0  # with so many nothing is taken
+    counts_all: bool = False  # what is not yet due is among them
+    drops: bool = False
+
+
+NO_QUOTA = Quota()
+Quotas = tuple[Quota | None, Quota | None]
+
+
 class Model:
     """All that is to be known."""
 
@@ -173,8 +196,8 @@ class Model:
         self.forgotten: list[Closing] = []  # of groups that were deleted
         self.fired: list[int] = []
         self.follow_ups = 0
-        self.total: int | None = 0  # what may be left of all topics; the oldest go; None: unsure
-        self.quotas: tuple[int | None, int | None] = (0, 0)  # that drop, between two steps
+        self.total: Quota | None = NO_QUOTA  # of all topics together; None: unsure
+        self.quotas: Quotas = (NO_QUOTA, NO_QUOTA)  # those that drop, between two steps
         self.quiet_since_ms = 0
         self.moves = 0  # messages that were given another time
         self.occurrences: set[int] = set()
@@ -193,13 +216,29 @@ class Model:
     def policy(self, name: str, field: str, default: Any = 0) -> Any:
         return (self.policies.get(name) or {}).get(field) or default
 
-    def quotas_now(self) -> tuple[int | None, int | None]:
-        """What may be left, of the topic and of all, where the oldest go; 0: anything."""
+    def quota(self) -> Quota | None:
+        """That of the topic; None: unsure."""
         policy = self.policies[""]
         if policy is None:
-            return None, self.total
-        drops = policy.get("quota_action") == "drop_oldest"
-        return policy.get("quota_messages", 0) if drops else 0, self.total
+            return None
+        messages, size_bytes = policy.get("quota_messages"), policy.get("quota_bytes")
+        if not messages and not size_bytes:
+            return NO_QUOTA
+        counts_all = policy["quota_counts"] == "all"
+        drops = policy["quota_action"] == "drop_oldest"
+        if messages:
+            return Quota(messages, messages, counts_all, drops)
+        # All messages weigh about the same, so that their mean says how many there are.
+        least = size_bytes // MESSAGE_BYTES
+        return Quota(least, least + 1, counts_all, drops)
+
+    def quotas_now(self) -> Quotas:
+        """Of the topic and of all together, where the oldest go."""
+        topic, total = (
+            NO_QUOTA if quota is not None and not quota.drops else quota
+            for quota in (self.quota(), self.total)
+        )
+        return topic, total
 
     # -- the log ---------------------------------------------------------------------
 
@@ -216,7 +255,7 @@ class Model:
             assert (occurrence_ms - self.schedule_ms) % SCHEDULE_MS == 0
             assert occurrence_ms <= self.high_ms, "it is early"
             self.occurrences.add(occurrence_ms)
-            sent = Sent(metered=False)
+            sent = Sent()
         else:
             sent = self.sent[value]
             sent.copies += 1
@@ -232,8 +271,9 @@ class Model:
             first = self.keys.get(sent.dedup)
             assert first is None or first[1] + DEDUP_WINDOW_MS <= self.high_ms, "stored twice"
             self.keys[sent.dedup] = (self.end, published_ms)
-        if sent.metered and not again:
-            self.check_rate(published_ms)
+        if sent.producer and not again:
+            self.check_rate(published_ms, "max_publish_rate", None)
+            self.check_rate(published_ms, "max_publish_rate_per_producer", sent.producer)
         self.stored.append(
             Stored(value, due_ms, published_ms, sent.key, sent.priority, due_ms, published_ms)
         )
@@ -243,20 +283,23 @@ class Model:
         self.follow_ups += 1
         return self.follow_ups
 
-    def check_rate(self, published_ms: int) -> None:
-        """What was published before, over any span, has been paid for."""
-        rate = self.policy("", "max_publish_rate")
+    def check_rate(self, published_ms: int, field: str, producer: str | None) -> None:
+        """What was published before, by one or by all, over any span, has been paid for."""
+        rate = self.policy("", field)
         if not rate or self.policies.get("") is None:
             return
-        before = [m.published_ms for m in self.stored[self.rated_from :] if self._is_metered(m)]
+        rated = self.stored[self.rated_from :]
+        before = [m.published_ms for m in rated if self._is_metered(m, producer)]
         before = [at_ms for at_ms in before if at_ms < published_ms]
         for row, at_ms in enumerate(before):
             span_s = (published_ms - at_ms) / 1000
             assert len(before) - row <= rate * (span_s + 0.1) + 2, "published over the rate"
 
-    def _is_metered(self, message: Stored | None) -> bool:
+    def _is_metered(self, message: Stored | None, producer: str | None) -> bool:
         sent = None if message is None else self.sent.get(message.value)
-        return sent is not None and sent.metered and sent.copies == 1
+        if sent is None or not sent.producer or sent.copies > 1:
+            return False
+        return producer is None or sent.producer == producer
 
     # -- subscriptions ---------------------------------------------------------------
 
@@ -340,14 +383,26 @@ class Model:
             for name, claim in self.claims.items()
         )
 
-    def backlog(self, until_ms: int) -> int:
+    def backlog(self, until_ms: int, counts_all: bool) -> int:
         """What certainly waited by then and is still to be done, of the furthest behind."""
-        counts = [0]
+        ahead = self.ahead(until_ms) if counts_all else 0
+        counts = [ahead]
         for name, claim in self.claims.items():
             if not self.policy(name, "max_deliveries"):
                 waits = [o for o in self.open(claim) if self.waits_since_ms(claim, o) <= until_ms]
-                counts.append(len(waits))
+                # In the order of the log what is not yet due waits, too.
+                counts.append(len(waits) + (0 if claim.in_log_order else ahead))
         return max(counts)
+
+    def ahead(self, known_ms: int) -> int:
+        """How much there was by then that is not yet due."""
+        return sum(
+            message is not None
+            and message.since_ms <= known_ms
+            and message.due_ms > self.high_ms
+            and offset not in self.cancelled
+            for offset, message in enumerate(self.stored)
+        )
 
     def waits_since_ms(self, claim: Claim, offset: int) -> int:
         """Since when it counts: it is due, or, where times mean nothing, it is there."""

@@ -89,7 +89,7 @@ class Owners(Traffic):
 
     async def _take_over(self, successor: World, stale: Owner, outage: Outage) -> None:
         """Another owner serves; the stale one keeps the clients that he had."""
-        stack, broker, producer = self._stack, self.broker, self.producer
+        stack, broker, (producer, _) = self._stack, self.broker, self.producers
         inboxes, self.inboxes = [inbox for _, inbox, _ in self.inboxes], []
         self.stale, self._stack, self.world = inboxes, AsyncExitStack(), successor
         self.model.crash(self.now_ms)
@@ -116,7 +116,7 @@ class Owners(Traffic):
     # -- what the stale owner's clients ask for ----------------------------------------
 
     async def _publish(self, producer: escapement.Producer) -> None:
-        value = b"%d" % len(self.model.sent)
+        (value,) = self.values(1)
         self.model.sent[value] = Sent(most=0)
         with suppress(escapement.EscapementError):
             await producer.send_many([value])

@@ -11,10 +11,11 @@ from contextlib import suppress
 
 import escapement
 from lives.life import TOPIC, Life
-from lives.model import LATE_MS, MORTAL, Claim
+from lives.model import LATE_MS, MORTALS, NO_QUOTA, Claim, Quota
 
 NEIGHBOUR = "t/n/y"
 TOTAL = 12
+COUNTS = ["due", "due", "all"]
 
 
 class Quotas(Life):
@@ -23,13 +24,17 @@ class Quotas(Life):
     async def total(self) -> None:
         """How much all topics together may have, and what happens beyond that."""
         action = self.rng.choice(["drop_oldest", "drop_oldest", "refuse"])
-        total = self.rng.choice([0, TOTAL, TOTAL])
-        policy = {"total_quota_messages": total, "quota_action": action}
+        total, counts = self.rng.choice([0, TOTAL, TOTAL]), self.rng.choice(COUNTS)
+        policy = {
+            "total_quota_messages": total, "quota_action": action, "quota_counts": counts
+        }  # fmt: skip
+        drops = action == "drop_oldest"
+        quota = Quota(total, total, counts == "all", drops) if total else NO_QUOTA
         self.model.total = None
 
         async def ask() -> None:
             await self.broker.admin("namespaces.update", namespace="t/n", policy=policy)
-            self.model.total = total if action == "drop_oldest" else 0
+            self.model.total = quota
 
         await self.in_doubt(ask)
 
@@ -67,15 +72,15 @@ class Quotas(Life):
         any_dropped = False
         for name, claim in model.claims.items():
             dropped = await self._dropped(name, claim)
-            assert any({*before, *now} - {0}) or None in before + now or not dropped, (
+            assert any(quota != NO_QUOTA for quota in before + now) or not dropped, (
                 f"{sorted(dropped)} of {name} was acknowledged by nobody"
             )
             self._check_oldest(claim, dropped)
             claim.dropped |= dropped
             any_dropped |= bool(dropped)
-            if steady and now[0] and not now[1] and name != MORTAL:
+            if steady and now[0] and now[0] != NO_QUOTA == now[1] and name not in MORTALS:
                 self._check_amount(claim, bool(dropped), now[0])
-        if steady and now[1]:
+        if steady and now[1] and now[1] != NO_QUOTA:
             await self._check_sum(any_dropped, now[1])
         model.quotas, model.quiet_since_ms = now, self.now_ms
         for claim in model.claims.values():
@@ -94,8 +99,8 @@ class Quotas(Life):
         acked = set(subscription.acked.to_array(0, self.model.end).tolist())
         acked -= set(subscription.acked.undurable.to_array(0, self.model.end).tolist())
         found = acked & self.model.open(claim)
-        if found and name == MORTAL:
-            await self.letters()
+        if found:
+            await self.letters(name)
         return found - claim.done()
 
     def _check_oldest(self, claim: Claim, dropped: set[int]) -> None:
@@ -125,39 +130,45 @@ class Quotas(Life):
         changed = len(self.model.cancelled) + self.model.moves
         return len(claim.acked) + len(claim.perhaps) + len(claim.buried) + changed
 
-    def _check_amount(self, claim: Claim, any_dropped: bool, most: int) -> None:
-        least_left, most_left, at_rest = self._left(claim)
+    def _check_amount(self, claim: Claim, any_dropped: bool, quota: Quota) -> None:
+        least_left, most_left, at_rest = self._left(claim, quota)
         if any_dropped and self._settled(claim) == claim.settled:
-            assert most_left >= most, f"only {most_left} were left"
+            assert most_left >= quota.least, f"only {most_left} were left"
         if self._was_quiet():
-            assert least_left <= most or not at_rest, f"{least_left} were left"
+            assert least_left <= quota.full or not at_rest, f"{least_left} were left"
 
-    async def _check_sum(self, any_dropped: bool, most: int) -> None:
-        model, others = self.model, await self.waiting_next_door()
-        left = [self._left(claim) for claim in model.claims.values()]
+    async def _check_sum(self, any_dropped: bool, quota: Quota) -> None:
+        model, others, most = self.model, await self.waiting_next_door(), quota.least
+        left = [self._left(claim, quota) for claim in model.claims.values()]
         settled = all(self._settled(c) == c.settled for c in model.claims.values())
         most_left = max((found[1] for found in left), default=0) + others
-        if any_dropped and settled and not model.quotas_now()[0]:
+        if any_dropped and settled and model.quotas_now()[0] == NO_QUOTA:
             assert most_left >= most, f"only {most_left} were left of all together"
         # Each of two topics may keep half, so what is in hands holds up no drop.
         in_hands = [len(model.open(c) & c.seen.keys()) for c in model.claims.values()]
-        if self._was_quiet() and max(in_hands, default=0) <= most // 2:
+        stays = max(in_hands, default=0) + (model.ahead(self.now_ms) if quota.counts_all else 0)
+        if self._was_quiet() and stays <= most // 2:
             least_left = max((found[0] for found in left), default=0) + others
             assert least_left <= most, f"{least_left} were left of all together"
 
     def _was_quiet(self) -> bool:
         return self.calm and self.now_ms - self.model.quiet_since_ms > 2 * LATE_MS
 
-    def _left(self, claim: Claim) -> tuple[int, int, int]:
-        """What waits, at least and at most; and how much of that is in nobody's hands."""
+    def _left(self, claim: Claim, quota: Quota) -> tuple[int, int, int]:
+        """What counts, at least and at most; and how much of that may go."""
         model, now_ms = self.model, self.now_ms
-        certain = {
-            o for o in model.open(claim) if model.waits_since_ms(claim, o) + LATE_MS <= now_ms
-        }
+        known_ms = now_ms - LATE_MS
+        certain = {o for o in model.open(claim) if model.waits_since_ms(claim, o) <= known_ms}
         perhaps = {
             o
             for o in model.wanted(claim) - claim.done()
             if claim.in_log_order or model.due_ms(claim, o) <= now_ms
         }
-        in_hands = {o for o, hand in claim.hands.items() if hand.until_ms + LATE_MS > now_ms}
-        return len(certain), len(perhaps), len(certain - in_hands)
+        in_hands = {o for o, hand in claim.hands.items() if hand.until_ms > known_ms}
+        least, most, may_go = len(certain), len(perhaps), len(certain - in_hands)
+        if not quota.counts_all:
+            return least, most, may_go
+        ahead, most_ahead = model.ahead(known_ms), model.ahead(now_ms)
+        if claim.in_log_order:  # what is not yet due is among what it has
+            return max(least, ahead), max(most, most_ahead), min(may_go, least - most_ahead)
+        return least + ahead, most + most_ahead, may_go

@@ -12,9 +12,12 @@ from escapement.client.schedule import moment
 from escapement.storage.catalog import SubscriptionRecord
 from lives.life import TOPIC, Life
 from lives.logorder import check_beginning
-from lives.model import KINDS, MORTAL, NEVER_MS, Claim
+from lives.model import KINDS, MESSAGE_BYTES, MORTALS, NEVER_MS, Claim
 
 HALVES = [(0, 32_767), (32_768, 65_535)]
+LIMITS = [
+    "ttl_ms", "quota_messages", "quota_bytes", "max_publish_rate", "max_publish_rate_per_producer",
+]  # fmt: skip
 
 
 class Subscribers(Life):
@@ -39,10 +42,16 @@ class Subscribers(Life):
             self.began(name, claim, where)
         elif is_new:
             await self.limit(name, {"order": self.rng.choice(["any", "key", "topic"])})
-        if name == MORTAL:
-            kept = self.rng.choice([False, True])  # what expires or is dropped dies, too
-            deaths = {"expired_to_dead_letter": kept, "dropped_to_dead_letter": kept}
-            await self.limit(name, {"max_deliveries": 2, **deaths})
+        if name in MORTALS:
+            await self.limit(name, self.death(name))
+
+    def death(self, name: str) -> dict[str, Any]:
+        """What becomes of what a subscription cannot deliver, and where its dead letters go."""
+        kept = self.rng.choice([False, True])  # what expires or is dropped dies, too
+        grave = self.rng.choice(["", "", "t/n/dead", "t/n/buried"])
+        self.model.claims[name].graves.add(grave or f"{TOPIC}-{name}-DLQ")
+        deaths = {"expired_to_dead_letter": kept, "dropped_to_dead_letter": kept}
+        return {"max_deliveries": 2, "dead_letter_topic": grave, **deaths}
 
     async def limit(self, name: str, policy: Mapping[str, Any]) -> None:
         """Change the policy of a subscription, or of the topic (no name)."""
@@ -108,7 +117,7 @@ class Subscribers(Life):
         assert record.start_offset == claim.since_offset
 
     async def seek(self) -> None:
-        names = sorted(self.model.claims.keys() - {MORTAL})
+        names = sorted(self.model.claims.keys() - set(MORTALS))
         if not names:
             return
         name = self.rng.choice(names)
@@ -138,7 +147,7 @@ class Subscribers(Life):
         """A subscription is deleted under its consumers; nothing of it comes any more."""
         groups = self.model.groups.values()
         awaited = {closing.subscription for group in groups for closing in group.closings}
-        names = sorted(self.model.claims.keys() - {MORTAL} - awaited)
+        names = sorted(self.model.claims.keys() - set(MORTALS) - awaited)
         if not names:
             return
         name = self.rng.choice(names)
@@ -174,6 +183,8 @@ class Subscribers(Life):
                 {"max_in_flight": self.rng.choice([0, 3])},
                 {"max_backoff_ms": self.rng.choice([0, 30_000])},
             ]
+            if name in MORTALS:
+                changes.append(self.death(name))
             if KINDS[name] == "shared":
                 changes += [
                     {"order": self.rng.choice(["any", "key", "key", "topic"])},
@@ -188,13 +199,25 @@ class Subscribers(Life):
         change = self.rng.choice(
             [
                 {"ttl_ms": self.rng.choice([0, 60_000, 3_600_000])},
-                {"quota_messages": 5, "quota_action": "refuse"},
-                {"quota_messages": 5, "quota_action": "drop_oldest"},
+                self.quota("refuse"),
+                self.quota("drop_oldest"),
                 {"max_publish_rate": self.rng.choice([0, 5])},
-                {"ttl_ms": 0, "quota_messages": 0, "max_publish_rate": 0},
+                {"max_publish_rate_per_producer": self.rng.choice([0, 2])},
+                dict.fromkeys(LIMITS, 0),
             ]
         )
         await self.limit("", change)
+
+    def quota(self, action: str) -> dict[str, Any]:
+        """Five messages, counted or weighed."""
+        bounds = [(5, 0), (0, 5 * MESSAGE_BYTES + MESSAGE_BYTES // 2)]
+        messages, size_bytes = self.rng.choice(bounds)
+        return {
+            "quota_messages": messages,
+            "quota_bytes": size_bytes,
+            "quota_counts": self.rng.choice(["due", "due", "all"]),
+            "quota_action": action,
+        }
 
     async def pause(self) -> None:
         """The topic or a subscription stands still, for a while or until it is resumed."""

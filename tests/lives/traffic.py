@@ -18,7 +18,15 @@ from escapement.client.schedule import moment
 from letters import letter
 from lives.arrival import back_off_ms
 from lives.life import TOPIC, Life
-from lives.model import DEDUP_WINDOW_MS, MORTAL, SCHEDULE_MS, WITHOUT_END, Sent
+from lives.model import (
+    DEDUP_WINDOW_MS,
+    LATE_MS,
+    MESSAGE_BYTES,
+    MORTALS,
+    SCHEDULE_MS,
+    WITHOUT_END,
+    Sent,
+)
 
 DELAYS_S = [0, 0, 5, 60, 300, 4000, 90_000]
 # A race takes no longer.
@@ -33,8 +41,8 @@ class Traffic(Life):
 
     async def publish(self, delays_s: Sequence[int] = DELAYS_S) -> None:
         model, count = self.model, self.rng.choice([1, 1, 3, 20])
-        first, group = len(model.sent), self.rng.choice(GROUPS)
-        values = [b"%d" % (first + row) for row in range(count)]
+        group, producer = self.rng.choice(GROUPS), self.rng.choice(self.producers)
+        values = self.values(count)
         for value in values:
             delay_ms = self.rng.choice(delays_s) * 1000
             dedup = self.rng.choice([None, None, None, "k", "l", "m", "n"])
@@ -44,13 +52,14 @@ class Traffic(Life):
                 priority=self.rng.choice([50, 50, 50, 0, 200]),
                 dedup=dedup,
                 group=self.rng.choice([None, group]),
+                producer=producer.name,
             )
         sent, began_ms = [model.sent[value] for value in values], self.now_ms
         full = self.is_full()
         closed = {name for name, group in model.groups.items() if group.closings}
         is_closed = not closed.isdisjoint(one.group for one in sent)
         try:
-            receipts = await self.producer.send_many(
+            receipts = await producer.send_many(
                 values,
                 delay=[timedelta(milliseconds=one.delay_ms) for one in sent],
                 keys=[one.key for one in sent],
@@ -68,6 +77,8 @@ class Traffic(Life):
                 raise
             # What it gave up may still be held back by the rate, and whoever asks stands behind it.
             await self.catch_up()
+            if isinstance(error, escapement.BacklogFull) and "all topics" not in str(error):
+                assert self.may_be_full(), "there is room"
             return
         await self.catch_up()
         for value, one, receipt in zip(values, sent, receipts, strict=True):
@@ -84,36 +95,58 @@ class Traffic(Life):
                 assert message is None or message.value == value
                 assert not full or message is None or message.published_ms > began_ms, "full"
 
+    def values(self, count: int) -> list[bytes]:
+        """What nobody has sent yet."""
+        first = len(self.model.sent)
+        return [b"%0*d" % (MESSAGE_BYTES, first + row) for row in range(count)]
+
     def is_full(self) -> bool:
         """Whether the quota is certainly met; what is on disk is only estimated."""
-        most, topic = self.model.policy("", "quota_messages"), self.model.policies[""]
-        if (
-            not most
-            or topic is None
-            or topic.get("quota_action") == "drop_oldest"
-            or self.world.server.index.segment_count
-        ):
+        model, quota = self.model, self.model.quota()
+        if quota is None or not quota.full or self.world.server.index.segment_count:
             return False
-        waiting_ms = min(self.now_ms, self.model.high_ms) - 12_000
-        return self.model.backlog(waiting_ms) >= most and self.now_ms >= self.model.high_ms
+        if self.now_ms < model.high_ms:
+            return False
+        waiting_ms = self.now_ms - LATE_MS - 1_000
+        if quota.drops:  # the due ones make room
+            return quota.counts_all and model.ahead(waiting_ms) >= quota.full
+        return model.backlog(waiting_ms, quota.counts_all) >= quota.full
+
+    def may_be_full(self) -> bool:
+        """Whether the quota may be met: nobody is refused for what is done."""
+        model, quota = self.model, self.model.quota()
+        if quota is None:
+            return True
+        ahead = sum(
+            message is not None and message.due_ms >= self.now_ms - LATE_MS
+            for message in model.stored
+        )
+        waits = [
+            sum(
+                claim.in_log_order or model.due_ms(claim, offset) <= self.now_ms
+                for offset in model.wanted(claim) - claim.done()
+            )
+            for claim in model.claims.values()
+        ]
+        most = 0 if quota.drops else max(waits, default=0)
+        return most + (ahead if quota.counts_all else 0) >= quota.least > 0
 
     async def post(self) -> None:
         """The same through the inbox."""
         letters = []
+        posted: list[bytes] = []
         for number in range(self.rng.choice([1, 1, 4])):
-            first = len(self.model.sent)
             times = [
                 self.now_ms + self.rng.choice([-1, 0, 7000, 300_000]) for _ in range(number % 2 + 1)
             ]
-            values = [b"%d" % (first + row) for row in range(len(times))]
-            letters.append(letter(TOPIC, f"{first}", *values, at_ms=times))
+            values = self.values(len(times))
+            letters.append(letter(TOPIC, f"{len(self.model.sent)}", *values, at_ms=times))
             for value, at_ms in zip(values, times, strict=True):
-                self.model.sent[value] = Sent(at_ms=at_ms, metered=False)
+                self.model.sent[value] = Sent(at_ms=at_ms)
+            posted += values
         await self.asked(lambda: self.world.server.postman.post(letters))
-        for one in letters:
-            first = int(one.source_id)
-            for row in range(one.count):
-                self.model.sent[b"%d" % (first + row)].least = 1
+        for value in posted:
+            self.model.sent[value].least = 1
 
     async def consume(self) -> None:
         # First look into every inbox: what one of them acknowledges may have been handed to
@@ -320,11 +353,14 @@ class Traffic(Life):
 
     async def redrive(self) -> None:
         """Dead letters are sent back, or thrown away."""
-        rows = [row for row in await self.letters() if row["payload"] in self.model.sent]
+        name = self.rng.choice(MORTALS)
+        found = await self.letters(name)
+        grave = self.rng.choice(sorted(found)) if found else ""
+        rows = [row for row in found.get(grave, []) if row["payload"] in self.model.sent]
         rows = [row for row in rows if self.rng.random() < 0.7]
         if not rows:
             return
-        names = {"topic": TOPIC, "subscription": MORTAL}
+        names = {"topic": TOPIC, "subscription": name, "dead_letter_topic": grave}
         wanted = {row["offset"]: row["payload"] for row in rows}
         verb = self.rng.choice(["dlq.redrive", "dlq.redrive", "dlq.purge"])
         back = verb == "dlq.redrive"
@@ -332,7 +368,7 @@ class Traffic(Life):
             self.model.sent[value].most += 1
 
         async def see() -> None:
-            left = {row["offset"] for row in await self.letters()}
+            left = {row["offset"] for row in (await self.letters(name)).get(grave, [])}
             for offset, value in wanted.items() if back else ():
                 if offset in left:
                     self.model.sent[value].most -= 1
@@ -350,7 +386,8 @@ class Traffic(Life):
         if self.model.schedule_ms is None:
             self.model.schedule_ms = self.model.schedule_high_ms = self.now_ms
             every = timedelta(milliseconds=SCHEDULE_MS)
-            await self.broker.schedules.create("t/n/s", TOPIC, b"tick", every=every, missed="all")
+            tick = b"tick".ljust(MESSAGE_BYTES - 50)  # it has properties
+            await self.broker.schedules.create("t/n/s", TOPIC, tick, every=every, missed="all")
 
 
 async def _there(inbox: escapement.Inbox) -> list[escapement.Message]:

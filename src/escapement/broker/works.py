@@ -203,7 +203,7 @@ class Works:
             self.registry.active,
             self.pump.wake_subscription,
             self._levelling.want,
-            shedding.ahead,
+            shedding.weigh,
             clock,
         )
         self.forgetter = Forgetter(

@@ -9,9 +9,10 @@ counted from what is known without reading anything, in O(subscriptions + segmen
   more than it has not acknowledged. In the outermost blocks of a segment messages are
   taken to be spread evenly in time;
 - of an exclusive or failover one, what it has not acknowledged;
-- what is not yet due: what the index has from now on, in the same way. What was cancelled or
-  given another time may lie there for long, so where that would have somebody refused, it is
-  counted once more, key by key (``weigh``).
+- what is not yet due: what the index has from now on, in the same way.
+
+What is done, was cancelled or given another time may lie in the index for long, so where that
+would have somebody refused, it is counted once more, key by key (``weigh``).
 
 Bytes are messages times the mean size of those in the index, or of late if it has none. A
 count is used for a second, so what was published meanwhile goes over the quota, and no more.
@@ -38,6 +39,9 @@ from escapement.clock import Clock
 from escapement.errors import BacklogFull
 from escapement.storage.index import KEY_MAX, DelayedIndex, Key
 
+# What is due for each subscription, and what of the topic is not yet; None: it was not counted.
+Weighed = tuple[list[tuple[Subscription, int]], int | None]
+
 _FRESH_MS: Final = 1_000
 # What takes long to count is not counted for more than a tenth of the time.
 _WEIGHED_SHARE: Final = 10
@@ -51,7 +55,7 @@ class Backlogs:
       wake: called with a subscription of which something is to be dropped.
       level: called with a topic of which something may be to be dropped by keys that are not yet
         due; or of all topics of its namespace together.
-      count_ahead: counts what of a topic is not yet due, key by key.
+      count: counts a topic key by key; with True also what is not yet due.
     """
 
     def __init__(
@@ -60,14 +64,14 @@ class Backlogs:
         active: Mapping[int, Topic],
         wake: Callable[[Topic, Subscription], None],
         level: Callable[[Topic, bool], None],
-        count_ahead: Callable[[Topic], Awaitable[int]],
+        count: Callable[[Topic, bool], Awaitable[Weighed]],
         clock: Clock,
     ) -> None:
         self._index = index
         self._active = active
         self._wake = wake
         self._level = level
-        self._count_ahead = count_ahead
+        self._count_keys = count
         self._clock = clock
         self._weighing = trio.Lock()
         self._totals: dict[int, Counted] = {}  # by namespace
@@ -88,21 +92,20 @@ class Backlogs:
 
     async def weigh(self, topic: Topic) -> None:
         """Before ``check``: see that nobody is refused for what the index has and nobody gets."""
-        if not self._may_be_ahead(topic):
+        if not self._seems_full(topic):
             return
         async with self._weighing:
-            if not self._may_be_ahead(topic):
+            if not self._seems_full(topic):
                 return  # somebody else has counted meanwhile
             total = topic.total_quota
-            ours = self._beside(topic) if total.there and total.counts_all else [topic]
-            for one in ours:
+            for one in self._beside(topic) if total.there else [topic]:
                 if not (one.backlog and one.backlog.by_keys and self._holds(one.backlog)):
                     await self._weigh(one)
             self._totals.pop(topic.namespace.id, None)
 
-    def _may_be_ahead(self, topic: Topic) -> bool:
-        """Whether it would be refused, by an estimate of what is not yet due."""
-        if not (topic.quota.counts_all or topic.total_quota.counts_all):
+    def _seems_full(self, topic: Topic) -> bool:
+        """Whether it would be refused, by an estimate."""
+        if not (topic.quota.there or topic.total_quota.there):
             return False
         try:
             self.check(topic, self._clock.now_ms())
@@ -114,10 +117,10 @@ class Backlogs:
 
     async def _weigh(self, topic: Topic) -> None:
         began_ms = self._clock.now_ms()
-        ahead = await self._count_ahead(topic)
+        counts_all = topic.quota.counts_all or topic.total_quota.counts_all
+        dues, ahead = await self._count_keys(topic, counts_all)
         now_ms = self._clock.now_ms()
-        frontier, count = Key(now_ms + 1, 0), self._index.count_between
-        amount = amount_of(self._index, topic, _dues(topic, frontier, count), now_ms, ahead)
+        amount = amount_of(self._index, topic, dues, now_ms, ahead)
         for_ms = _FRESH_MS + _WEIGHED_SHARE * max(now_ms - began_ms, 0)
         topic.backlog = Counted(now_ms, for_ms, amount, by_keys=True)
 

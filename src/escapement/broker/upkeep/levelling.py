@@ -99,11 +99,7 @@ class Levelling:
     async def _count(
         self, topic: Topic, whole: bool
     ) -> tuple[Amount, list[tuple[Subscription, int]]]:
-        counts = []
-        for subscription in list(topic.consumed()):
-            counts.append((subscription, await self._shedding.count(topic, subscription)))
-            await trio.lowlevel.checkpoint()
-        ahead = await self._shedding.ahead(topic) if _quota(topic, whole).counts_all else None
+        counts, ahead = await self._shedding.weigh(topic, _quota(topic, whole).counts_all)
         return amount_of(self._index, topic, counts, self._clock.now_ms(), ahead), counts
 
 

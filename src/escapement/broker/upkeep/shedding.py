@@ -20,6 +20,7 @@ from escapement.broker.log.logreader import LogReader
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.backlog import Weighed
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.message import Int64s, UInt32s
@@ -73,6 +74,14 @@ class Shedding:
             waiting += subscription.count_open(due_ms, offsets)
             at = plan.stop
         return waiting
+
+    async def weigh(self, topic: Topic, counts_all: bool) -> Weighed:
+        """What is due for each of a topic's subscriptions and, where it counts, what is not yet."""
+        dues = []
+        for subscription in list(topic.consumed()):
+            dues.append((subscription, await self.count(topic, subscription)))
+            await trio.lowlevel.checkpoint()
+        return dues, await self.ahead(topic) if counts_all else None
 
     async def ahead(self, topic: Topic) -> int:
         """How much of a topic is not yet due and was not cancelled, exactly."""
