@@ -26,12 +26,12 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
 )
-from storied import CONFIG, HOUR_MS, TOPIC, Expected, begin_anew, fill
+from storied import CONFIG, HOUR_MS, TOPIC, Expected, fill
 
 from escapement import testing
 from escapement.errors import InvalidRequest, LogForgotten, NotFound
 from escapement.message import Blobs
-from escapement.pipeline import arrow, reading
+from escapement.pipeline import arrow
 from escapement.pipeline.archived import ArchivedPart
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import READ_COLUMNS
@@ -141,6 +141,8 @@ def test_what_a_subscription_thinks_of_them(log: Lived) -> None:
     ]
     with pytest.raises(NotFound, match="no subscription nobody"):
         read(log, subscription="nobody")
+    with pytest.raises(NotFound, match="no subscription nobody"):
+        read(log, subscription="nobody", startingOffsets="500")  # there is nothing to be read
 
 
 def test_ranges_of_offsets_and_times_are_options(log: Lived) -> None:
@@ -268,66 +270,6 @@ def test_what_is_forgotten_between_planning_and_reading_is_noticed(log: Lived) -
             assert [n for batch in batches for n in batch["offset"].to_pylist()] == [
                 *range(200, 300)
             ]
-
-
-@pytest.mark.parametrize("fail", [True, False])
-def test_a_generation_that_is_dropped_under_a_task_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: bool
-) -> None:
-    """B7: what was given before stands, and without ``failOnDataLoss`` the rest comes."""
-    engine = SqliteEngine(tmp_path / FILE_NAME)
-    begin_anew(engine, [10] * 9, [10, 10])
-    address = {"data": str(tmp_path), "topic": TOPIC, "failOnDataLoss": str(fail)}
-    monkeypatch.setattr(reading, "_STEP_BYTES", 1)
-    monkeypatch.setattr(reading, "_AHEAD", 3)
-    (part,) = BatchPlan(Options(address), ["offset"]).parts()
-    batches = read_part(engine, part, arrow_schema([("offset", True)]))
-    found = next(batches)["offset"].to_pylist()
-    connection = engine.connect()
-    for shard in range(CONFIG.table_parallelism):
-        connection.execute(f"DROP TABLE log_1_{shard}")
-    connection.execute("DELETE FROM generations WHERE id = 1")
-    connection.close()
-    if fail:
-        with pytest.raises(LogForgotten, match=r"messages from [1-4]0 on"):
-            list(batches)
-    else:
-        for batch in batches:
-            found += batch["offset"].to_pylist()
-        # Some rows were read ahead of the first that was given.
-        assert 10 <= len(found) - 20 <= 40
-        assert found == [*range(len(found) - 20), *range(90, 110)]
-    engine.close()
-
-
-@pytest.mark.parametrize(
-    ("gone", "left"),
-    [
-        ((30, 49), [*range(30), *range(50, 110)]),
-        ((70, 89), [*range(70), *range(90, 110)]),
-        ((40, 999), [*range(40)]),
-    ],
-)
-def test_rows_that_go_one_by_one_under_a_task_are_noticed(
-    tmp_path: Path, gone: tuple[int, int], left: list[int]
-) -> None:
-    """B7: as those of a topic that is deleted do, and on SQLite those that are forgotten."""
-    engine = SqliteEngine(tmp_path / FILE_NAME)
-    begin_anew(engine, [10] * 9, [10, 10])
-    connection = engine.connect()
-    address = {"data": str(tmp_path), "topic": TOPIC}
-    schema = arrow_schema([("offset", True)])
-    (part,) = BatchPlan(Options(address), ["offset"]).parts()
-    for generation in (1, 2):
-        for shard in range(CONFIG.table_parallelism):
-            between = f"DELETE FROM log_{generation}_{shard} WHERE base_offset BETWEEN ? AND ?"
-            connection.execute(between, gone)
-    connection.close()
-    with pytest.raises(LogForgotten, match=f"messages from {gone[0]} on"):
-        list(read_part(engine, part, schema))
-    batches = read_part(engine, replace(part, fail_on_loss=False), schema)
-    assert [n for batch in batches for n in batch["offset"].to_pylist()] == left
-    engine.close()
 
 
 def test_topics_with_little_in_them_share_a_task(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from escapement.names import NamespaceName, TopicName
 from escapement.pipeline.archivedigest import Digest
 from escapement.pipeline.archivefile import FoundFile, directory_of
 from escapement.pipeline.archivemanifest import Manifest
-from escapement.pipeline.archiveplan import unarchived
+from escapement.pipeline.archiveplan import accepted_before, unarchived
 from escapement.pipeline.archivetasks import Made, make
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.part import Part
@@ -41,7 +41,6 @@ from escapement.pipeline.shelf import Ready, Shelf
 from escapement.storage import archive, removal, topicstate
 from escapement.storage.catalog import find_namespace, find_topic, read_namespaces, read_topics
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.log.log import Log
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.schema import require
 from escapement.storage.state import load_rows
@@ -193,7 +192,6 @@ class _Run:
     def tasks(self) -> list[_Task]:
         """The topics that may have something to archive."""
         found = []
-        log = Log.look(self._connection)
         for name, retention_ms in self._topics():
             older_ms = self._config.older_than_ms
             before_ms = self._now_ms - (retention_ms if older_ms is None else older_ms)
@@ -203,7 +201,7 @@ class _Run:
                 if self._config.topics:
                     raise
                 continue  # of all there were, it was deleted meanwhile
-            end = log.first_accepted(self._connection, topic_id, before_ms, end)
+            end = accepted_before(self._connection, topic_id, before_ms, end)
             archived = archive.archived(self._connection, topic_id, begin, max(begin, end))
             most = max(end - begin, 0) - archived.count_below(end) + archived.count_below(begin)
             if most > 0 or load_rows(self._connection, "moves", topic_id):

@@ -103,6 +103,8 @@ def cut(
     Raises:
       NotFound: if there is no such subscription.
     """
+    if subscription is not None:
+        state.subscription(subscription)
     wanted = selection.offsets & Span(0, state.end_offset)
     earlier = stated_again(state, wanted.low, min(wanted.high, state.begin_offset))
     # Before its beginning the log has little: that goes to the first part.
@@ -115,8 +117,6 @@ def cut(
     bounds = np.linspace(start, wanted.high, parts + 1).astype(np.int64).tolist()
     bounds[0], bounds[-1] = wanted.low, wanted.high
     with_standing = not STANDING_COLUMNS.isdisjoint(columns)
-    if subscription is not None:
-        state.subscription(subscription)
     return [
         Part(
             topic,

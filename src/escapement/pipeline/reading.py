@@ -51,7 +51,7 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
     """
     connection = engine.connect()
     try:
-        for published in _earlier(Log.look(connection), connection, part):
+        for published in _earlier(connection, part):
             yield from _batches(part, published, schema)
         forgotten: list[Span] = []
         with ReadAhead(engine, _READERS, _AHEAD) as ahead:
@@ -67,14 +67,19 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
 # -- which rows ------------------------------------------------------------------
 
 
-def _earlier(log: Log, connection: Connection, part: Part) -> Iterator[Published]:
+def _earlier(connection: Connection, part: Part) -> Iterator[Published]:
     """Messages from before the log's beginning: each in the row that stated it last."""
     moved = part.moved
     count = int(moved.offsets.searchsorted(min(part.offsets.high, part.begin_offset)))
     offsets, bases = moved.offsets[:count], moved.bases[:count]
     wanted = np.unique(bases)[::-1].tolist()
+    log = Log.look(connection)
     while wanted:
-        rows, looked = log.restatements(connection, part.topic_id, wanted, _STEP_BYTES)
+        try:
+            rows, looked = log.restatements(connection, part.topic_id, wanted, _STEP_BYTES)
+        except StorageError as error:
+            log = log.looked_again(connection, error)
+            continue
         if len(rows) < looked:
             _lost(part, "rows that stated them again")
         for row in rows:
@@ -92,15 +97,15 @@ def _rows(
     added to ``forgotten``.
     """
     at = max(part.offsets.low, part.begin_offset)
+    log = Log.look(connection)
     while at < part.offsets.high:
-        log = Log.look(connection)
-        begin = log.first_offset(connection, part.topic_id)
-        if begin is None or begin > at:
-            end = part.offsets.high if begin is None else min(begin, part.offsets.high)
-            forgotten.append(Span(at, end))
-            at = end
-            continue
         try:
+            begin = log.first_offset(connection, part.topic_id)
+            if begin is None or begin > at:
+                end = part.offsets.high if begin is None else min(begin, part.offsets.high)
+                forgotten.append(Span(at, end))
+                at = end
+                continue
             keys = _steps(_keys(log, connection, part, at, forgotten))
             for step, found in ahead.steps(log, keys):
                 if len(found) < len(step):
@@ -114,10 +119,7 @@ def _rows(
                 at = step[-1].base_offset + step[-1].message_count
             return
         except StorageError as error:
-            # Is it a table that is gone, or something else?
-            now = Log.look(connection).generations if type(error) is StorageError else ()
-            if not now or now[0].id == log.generations[0].id:
-                raise
+            log = log.looked_again(connection, error)
 
 
 def _archived(connection: Connection, part: Part, span: Span, schema: Any) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from escapement.pipeline.part import Part, cut, parts_of_each, stated_again
 from escapement.pipeline.planning import looking, tasks_of
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
 from escapement.storage.engine.base import Connection
+from escapement.storage.log.log import Log
 from escapement.storage.log.published import Published
 from escapement.storage.topicstate import TopicState, read_range, read_topics
 
@@ -184,7 +185,9 @@ class StreamPlan:
         if self._since and self._since_ms <= 0:
             place = EARLIEST
         elif self._since:
-            place = _published_since(state, connection, self._since_ms)
+            place = Log.reading(
+                connection, lambda log: _published_since(state, log, connection, self._since_ms)
+            )
         if place == EARLIEST:
             earlier = stated_again(state, 0, state.begin_offset)
             place = int(earlier[0]) if len(earlier) else state.begin_offset
@@ -221,10 +224,10 @@ class StreamPlan:
             print(f"escapement: {what}; going on without it", file=sys.stderr)
 
 
-def _published_since(state: TopicState, connection: Connection, since_ms: int) -> int:
+def _published_since(state: TopicState, log: Log, connection: Connection, since_ms: int) -> int:
     """The first message published then or later; halving as ``Log.first_accepted`` does."""
     at = (connection, state.record.id)
-    first = state.log.first_accepted(*at, since_ms, state.end_offset)
+    first = log.first_accepted(*at, since_ms, state.end_offset)
     if first > state.begin_offset:
         return first
     # All rows that there are: so there may be more among those that later rows state again.
@@ -233,7 +236,7 @@ def _published_since(state: TopicState, connection: Connection, since_ms: int) -
     while low < high:
         middle = (low + high) // 2
         one = earlier[middle : middle + 1]
-        rows, _ = state.log.restatements(*at, state.moves.bases(one).tolist(), 0)
+        rows, _ = log.restatements(*at, state.moves.bases(one).tolist(), 0)
         found = [Published.of(row).of_these(one).published_ms for row in rows]
         if found and found[0][0] < since_ms:
             low = middle + 1

@@ -215,10 +215,13 @@ def read_range(connection: Connection, name: TopicName) -> tuple[int, int, int]:
     :func:`read_topic`.
     """
     record = find_topic(connection, name)
-    log = Log.look(connection)
-    end = max(record.next_offset, log.end_offset(connection, record.id))
-    begin = log.first_offset(connection, record.id)
-    return record.id, end, end if begin is None else begin
+
+    def look(log: Log) -> tuple[int, int, int]:
+        end = max(record.next_offset, log.end_offset(connection, record.id))
+        begin = log.first_offset(connection, record.id)
+        return record.id, end, end if begin is None else begin
+
+    return Log.reading(connection, look)
 
 
 def _replay(

@@ -6,17 +6,19 @@ A generation that is *going* is one that nobody begins to read; its tables are d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Self
+from typing import Self, TypeVar
 
-from escapement.errors import NotFound
+from escapement.errors import NotFound, StorageError
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.transaction import transaction
 from escapement.storage.lease import Lease, check
 from escapement.storage.log.generation import Generation, create, enter, read_generations
+
+T = TypeVar("T")
 
 
 class Generations:
@@ -47,6 +49,32 @@ class Generations:
         if not generations:
             raise NotFound("the log has not begun: no broker has been started on this database")
         return cls(generations, gone)
+
+    @classmethod
+    def reading(cls, connection: Connection, read: Callable[[Self], T]) -> T:
+        """What is read of them as they are now; once more, where the oldest goes meanwhile.
+
+        For who only reads, outside of a snapshot. Raises as :meth:`look` and ``read``.
+        """
+        now = cls.look(connection)
+        while True:
+            try:
+                return read(now)
+            except StorageError as error:
+                now = now.looked_again(connection, error)
+
+    def looked_again(self, connection: Connection, error: StorageError) -> Self:
+        """As they are now, if a read has failed because the oldest has gone since.
+
+        Raises:
+          StorageError: that error, if it is of another kind.
+        """
+        if type(error) is not StorageError:
+            raise error
+        now = self.look(connection)
+        if now.generations[0].id == self.generations[0].id:
+            raise error
+        return now
 
     @property
     def generations(self) -> tuple[Generation, ...]:
