@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -111,10 +112,7 @@ def test_a_spark_that_does_not_start_is_said_in_one_line(tmp_path: Path) -> None
     for master in ("bogus", "local[x]", "spark:/host", "yarn-client"):
         with pytest.raises(InvalidRequest, match="Spark knows no master"), session("x", master):
             pass
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text('#!/bin/sh\n[ "$1" = -version ] && exec echo \'version "17"\' >&2; exit 1\n')
-    java.chmod(0o755)
+    java_that(tmp_path, "exit 1")
     ran = subprocess.run(
         [sys.executable, "-c", SESSION],
         capture_output=True,
@@ -125,3 +123,27 @@ def test_a_spark_that_does_not_start_is_said_in_one_line(tmp_path: Path) -> None
     assert ran.stderr.splitlines()[-1].endswith(
         "StorageError: Spark does not start: what it says of it is above"
     )
+
+
+def test_a_java_that_just_starts_does_not_outlive_an_interruption(tmp_path: Path) -> None:
+    """B7: Spark's own would stay for ever."""
+    java_that(tmp_path, f"echo began >&2; sleep 1; touch {tmp_path}/ended; exit 1")
+    with subprocess.Popen(
+        [sys.executable, "-c", SESSION],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
+    ) as process:
+        assert process.stderr is not None
+        assert "began\n" in process.stderr
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == -signal.SIGINT
+        assert (tmp_path / "ended").exists()
+
+
+def java_that(home: Path, does: str) -> None:
+    """A Java in that home, of which nobody has heard that it does anything else."""
+    java = home / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f'#!/bin/sh\n[ "$1" = -version ] && exec echo \'version "17"\' >&2; {does}\n')
+    java.chmod(0o755)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from escapement.errors import InvalidRequest, StorageError
+from escapement.interrupt import put_off
 from escapement.pipeline.jvm import provide_java
 
 if TYPE_CHECKING:
@@ -72,11 +73,14 @@ def session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if java_options is not None:
             os.environ.setdefault(_JAVA_OPTIONS, java_options)
-    spark = _started(name, master, str(bar and sys.stderr.isatty()).lower())
     try:
+        # A Java that was left before it has said where to reach it would stay for ever.
+        with put_off():
+            spark = _started(name, master, str(bar and sys.stderr.isatty()).lower())
         yield spark
     finally:
-        spark.stop()
+        if spark is not None:
+            spark.stop()
 
 
 def _started(name: str, master: str | None, bar: str) -> SparkSession:
