@@ -136,6 +136,7 @@ class Peer:
         self.greetings: deque[EscapementError | None] = deque()
         self.cut_before_receipt = 0  # so many stored batches get no receipt but an end
         self.hold_receipts = False
+        self.deaf_to_acks = False
         self.held: list[tuple[Session, wire.Receipt]] = []
         self.silent = False  # hears, and says nothing
         self.refuses_connections = False
@@ -323,6 +324,8 @@ class Peer:
             await session.say(receipt)
 
     async def _ack(self, session: Session, command: wire.Ack) -> None:
+        if self.deaf_to_acks:
+            return
         if self.ack_refusals and (error := self.ack_refusals.popleft()) is not None:
             await session.say(wire.Refused.because(error, request_id=command.request_id))
             return

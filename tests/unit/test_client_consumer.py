@@ -424,3 +424,28 @@ async def test_messages_batches_ids_and_offsets_all_name_what_is_acknowledged() 
             await inbox.flush_acks()
         acked = np.concatenate([ack.offsets for ack in peer.heard_of(wire.Ack)])
         assert sorted(acked.tolist()) == list(range(0, 80, 10))
+
+
+@on_both
+async def test_who_waits_for_acknowledgements_to_be_durable_does_not_wait_for_ever() -> None:
+    """The broker hangs: what has no answer goes on being told, and can be waited for again."""
+    async with Peer.running() as peer, connect(peer, request_timeout_s=0.2) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b""] * 3, [0, 1, 2])
+            batch = await inbox.next_batch()
+            assert batch is not None
+            peer.deaf_to_acks = True
+            for wait in (
+                lambda: inbox.ack([7], durable=True),
+                lambda: inbox.ack_range(8, 9, durable=True),
+                lambda: batch[0].ack(durable=True),
+                lambda: batch.ack(durable=True),
+                inbox.flush_acks,
+                lambda: inbox.seek("earliest"),
+            ):
+                with pytest.raises(Disconnected, match="no answer within"):
+                    await wait()
+            peer.deaf_to_acks = False
+            await peer.cut()
+            await inbox.flush_acks()
+            assert sorted(set(peer.acked)) == [0, 1, 2, 7, 8, 9]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ from escapement.errors import Disconnected, InvalidRequest, NotFound
 from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
 from escapement.sync import connect
+from escapement.sync.loop import Loop
 
 
 @contextmanager
@@ -125,3 +128,41 @@ def test_errors_come_out_as_they_are() -> None:
             raise KeyError("mine")
     with pytest.raises(Disconnected), connect(url):
         pass
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_who_wants_to_end_leaves_all_blocks_as_he_came(
+    end: type[BaseException], backend: str
+) -> None:
+    """Ctrl-C and ``sys.exit`` come out as themselves, not as a group of errors."""
+    with listening() as (_, _, url):
+        with pytest.raises(end), connect(url, backend=backend) as broker:
+            with broker.producer("t"), broker.consumer("t", "s"):
+                raise end
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_wait_that_ctrl_c_has_ended_is_over_in_the_loop_too(backend: str) -> None:
+    """Or it would take the next message, and nobody would have it."""
+    began, ended = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    def interrupt() -> None:
+        began.wait()
+        # Python misses one that comes just as the main thread lies down to wait.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while not ended.wait(1):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with start_blocking_portal(backend) as portal:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            Loop(portal).call(wait)
+        assert ended.wait(10)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from copy import copy
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -33,6 +32,9 @@ class Holder(Origin, Protocol):
     async def ack(self, offsets: Int64s, *, durable: bool = False) -> int | None: ...
 
     async def have_room(self) -> None: ...
+
+    async def until_durable(self, slips: Sequence[Slip]) -> None:
+        """Wait until these are durable."""
 
 
 class Batch(Delivery):
@@ -126,9 +128,7 @@ class Message(DeliveredRow):
         await holder.have_room()
         slip = holder.done(self.offset)
         if durable:
-            await slip.wait()
-            if slip.error is not None:
-                raise copy(slip.error)
+            await holder.until_durable([slip])
 
     async def nack(self, delay: Delay | None = None) -> None:
         """Give it back, to be delivered again after ``delay`` or the usual back-off."""

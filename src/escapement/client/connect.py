@@ -45,7 +45,7 @@ async def connect(
     address = Address.parse(url)
     line = Line(stream_factory or _tcp(address), name, settings or Settings())
     link = await line.connect()
-    failure: Exception | None = None
+    failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
             line.up(link)
@@ -54,7 +54,7 @@ async def connect(
             try:
                 yield Broker(line, link.welcome)
                 await _finish(line)
-            except Exception as error:
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
                 failure = error  # raised as it is, not in the group that the tasks make of it
             finally:
                 line.close(Disconnected("the connection was closed by this side"))

@@ -14,7 +14,7 @@ Taking a message out of what waits here costs no checkpoint, but for one in
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Final
@@ -27,7 +27,7 @@ from escapement.client.attachment import Attached, State
 from escapement.client.batch import Batch, Batches, Message
 from escapement.client.line import Answer, Line
 from escapement.client.naming import What, name_messages
-from escapement.client.promise import Promise
+from escapement.client.promise import Promise, all_settled
 from escapement.client.retry import Retry
 from escapement.client.returned import Returned
 from escapement.client.schedule import Delay, Where
@@ -168,6 +168,8 @@ class Inbox(Attached):
 
         Raises:
           InvalidRequest: if these are not messages of this topic; nothing happens.
+          Disconnected: if it was to be durable, and no answer came in time. It goes on being
+            told to the broker; ``flush_acks`` waits once more.
         """
         return await self._acknowledge(self._named(what), None, durable)
 
@@ -223,7 +225,7 @@ class Inbox(Attached):
           Disconnected: if no answer came; whether it was sought is not known.
         """
         where = str(schedule.position(position))
-        await self.flush()  # what was acknowledged before belongs to before
+        await self._until_answered(self._acks.unsettled)  # what was before belongs to before
         arguments = {
             "topic": self.topic,
             "subscription": self.subscription,
@@ -241,13 +243,24 @@ class Inbox(Attached):
 
         Raises:
           EscapementError: what the first was refused with, of those that were.
+          Disconnected: if some have no answer in time; they go on being told to the broker.
         """
-        slips = self._acks.unsettled
-        for slip in slips:
-            await slip.wait()
+        await self.until_durable(self._acks.unsettled)
+
+    async def until_durable(self, slips: Sequence[Slip]) -> None:
+        """The same for some of them."""
+        await self._until_answered(slips)
         for slip in slips:
             if slip.error is not None:
                 raise copy(slip.error)
+
+    async def _until_answered(self, slips: Sequence[Slip]) -> None:
+        timeout_s = self._line.settings.request_timeout_s
+        if not await all_settled(slips, timeout_s):
+            raise Disconnected(
+                f"no answer within {timeout_s:g} s: whether acknowledgements are durable is not "
+                "known; they go on being sent"
+            )
 
     def _named(self, what: What) -> Int64s:
         _, offsets = name_messages(what, self.topic)
@@ -272,9 +285,7 @@ class Inbox(Attached):
             return None
         self._acks.put(slip)
         self._line.wake(self)
-        await slip.wait()
-        if slip.error is not None:
-            raise copy(slip.error)
+        await self.until_durable([slip])
         return slip.count
 
     async def have_room(self) -> None:

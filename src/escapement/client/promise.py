@@ -6,6 +6,8 @@ of whichever loop runs. Waiting for what has happened costs no checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import anyio
 
 
@@ -30,3 +32,12 @@ class Promise:
             if self._event is None:
                 self._event = anyio.Event()
             await self._event.wait()
+
+
+async def all_settled(promises: Iterable[Promise], within_s: float) -> bool:
+    """Wait for them, and no longer than that; whether all of it has happened."""
+    with anyio.move_on_after(within_s):
+        for promise in promises:
+            await promise.wait()
+        return True
+    return False

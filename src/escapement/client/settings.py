@@ -11,7 +11,8 @@ class Settings:
 
     # To connect and shake hands; then it is tried again.
     connect_timeout_s: float = 10.0
-    # For the answer to a request, reconnecting included; then it raises.
+    # For the answer to a request, also that acknowledgements are durable, reconnecting included;
+    # then it raises.
     request_timeout_s: float = 30.0
     # For publishes and acknowledgements to be answered when a block ends without error.
     close_timeout_s: float = 10.0
