@@ -12,11 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import (
     BinaryType,
@@ -30,12 +26,9 @@ from storied import CONFIG, HOUR_MS, TOPIC, Expected, fill
 
 from escapement import testing
 from escapement.errors import InvalidRequest, LogForgotten, NotFound
-from escapement.message import Blobs
-from escapement.pipeline import arrow
 from escapement.pipeline.archived import ArchivedPart
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.columns import READ_COLUMNS
-from escapement.pipeline.maps import decode_maps
 from escapement.pipeline.options import Options
 from escapement.pipeline.part import Part
 from escapement.pipeline.planning import BatchPlan
@@ -358,47 +351,3 @@ def test_a_schema_that_messages_do_not_have_is_refused(
     check_types(StructType([StructField("offset", LongType(), nullable=False)]))
     with pytest.raises(InvalidRequest, match=said):
         check_types(StructType(fields))
-
-
-# -- columns ---------------------------------------------------------------------
-
-PLAIN = st.dictionaries(st.text(max_size=300), st.text(max_size=300), max_size=20)
-VALUES = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.lists(st.text(), max_size=2)
-MIXED = st.dictionaries(st.text(max_size=5), st.text(max_size=5) | VALUES, max_size=4)
-
-
-@given(st.lists(st.none() | PLAIN | MIXED | st.binary(max_size=6), max_size=12))
-def test_properties_come_as_they_were_whatever_they_are(given: list[Any]) -> None:
-    """B7, N2: strings and nothing as they are, other values as JSON, no map as an empty one."""
-    packed = [
-        b"" if one is None else one if isinstance(one, bytes) else msgpack.packb(one)
-        for one in given
-    ]
-    found = arrow.maps(decode_maps(Blobs.of(packed))).to_pylist()
-    for one, pairs in zip(given, found, strict=True):
-        if isinstance(one, dict):
-            assert dict(pairs) == {
-                name: value
-                if value is None or isinstance(value, str)
-                else json.dumps(value, ensure_ascii=False)
-                for name, value in one.items()
-            }
-        elif one is None:
-            assert pairs == []
-
-
-@given(st.lists(st.binary(max_size=20), max_size=40))
-def test_strings_of_bytes_become_a_column_without_being_looked_at(given: list[bytes]) -> None:
-    """B7."""
-    assert arrow.binaries(Blobs.of(given)).to_pylist() == given
-    assert arrow.binaries(Blobs.of(given), empty_is_null=True).to_pylist() == [
-        one or None for one in given
-    ]
-
-
-def test_numbers_become_columns_with_nulls_where_there_are_none() -> None:
-    """B7."""
-    values = np.array([3, -1, 7, 2**40])
-    assert arrow.integers(values[:3], values[:3] >= 0).to_pylist() == [3, None, 7]
-    assert arrow.longs(values).to_pylist() == values.tolist()
-    assert arrow.instants(values).to_pylist() == [instant(ms) for ms in values.tolist()]

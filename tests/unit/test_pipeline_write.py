@@ -227,5 +227,15 @@ def test_a_row_is_named_by_its_place_among_all_of_its_partition() -> None:
         list(reader.read(last))
 
 
+def test_a_topic_that_is_no_text_comes_to_be_refused_as_a_name_with_its_row() -> None:
+    """B7: Spark's strings may be any bytes."""
+    topics = pa.array([b"x", b"\xff", b"x", b"\xff"], pa.binary()).view(pa.string())
+    found = read({"payload": pa.array([b"1"] * 4), "topic": topics})
+    assert [(rows.topic, rows.first()) for rows in found] == [
+        ("x", "row 1 of its partition"),
+        ("\\xff", "row 2 of its partition"),
+    ]
+
+
 def test_no_rows_are_no_messages() -> None:
     assert read({"payload": pa.array([], pa.binary())}) == []

@@ -3,7 +3,7 @@
 All maps are walked at the same time, entry by entry: one step of numpy reads the next name, or
 value, of every message that has one. A value of nothing is none. What else is no string (a number,
 a list) is rare, and is written as JSON, one message at a time; so is a map of more than
-``_MOST_ENTRIES``.
+``_MOST_ENTRIES``, and one with text that is no UTF-8, which is read as consumers read it.
 
 No I/O. What is no map at all counts as an empty one, as everywhere.
 """
@@ -14,11 +14,11 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from escapement.message import Blobs, Int64s, UInt8s, gather
+from escapement.properties import read_properties
 
 # Longer maps, which have another head, are read one by one.
 _MOST_ENTRIES: Final = 15
@@ -39,8 +39,12 @@ class Maps:
     present: Bools | None = None  # of each value, whether there is one; None: of all
 
 
-def decode_maps(packed: Blobs) -> Maps:
-    """The maps, each an entry of ``packed``; O(bytes), with a step for each entry of a map."""
+def decode_maps(packed: Blobs, odd_rows: Int64s | None = None) -> Maps:
+    """The maps, each an entry of ``packed``; O(bytes), with a step for each entry of a map.
+
+    Args:
+      odd_rows: of these it is known that they are to be read one by one.
+    """
     # A byte behind the end, so that looking at the next one needs no care.
     data = np.frombuffer(bytes(packed.data) + b"\0", np.uint8)
     starts, lengths = packed.starts(), packed.lengths.astype(np.int64)
@@ -52,6 +56,8 @@ def decode_maps(packed: Blobs) -> Maps:
     # By entry: the row, and where its name and its value begin, and how long they are.
     steps: list[tuple[Int64s, ...]] = []
     odd = (lengths > 0) & ~plain
+    if odd_rows is not None:
+        odd[odd_rows] = True
     for step in range(int(counts.max(initial=0))):
         rows = np.flatnonzero((counts > step) & ~odd)
         name_at, name_len, name_fits = _strings(data, cursor[rows], ends[rows])
@@ -69,12 +75,32 @@ def decode_maps(packed: Blobs) -> Maps:
     order = np.arange(len(rows))
     present = value_len != _NONE
     value_len = np.maximum(value_len, 0)
-    return Maps(
-        np.bincount(rows, minlength=len(packed)).astype(np.int64),
-        gather(data.data, name_at, name_len.astype(np.uint32), order),
-        gather(data.data, value_at, value_len.astype(np.uint32), order),
-        None if present.all() else present,
-    )
+    names = gather(data.data, name_at, name_len.astype(np.uint32), order)
+    values = gather(data.data, value_at, value_len.astype(np.uint32), order)
+    unreadable = np.union1d(rows[_no_text(names)], rows[_no_text(values)])
+    if len(unreadable):
+        return decode_maps(packed, unreadable)
+    counts = np.bincount(rows, minlength=len(packed)).astype(np.int64)
+    return Maps(counts, names, values, None if present.all() else present)
+
+
+def _no_text(strings: Blobs) -> Int64s:
+    """Which of these are no UTF-8; mostly none is, which is told of all at once."""
+    whole = bytes(strings.data)
+    if not whole.isascii():
+        firsts = np.frombuffer(whole, np.uint8)[strings.starts()[strings.lengths > 0]]
+        if not _is_text(whole) or (firsts & 0xC0 == 0x80).any():
+            wrong = [row for row, one in enumerate(strings.to_list()) if not _is_text(one)]
+            return np.array(wrong, np.int64)
+    return np.zeros(0, np.int64)
+
+
+def _is_text(found: bytes) -> bool:
+    try:
+        found.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _strings(data: UInt8s, at: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Bools]:
@@ -102,7 +128,7 @@ def _with_odd(table: Int64s, data: UInt8s, packed: Blobs, odd: Int64s) -> tuple[
     texts: list[bytes] = []
     entries: list[tuple[int, int, int, int, int]] = []
     for row, one in zip(odd.tolist(), packed.take(odd).to_list(), strict=True):
-        for name, value in _read(one).items():
+        for name, value in read_properties(one).items():
             key, text = _text(name), b"" if value is None else _text(value)
             size = _NONE if value is None else len(text)
             entries.append((row, at, len(key), at + len(key), size))
@@ -111,14 +137,6 @@ def _with_odd(table: Int64s, data: UInt8s, packed: Blobs, odd: Int64s) -> tuple[
     more = np.array(entries, np.int64).reshape(-1, 5).T
     joined = np.concatenate([data, np.frombuffer(b"".join(texts), np.uint8)])
     return np.concatenate([table, more], axis=1), joined
-
-
-def _read(packed: bytes) -> dict[Any, Any]:
-    try:
-        read = msgpack.unpackb(packed, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException):
-        return {}
-    return read if isinstance(read, dict) else {}
 
 
 def _text(value: Any) -> bytes:

@@ -96,7 +96,9 @@ class RowReader:
             yield Rows(self._topic, batch, at_ms, self._rows_before, None)
             return
         coded = pc.dictionary_encode(topics)
-        names = [*coded.dictionary.to_pylist(), ""]
+        # What is no UTF-8 is no name either, and is refused as such.
+        found = coded.dictionary.cast(_BYTES).to_pylist()
+        names = [*(name.decode("utf-8", "backslashreplace") for name in found), ""]
         codes = np.asarray(coded.indices.fill_null(len(names) - 1))
         codes = np.where(codes == names.index(""), len(names) - 1, codes)
         order = np.argsort(codes, kind="stable")
