@@ -101,6 +101,11 @@ class MysqlServer:
                 raise RuntimeError(f"the server did not start:\n{self._tail()}")
             time.sleep(0.02)
 
+    def restart_with(self, *options: str) -> None:
+        """Start it once more with other options; it was stopped."""
+        self._options = options
+        self.start()
+
     def stop(self) -> None:
         """A clean shutdown."""
         if self._process is not None:

@@ -1,0 +1,182 @@
+"""The database refuses: what room ends is waited for, what only an operator can mend is said.
+
+Nothing confirmed is lost either way. How a server that is gone, hangs or is read-only is borne
+stands in ``test_outage.py``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+
+import escapement
+from brokers import PATIENT, BrokerProcess, broker_process, until
+from servers import MysqlServer, private_server
+
+LIMITS: Final[dict[str, Any]] = {"lease_ms": 3_000, "checkpoint_interval_s": 0.5}
+USER: Final = "somebody"
+PATIENCE_S: Final = 60
+BATCH: Final = [bytes(20_000)] * 20
+# All tables in two files that do not grow, the first as large as the server makes it.
+FULL: Final = ("--innodb-file-per-table=0", "--innodb-data-file-path=ibdata1:12M;ibdata2:16M")
+WITH_ROOM: Final = f"{FULL[1]};ibdata3:12M:autoextend"
+
+
+@pytest.fixture
+def url(mysql_to_break: MysqlServer) -> Iterator[str]:
+    """A database on a server to be broken, of a user who may be locked out."""
+    name = f"escapement_refused_{uuid.uuid4().hex[:8]}"
+    mysql_to_break.admin(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    mysql_to_break.admin(f"CREATE OR REPLACE USER {USER}@'%' IDENTIFIED BY 'secret'")
+    mysql_to_break.admin(f"GRANT ALL ON {name}.* TO {USER}@'%'")
+    yield mysql_to_break.url(name, USER, "secret")
+    mysql_to_break.admin(f"DROP USER {USER}@'%'")
+    mysql_to_break.admin(f"DROP DATABASE {name}")
+
+
+def cut_off(server: MysqlServer) -> None:
+    """End the user's connections; some may end by themselves meanwhile."""
+    asked = f"SELECT id FROM information_schema.processlist WHERE user = '{USER}'"
+    for (id,) in server.admin(asked):
+        with suppress(Exception):
+            server.admin(f"KILL {id}")
+
+
+@dataclass
+class Traffic:
+    """What was confirmed, and what a consumer got of it."""
+
+    confirmed: set[int] = field(default_factory=set)
+    got: set[int] = field(default_factory=set)
+
+    async def publish(self, producer: escapement.Producer) -> None:
+        receipts = await producer.send_many(BATCH)
+        self.confirmed |= set(receipts.offsets.tolist())
+
+    async def go_on(self, producer: escapement.Producer) -> None:
+        """Publish for ever, whatever is said."""
+        while True:
+            with suppress(escapement.EscapementError):
+                await self.publish(producer)
+
+    async def refusal(self, producer: escapement.Producer) -> escapement.EscapementError:
+        """Publish until that is refused, and not because its time was up."""
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                try:
+                    await self.publish(producer)
+                except escapement.Disconnected:
+                    continue
+                except escapement.EscapementError as error:
+                    return error
+
+    async def all_come(self, client: escapement.Broker) -> None:
+        """Everything that was confirmed is delivered."""
+        async with client.consumer("t", "s", permits=10_000) as inbox:
+            with trio.fail_after(PATIENCE_S):
+                while not self.got >= self.confirmed:
+                    batch = await inbox.next_batch()
+                    assert batch is not None
+                    self.got |= set(batch.offsets.tolist())
+                    await batch.ack(durable=True)
+
+
+async def goes_on_without_a_start(
+    broker: BrokerProcess, break_it: Any, mend_it: Any, says: str
+) -> None:
+    """It refuses with the server's words, and takes more as soon as the server does."""
+    traffic, process = Traffic(), broker.process
+    async with escapement.connect(broker.url, settings=PATIENT) as client:
+        await client.admin("subscriptions.create", topic="t", subscription="s")
+        producer = await client.producer("t", send_timeout="2s")
+        await traffic.publish(producer)
+        break_it()
+        error = await traffic.refusal(producer)
+        assert error.retryable
+        assert says in str(error)
+        mend_it()
+        patient = await client.producer("t", send_timeout="60s")
+        await traffic.publish(patient)
+        await traffic.all_come(client)
+    assert broker.running
+    assert broker.process is process
+    assert says in broker.complaints()
+
+
+@pytest.mark.long
+async def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
+    """Q8, invariant 1: the database has no room for another row until somebody makes some."""
+    with private_server(*FULL) as server:
+        server.admin("CREATE DATABASE full CHARACTER SET utf8mb4")
+
+        def make_room() -> None:
+            server.stop()
+            server.restart_with(FULL[0], WITH_ROOM)
+
+        with broker_process(tmp_path / "broker", server.url("full"), limits=LIMITS) as broker:
+            await goes_on_without_a_start(broker, lambda: None, make_room, "is full (1114)")
+
+
+async def test_too_few_connections_are_waited_for(
+    tmp_path: Path, mysql_to_break: MysqlServer, url: str
+) -> None:
+    """Q8: others have them all, and the broker's own broke."""
+
+    def limit(most: int) -> None:
+        mysql_to_break.admin(f"ALTER USER {USER}@'%' WITH MAX_USER_CONNECTIONS {most}")
+
+    def break_it() -> None:
+        limit(1)
+        cut_off(mysql_to_break)
+
+    with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
+        await goes_on_without_a_start(broker, break_it, lambda: limit(0), "max_user_connections")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "mend_it", "says"),
+    [
+        (
+            f"ALTER USER {USER}@'%' IDENTIFIED BY 'another'",
+            f"ALTER USER {USER}@'%' IDENTIFIED BY 'secret'",
+            "the server refuses this user; check user, password and host",
+        ),
+        (
+            "SET GLOBAL max_allowed_packet = 65536",
+            f"SET GLOBAL max_allowed_packet = {64 << 20}",
+            "larger than the server's max_allowed_packet of 65536; raise that",
+        ),
+    ],
+    ids=["password", "packet"],
+)
+async def test_what_an_operator_must_mend_ends_the_broker_with_the_reason(
+    tmp_path: Path, mysql_to_break: MysqlServer, url: str, break_it: str, mend_it: str, says: str
+) -> None:
+    """Q8, invariant 1: "anything else"; nothing confirmed is lost, and the next start goes on."""
+    traffic = Traffic()
+    with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            await client.admin("subscriptions.create", topic="t", subscription="s")
+            producer = await client.producer("t", send_timeout="2s")
+            await traffic.publish(producer)
+            mysql_to_break.admin(break_it)
+            try:
+                cut_off(mysql_to_break)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(traffic.go_on, producer)
+                    await until(lambda: not broker.running, PATIENCE_S)
+                    nursery.cancel_scope.cancel()
+            finally:
+                mysql_to_break.admin(mend_it)
+            assert broker.process.returncode == 1
+            assert broker.complaints().splitlines()[-1].startswith("error: ")
+            assert says in broker.complaints().splitlines()[-1]
+            broker.start()
+            await traffic.all_come(client)
