@@ -67,9 +67,13 @@ class Recurrence:
             raise InvalidRequest(f"a cron expression has up to {MAX_TEXT_CHARS} characters")
         if self.every_ms and self.every_ms < MIN_EVERY_MS:
             raise InvalidRequest(f"an interval of {self.every_ms} ms is shorter than a second")
-        self._zone()
+        self.check_zone()
         if self.cron:
             self._simulation(_WALL)
+
+    def check_zone(self) -> None:
+        """Whether this system knows the time zone. Raises ``InvalidRequest``."""
+        self._zone()
 
     def occurrences(self, after_ms: int) -> Iterator[int]:
         """All that are due later than ``after_ms``, ascending.

@@ -116,6 +116,7 @@ class Scheduler:
         self.problems: dict[str, str] = {}  # name -> why it cannot go on
         for schedule in schedules:
             self._enter(schedule)
+            self._look_for_zone(schedule)
 
     # -- what there is ---------------------------------------------------------
 
@@ -292,13 +293,21 @@ class Scheduler:
                     schedule.recurrence, schedule.next_ms, now_ms, schedule.missed, max(fits, 1)
                 )
             except InvalidRequest as error:
-                # It was checked when it was made: the time zone has been abolished.
+                # It was checked when it was made, and at the start.
                 self._give_up(schedule, str(error))
                 continue
             steps.append(_Step(schedule, times, next_ms))
             left -= max(len(times), 1)
             left_bytes -= weight * len(times)
         return steps
+
+    def _look_for_zone(self, schedule: Schedule) -> None:
+        """Say at a start that its time zone is gone, and not only when it is due."""
+        if schedule.next_ms is not None and not schedule.paused:
+            try:
+                schedule.recurrence.check_zone()
+            except InvalidRequest as error:
+                self._give_up(schedule, str(error))
 
     def _give_up(self, schedule: Schedule, why: str) -> None:
         _logger.error("the schedule %s cannot go on: %s", schedule.name, why)
