@@ -141,6 +141,25 @@ def test_a_java_that_just_starts_does_not_outlive_an_interruption(tmp_path: Path
         assert (tmp_path / "ended").exists()
 
 
+def test_what_no_topic_can_be_called_is_said_before_spark_is_started(tmp_path: Path) -> None:
+    """B7: which takes seconds."""
+    java_that(tmp_path, "exit 1")
+    program = """
+from escapement.cli.main import run
+for job in (["archive", "--to", "x"], ["audit"], ["forecast"], ["lag"]):
+    assert run(["pipeline", *job, "a,b", "--log", "mysql://host/log"]) == 1
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
+    )
+    said = "escapement: 'a,b' cannot be a topic name: "
+    assert [line.startswith(said) for line in ran.stderr.splitlines()] == [True] * 4
+
+
 def java_that(home: Path, does: str) -> None:
     """A Java in that home, of which nobody has heard that it does anything else."""
     java = home / "bin" / "java"

@@ -64,7 +64,7 @@ def archive(
             err=True,
         )
 
-    config = ArchiveConfig(given(**where), root, topics, older_than_ms, show)
+    config = ArchiveConfig(given(topics, **where), root, topics, older_than_ms, show)
     with session("archive", java_options=COMPILES_ONCE) as spark, refusals():
         done = run(spark, config)
     if output == "json":

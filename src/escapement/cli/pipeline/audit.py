@@ -39,7 +39,7 @@ _FINDINGS = 3
 @source_options
 def audit(topics: tuple[str, ...], index: str | None, output: str, **where: str | None) -> None:
     """Count TOPICs again, or all, and say what does not add up."""
-    config = AuditConfig(given(**where), topics, index)
+    config = AuditConfig(given(topics, **where), topics, index)
     with session("audit") as spark, refusals():
         found = run(spark, config)
     if output == "json":

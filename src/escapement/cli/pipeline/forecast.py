@@ -48,7 +48,7 @@ def forecast(
     """Count how many messages of TOPICs fall due when."""
     by_ms, usual_ms, pattern = LENGTHS[by]
     config = ForecastConfig(
-        given(topics=",".join(topics), **where),
+        given(topics, **where) | {"topics": ",".join(topics)},
         by_ms,
         within_ms or usual_ms,
         midnight_ms(),

@@ -68,7 +68,7 @@ def lag(
     **where: str | None,
 ) -> None:
     """Show how late messages of TOPICs, or all, were handed out, and how soon acknowledged."""
-    config = LagConfig(given(**where), topics, within_ms, parquet)
+    config = LagConfig(given(topics, **where), topics, within_ms, parquet)
     with session("lag") as spark, refusals():
         found = run(spark, config)
     if output == "json":

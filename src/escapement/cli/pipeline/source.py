@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import click
 
 from escapement.errors import EscapementError, InvalidRequest, StorageError
+from escapement.names import TopicName
 from escapement.pipeline.options import URL_VARIABLE, LogAddress, Options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -51,14 +52,16 @@ def source_options(command: Command) -> Command:
     return command
 
 
-def given(**options: str | None) -> dict[str, str]:
-    """Those options that were given, after a look at what they say of the log.
+def given(topics: Sequence[str], **options: str | None) -> dict[str, str]:
+    """Those options that were given, after a look at what they say of the log, and at the names.
 
     For before there is a session, which takes seconds to begin.
 
     Raises:
-      InvalidRequest: no log can be found by them.
+      InvalidRequest: no log can be found by them, or what stands for a topic cannot be one.
     """
+    for topic in topics:
+        TopicName.parse(topic)
     found = {name: value for name, value in options.items() if value is not None}
     if not {"url", "data"} & found.keys() and not os.environ.get(URL_VARIABLE):
         raise InvalidRequest(
