@@ -20,20 +20,35 @@ QUICK: Final = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
+# Of Spark's jars those that nothing here uses, by words in their names: its Java opens all that
+# there are, and looks through them for each class that there is not, of which it asks for many.
+_UNUSED: Final = (
+    *("algebra", "arpack", "blas", "breeze", "cats", "graphx", "JLarge", "JTransforms", "lapack"),
+    *("mllib", "spire"),
+    *("datanucleus", "derby", "HikariCP", "hive", "jdo", "jline", "thrift"),
+    *("jjwt", "kubernetes", "vertx", "volcano", "yarn"),
+    *("aarch", "osx", "riscv", "tcnative"),
+    *("connect", "curator", "hk2", "jersey", "repl", "tink", "zookeeper"),
+)
 
 
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Spark as it is installed, but for its zip of Python sources.
+    """Spark as it is installed, but for many jars, and for its zip of Python sources.
 
     That would come before the installed package in each Python that Spark starts, and Python
     keeps nothing compiled of a zip: two thirds of what such a process takes to start.
     """
-    home = tmp_path_factory.mktemp("spark")
-    for name in ("bin", "jars"):
-        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
+    home, installed = tmp_path_factory.mktemp("spark"), Path(pyspark.__file__).parent
+    (home / "bin").symlink_to(installed / "bin")
+    (home / "jars").mkdir()
+    for jar in (installed / "jars").iterdir():
+        if not any(word in jar.name for word in _UNUSED):
+            (home / "jars" / jar.name).symlink_to(jar)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(home))
+        # For ``warmdaemon``.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         yield home
 
 
@@ -50,6 +65,7 @@ def spark(spark_home: Path) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "1g")
         .config("spark.driver.extraJavaOptions", QUICK)
+        .config("spark.python.daemon.module", "warmdaemon")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.python.filterPushdown.enabled", "true")
