@@ -46,6 +46,6 @@ def span_options(command: Command) -> Command:
 
 
 def midnight_ms() -> int:
-    """When today began in this machine's time zone."""
+    """When today began, by the offset from UTC that this machine's time zone has now."""
     midnight = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
     return int(midnight.timestamp() * 1000)
