@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from escapement.message import NO_TIMES, Blobs, MessageBatch, Times
+from escapement.storage.engine.base import Connection
+from escapement.storage.letters import inbox
 from escapement.storage.letters.letter import Letter
+from escapement.testing import World
 
 
 def letter(
@@ -21,3 +26,14 @@ def letter(
     if delay_ms is not None or at_ms is not None:
         times = Times(*(None if c is None else np.array(c, np.int64) for c in (delay_ms, at_ms)))
     return Letter(target, source_id, MessageBatch(Blobs.of(values)).encode(), len(values), times)
+
+
+async def post(world: World, letters: Sequence[Letter]) -> None:
+    """Put letters into the inbox; returns when they are durable."""
+    works, now_ms = world.server.works, world.clock.now_ms()
+
+    def write(connection: Connection) -> None:
+        inbox.insert(world._engine, connection, letters, now_ms)
+
+    await works.pipeline.transact(write)
+    world.server.postman.wake()

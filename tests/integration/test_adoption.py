@@ -24,7 +24,7 @@ from escapement.storage.letters import inbox, job
 from escapement.storage.letters.job import Job
 from escapement.storage.letters.letter import Letter, compressed
 from escapement.testing import World, arrived
-from letters import letter
+from letters import letter, post
 
 T = TypeVar("T")
 
@@ -263,7 +263,7 @@ async def test_a_job_waits_while_its_topics_quota_is_met_and_a_cause_that_is_dur
         writer.write(*(letter("t/n/x", f"{n}", b"%da" % n, b"%db" % n) for n in (1, 2)))
         writer.write(letter("t/n/y", "0", b"elsewhere"))
         await world.clock.advance(seconds=5)
-        await world.server.postman.post([letter("t/n/x", "own")])
+        await post(world, [letter("t/n/x", "own")])
         await world.clock.advance(seconds=1)
         assert await payloads(broker, "t/n/x") == [b"0a", b"0b", b"own"]
         assert await payloads(broker, "t/n/y") == [b"elsewhere"]

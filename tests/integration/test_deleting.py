@@ -27,7 +27,7 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.letters import job
 from escapement.storage.offsets import OffsetSet
 from escapement.testing import World, arrived
-from letters import letter
+from letters import letter, post
 from outages import Outage
 
 NAMESPACE, TOPIC = "t/n", "t/n/x"
@@ -113,9 +113,7 @@ async def fill(world: World) -> None:
             await inbox.nack([m.id for m in messages[3:]], timedelta(hours=1))
         await world.checkpoint()
     # The time of the second lies too far ahead: it is held for ever.
-    await world.server.postman.post(
-        [letter(TOPIC, "moved", b"x"), letter(TOPIC, "held", b"x", at_ms=[1 << 60])]
-    )
+    await post(world, [letter(TOPIC, "moved", b"x"), letter(TOPIC, "held", b"x", at_ms=[1 << 60])])
     await world.clock.settle()
 
 
@@ -223,7 +221,7 @@ async def test_nothing_new_comes_into_being_in_a_namespace_that_is_going(
         await namespaces.condemn(NamespaceName.parse(NAMESPACE))
         with pytest.raises(escapement.Conflict):
             await broker.admin("topics.create", topic=f"{NAMESPACE}/new")
-        await world.server.postman.post([letter(f"{NAMESPACE}/other", "one", b"x")])
+        await post(world, [letter(f"{NAMESPACE}/other", "one", b"x")])
         await world.clock.settle()
         assert list(world.server.postman.blocked) == [f"{NAMESPACE}/other"]
 

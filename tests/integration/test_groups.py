@@ -32,6 +32,7 @@ from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.letters.letter import Letter
 from escapement.testing import World, arrived
 from held import COMMIT, Held
+from letters import post
 from outages import Outage
 
 CONFIG = BrokerConfig(ack_wait_ms=10**11, seed=0)
@@ -616,7 +617,7 @@ async def test_a_letter_belongs_to_no_group(mock_clock: MockClock) -> None:
         batch = escapement.MessageBatch(
             escapement.Blobs.of([b"x"]), groups=escapement.Blobs.of([b"g"])
         )
-        await world.server.postman.post([Letter("public/default/t", "1", batch.encode(), 1)])
+        await post(world, [Letter("public/default/t", "1", batch.encode(), 1)])
         await world.clock.settle()
         (row,) = await broker.admin("inbox.list")
         assert (row["held"], row["reason"]) == (1, "a letter cannot belong to a group")

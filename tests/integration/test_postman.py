@@ -18,13 +18,14 @@ from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.letters.letter import Letter
 from escapement.testing import World, arrived
 from letters import letter
+from letters import post as put
 
 DAY_MS = 86_400_000
 
 
 async def post(world: World, *letters: Letter) -> None:
     """Put letters into the inbox, and wait until they are wherever they get to."""
-    await world.server.postman.post(letters)
+    await put(world, letters)
     await world.clock.settle()
 
 
@@ -101,7 +102,7 @@ async def test_a_crash_between_any_two_steps_moves_each_letter_once(
         written: list[bytes] = []
         for pauses in range(30):
             name = b"%02d" % pauses
-            await world.server.postman.post([letter("t/n/x", name.decode())])
+            await put(world, [letter("t/n/x", name.decode())])
             written.append(name)
             for _ in range(pauses):
                 await trio.lowlevel.checkpoint()
@@ -120,7 +121,7 @@ async def test_a_lost_commit_reply_neither_loses_nor_doubles_a_letter(
     setattr(faulty, "after" if durable else "before", fault)
     async with testing.start(engine=faulty) as world:
         for n in range(3):
-            await world.server.postman.post([letter("t/n/x", f"{n}")])
+            await put(world, [letter("t/n/x", f"{n}")])
             fault.arm()  # for the move, or the topic's creation
             await world.clock.advance(seconds=5)
         assert await payloads(world, "t/n/x") == [b"0", b"1", b"2"]
@@ -132,12 +133,12 @@ async def test_letters_are_moved_when_the_database_is_back(
     faulty = FaultyEngine(SqliteEngine.in_memory())
     async with testing.start(engine=faulty) as world:
         await post(world, letter("t/n/x", "0"))
-        await world.server.postman.post([letter("t/n/x", "1")])
+        await put(world, [letter("t/n/x", "1")])
         outage = faulty.before = Once("", StorageUnavailable("away"), times=10**6)
         outage.arm()
         await world.clock.advance(minutes=1)
         with pytest.raises(StorageUnavailable):
-            await world.server.postman.post([letter("t/n/x", "never")])
+            await put(world, [letter("t/n/x", "never")])
         outage.left = 0
         await world.clock.advance(minutes=1)
         assert await payloads(world, "t/n/x") == [b"0", b"1"]
@@ -274,7 +275,7 @@ async def test_topics_deleted_while_letters_arrive_get_only_letters_of_their_own
     """A letter moves into the topic that is there, or goes with the one it came for."""
     async with testing.start() as world, world.connect() as broker:
         for pauses in range(40):
-            await world.server.postman.post([letter("t/n/x", f"old {pauses}")])
+            await put(world, [letter("t/n/x", f"old {pauses}")])
             for _ in range(pauses):
                 await trio.lowlevel.checkpoint()
             try:
@@ -293,7 +294,7 @@ async def test_a_broker_that_stops_leaves_the_rest_for_the_next_start(
     limits = replace(BrokerLimits(), inbox_step_bytes=1)
     async with testing.start(config=BrokerConfig(limits=limits, seed=0)) as world:
         count = 200
-        await world.server.postman.post([letter("t/n/x", f"{n:03}") for n in range(count)])
+        await put(world, [letter("t/n/x", f"{n:03}") for n in range(count)])
         await world.stop()
         await world.restart()
         await world.clock.settle()

@@ -17,7 +17,7 @@ from escapement.errors import BacklogFull, EscapementError, LeaseLost, LimitExce
 from escapement.names import NamespaceName, TopicName
 from escapement.storage.engine.base import TransactionAborted
 from escapement.testing import World, arrived
-from letters import letter
+from letters import letter, post
 
 CALM = BrokerConfig(seed=0)
 NAMES = {"topic": "t/n/x", "subscription": "s"}
@@ -52,7 +52,7 @@ async def test_a_letter_is_kept_and_tried_again_later_each_time_while_others_go_
     """B2: said once in the log, shown in the figures, and moved once in the end."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         with refusing(world, "t/n/x", error) as tries, caplog.at_level(logging.WARNING):
-            await world.server.postman.post([letter("t/n/x", "one"), letter("t/n/y", "two")])
+            await post(world, [letter("t/n/x", "one"), letter("t/n/y", "two")])
             for _ in range(300):
                 await world.clock.advance(seconds=1)
             assert 8 <= tries() <= 11, "after 1, 2, 4, ... 60 seconds"

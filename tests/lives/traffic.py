@@ -15,7 +15,7 @@ import trio
 
 import escapement
 from escapement.client.schedule import moment
-from letters import letter
+from letters import letter, post
 from lives.arrival import back_off_ms
 from lives.life import TOPIC, Life
 from lives.model import (
@@ -144,7 +144,7 @@ class Traffic(Life):
             for value, at_ms in zip(values, times, strict=True):
                 self.model.sent[value] = Sent(at_ms=at_ms)
             posted += values
-        await self.asked(lambda: self.world.server.postman.post(letters))
+        await self.asked(lambda: post(self.world, letters))
         for value in posted:
             self.model.sent[value].least = 1
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StringType, StructType
 from storied import TOPIC, begin_relocated, delete, fill, more
 
 from escapement.errors import InvalidRequest, LogForgotten, NotFound
@@ -18,6 +19,7 @@ from escapement.names import TopicName
 from escapement.pipeline.arrow import arrow_schema
 from escapement.pipeline.options import Options
 from escapement.pipeline.reading import read_part
+from escapement.pipeline.source import EscapementSource
 from escapement.pipeline.streaming import Position, StreamPlan, admit, from_json, to_json
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
@@ -199,3 +201,21 @@ def test_a_topic_that_is_new_to_a_stream_comes_from_its_beginning() -> None:
     one, two = OTHERS[:2]
     reached = admit({one: Position(1, 5, 0)}, {one: Position(1, 9, 0), two: Position(2, 6, 3)}, 5)
     assert reached == {one: Position(1, 7, 0), two: Position(2, 3, 3)}
+
+
+def test_what_of_a_streams_options_is_wrong_is_said_to_who_asks_it_first(
+    tmp_path: Path,
+) -> None:
+    """An error from a reader that is being made Spark loses in an UnboundLocalError of its own."""
+    schema = StructType().add("offset", LongType())
+    for options, wrong in (
+        ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),
+        ({"topick": TOPIC}, "topick"),
+    ):
+        source = EscapementSource({"data": str(tmp_path), "topic": TOPIC} | options)
+        reader = source.streamReader(schema)
+        with pytest.raises(InvalidRequest, match=wrong):
+            reader.getDefaultReadLimit()
+    wrong_type = StructType().add("offset", StringType())
+    with pytest.raises(InvalidRequest, match="offset"):
+        source.streamReader(wrong_type).getDefaultReadLimit()

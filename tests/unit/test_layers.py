@@ -46,7 +46,7 @@ BROKER_FLOORS: list[set[str]] = [
 
 # The same inside storage.
 STORAGE_FLOORS: list[set[str]] = [
-    {"engine", "blocking", "datadir", "narrowcolumn", "buckets"},
+    {"engine", "blocking", "directory", "datadir", "narrowcolumn", "buckets"},
     {
         "index",
         "offsets",

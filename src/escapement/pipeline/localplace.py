@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from escapement.errors import StorageError
-from escapement.storage.index.writer import sync_directory
+from escapement.storage.directory import sync_directory
 
 _SCHEME: Final = "file"
 

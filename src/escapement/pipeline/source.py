@@ -37,10 +37,9 @@ class EscapementSource(DataSource):
         return BatchReader(Options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        from escapement.pipeline.options import Options
         from escapement.pipeline.stream import StreamReader
 
-        return StreamReader(Options(self.options), schema)
+        return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         from escapement.pipeline.options import Options

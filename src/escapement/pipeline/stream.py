@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -22,12 +23,22 @@ from escapement.pipeline.streaming import Positions, StreamPlan, from_json, to_j
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's source."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        check_types(schema)
-        self._columns = columns_of(schema)
-        self._plan = StreamPlan(options, [name.lower() for name, _ in self._columns])
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        # Looked at by the first that needs them: an error from here Spark loses in one of its own.
+        self._options = options
+        self._schema = schema
         # With Trigger.AvailableNow: where the query ends.
         self._target: Positions | None = None
+
+    @cached_property
+    def _columns(self) -> list[tuple[str, bool]]:
+        check_types(self._schema)
+        return columns_of(self._schema)
+
+    @cached_property
+    def _plan(self) -> StreamPlan:
+        names = [name.lower() for name, _ in self._columns]
+        return StreamPlan(Options(self._options), names)
 
     def initialOffset(self) -> dict[str, Any]:
         return to_json(self._plan.initial())

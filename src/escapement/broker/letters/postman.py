@@ -58,7 +58,6 @@ from escapement.storage.engine.base import Connection, Engine, TransactionAborte
 from escapement.storage.letters import inbox, job, parcel
 from escapement.storage.letters.inbox import Mailbox, Waiting
 from escapement.storage.letters.job import JobState
-from escapement.storage.letters.letter import Letter
 
 T = TypeVar("T")
 
@@ -108,18 +107,6 @@ class Postman:
         self._refusals = Refusals()  # of mailboxes by target, and of what jobs have there
 
     # -- for others ------------------------------------------------------------
-
-    async def post(self, letters: Sequence[Letter]) -> None:
-        """Put letters into the inbox; returns when they are durable.
-
-        Raises:
-          StorageUnavailable: nothing was written.
-        """
-        now_ms = self._clock.now_ms()
-        await self._pipeline.transact(
-            lambda connection: inbox.insert(self._engine, connection, letters, now_ms)
-        )
-        self.wake()
 
     def wake(self) -> None:
         """There are letters: do not wait for the interval."""

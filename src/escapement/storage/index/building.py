@@ -14,6 +14,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Final
 
+from escapement.storage.directory import sync_directory
 from escapement.storage.index.index import DelayedIndex
 from escapement.storage.index.limits import IndexLimits
 from escapement.storage.index.manifest import (
@@ -25,7 +26,7 @@ from escapement.storage.index.manifest import (
     no_failpoint,
 )
 from escapement.storage.index.segments import segment_name
-from escapement.storage.index.writer import SegmentWriter, sync_directory, writing
+from escapement.storage.index.writer import SegmentWriter, writing
 
 # Added to the name of the index's directory.
 _SUFFIX: Final = ".rebuilding"

@@ -26,7 +26,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from escapement.errors import IndexDamaged
-from escapement.storage.index.writer import sync_directory
+from escapement.storage.directory import sync_directory
 
 Position = tuple[int, bytes]  # sequence in the lane, group id found there
 Failpoint = Callable[[str], None]  # called with the name of the step just done

@@ -19,6 +19,7 @@ import numpy as np
 
 from escapement.errors import StorageError
 from escapement.message import Buffer, MessageBatch
+from escapement.storage.directory import sync_directory
 from escapement.storage.index.block import FOOTER, KeyBlock, MessageBlock, TraitBlock, encode
 from escapement.storage.index.directfile import DirectFile
 from escapement.storage.index.keys import Key, Keys, is_sorted
@@ -148,15 +149,6 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error}; is the disk full?") from error
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _cuts(batch: MessageBatch, block_rows: int) -> list[tuple[int, int]]:
