@@ -394,12 +394,12 @@ class Model:
                 counts.append(len(waits) + (0 if claim.in_log_order else ahead))
         return max(counts)
 
-    def ahead(self, known_ms: int) -> int:
-        """How much there was by then that is not yet due."""
+    def ahead(self, known_ms: int, lately_ms: int = 0) -> int:
+        """How much there was by then that is not yet due, or was not lately."""
         return sum(
             message is not None
             and message.since_ms <= known_ms
-            and message.due_ms > self.high_ms
+            and message.due_ms > self.high_ms - lately_ms
             and offset not in self.cancelled
             for offset, message in enumerate(self.stored)
         )

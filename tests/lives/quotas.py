@@ -170,5 +170,6 @@ class Quotas(Life):
             return least, most, may_go
         ahead, most_ahead = model.ahead(known_ms), model.ahead(now_ms)
         if claim.in_log_order:  # what is not yet due is among what it has
-            return max(least, ahead), max(most, most_ahead), min(may_go, least - most_ahead)
+            beside = max(least - model.ahead(now_ms, LATE_MS), 0)
+            return max(least, ahead), max(most, most_ahead), min(may_go, beside)
         return least + ahead, most + most_ahead, may_go
