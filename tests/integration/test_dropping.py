@@ -236,6 +236,21 @@ async def test_to_who_reads_the_log_no_message_counts_twice(
         assert await figures(broker) == (30, 100)
 
 
+async def test_what_was_cancelled_keeps_nothing_for_who_reads_the_log(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: the index goes on having it among what is not yet due."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 3, "exclusive")
+        await broker.admin("topics.update", topic="x", policy={"quota_counts": "all"})
+        producer = await broker.producer("x")
+        receipts = await producer.send_many([b"0"] * 5, delay="1h")
+        await broker.cancel(receipts.offsets, topic="x")
+        await publish(broker, range(4))
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (1, 3)
+
+
 async def test_by_size_the_mean_decides_also_after_a_start(
     mock_clock: trio.testing.MockClock,
 ) -> None:

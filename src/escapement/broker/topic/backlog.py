@@ -210,7 +210,9 @@ class Backlogs:
         """No less than what waits, by all keys in its blocks."""
         frontier, count = Key(now_ms + 1, 0), self._index.most_between
         ahead = count(topic.id, frontier, KEY_MAX)
-        return amount_of(self._index, topic, _dues(topic, frontier, count), now_ms, ahead)
+        amount = amount_of(self._index, topic, _dues(topic, frontier, count), now_ms, ahead)
+        # To who reads the log none of what lies ahead in the index need be left.
+        return amount._replace(beyond=amount.due)
 
 
 def amount_of(
