@@ -62,7 +62,7 @@ class Life:
         band.begin_scan(stop, stop == frontier)
         traits = graded(*[self.messages[offset][1] for _, offset in found])
         self.made.end_scan(
-            band,
+            [band],
             column(*[due_ms for due_ms, _ in found]),
             column(*[offset for _, offset in found]),
             traits if traits.any() else None,

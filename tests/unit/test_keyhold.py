@@ -86,7 +86,7 @@ class Life:
             traits = keyed(*[self.slots[offset] for offset in found])
             band.begin_scan(Key(self.now_ms + 1, 0), True)
             self.made.end_scan(
-                band,
+                [band],
                 column(*[self.due_ms[offset] for offset in found]),
                 column(*found),
                 traits if traits.any() else None,
@@ -643,7 +643,7 @@ def test_while_more_is_read_a_few_are_gathered_for_a_moment() -> None:
     assert made.advance(1_000 + GATHER_MS)
     (hand,) = made.assign(1_000 + GATHER_MS, 4096)
     assert hand.rows.height == 50
-    made.end_scan(band, np.full(9, 1_000), np.arange(50, 59), keyed(*range(50, 59)))
+    made.end_scan([band], np.full(9, 1_000), np.arange(50, 59), keyed(*range(50, 59)))
     (hand,) = made.assign(1_001 + GATHER_MS, 4096)
     assert hand.rows.height == 9, "nothing is being read any more"
 
@@ -662,7 +662,7 @@ def test_a_consumer_that_leaves_takes_the_wake_ups_of_an_order_with_it() -> None
     (band,) = made.to_scan(1_000)
     band.begin_scan(Key(1_001, 0), True)
     slots = keyed(*range(3000))
-    made.end_scan(band, np.full(3000, 1_000), np.arange(3000, 6000), slots)
+    made.end_scan([band], np.full(3000, 1_000), np.arange(3000, 6000), slots)
     made.fall_behind(Key(1_000, 0))
     made.acknowledge(np.arange(10), None)
     assert made.assign(1_000, 4096) == []

@@ -74,7 +74,7 @@ def scan(made: SharedSubscription, index: dict[int, int], now_ms: int) -> None:
     )
     made.bands.normal.begin_scan(Key(now_ms + 1, 0), True)
     made.end_scan(
-        made.bands.normal,
+        [made.bands.normal],
         column(*[due for due, _ in found]),
         column(*[offset for _, offset in found]),
     )
@@ -87,7 +87,7 @@ def test_what_finds_no_room_beside_a_scan_is_not_forgotten_for_something_due_lat
     made.bands.normal.begin_scan(Key(101, 0), True)
     made.offer(column(110, 111, 112), column(0, 1, 2))  # two find room
     made.offer(column(105), column(3))  # earlier, but the wheel's tick came only now
-    made.end_scan(made.bands.normal, column(), column())
+    made.end_scan([made.bands.normal], column(), column())
     got = handed(made, 200)
     while made.to_scan(200):
         scan(made, index, 200)

@@ -265,8 +265,7 @@ class Pump:
             for band in scan.bands:
                 band.break_scan()
             raise
-        for band in scan.bands:
-            subscription.end_scan(band, *keys, scan.expired_until_ms)
+        subscription.end_scan(scan.bands, *keys, scan.expired_until_ms)
 
     async def _keys(self, plan: Plan) -> tuple[Int64s, Int64s, UInt32s | None]:
         """The keys of a plan, with their traits if any has one."""

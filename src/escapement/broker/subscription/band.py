@@ -107,12 +107,6 @@ class Band:
         self._scan_low: Key | None = None  # the lowest key offered inside it
         self._scan_over: Key | None = None  # the first key beyond it that found no room
 
-    def mine(self, rows: Rows) -> Rows:
-        """Those of the rows that are of this band."""
-        if rows.traits is None:
-            return rows if self.which == NORMAL else rows.pick(slice(0, 0))
-        return rows.pick(bands_of(rows.traits) == self.which)
-
     # -- offers --------------------------------------------------------------------
 
     def offer(self, rows: Rows, *, later: bool = False) -> None:

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from escapement.broker.subscription.band import BANDS, NORMAL, Band, bands_of
 from escapement.broker.subscription.ready import Rows
-from escapement.message import UInt32s
 from escapement.storage.index import Key
 
 # Expired messages that are let go in one step, and one acknowledgement.
@@ -67,17 +66,8 @@ class Bands:
         for which in BANDS:
             self.of(which)
 
-    def add_those_of(self, traits: UInt32s) -> None:
-        """There are messages with these traits."""
-        if len(self) == len(BANDS):
-            return
-        bands = bands_of(traits)
-        for which in BANDS:
-            if which not in self._bands and (bands == which).any():
-                self.of(which)
-
     def split(self, rows: Rows) -> list[tuple[Band, Rows]]:
-        """The rows of each band."""
+        """The rows of each band that has any; a new one begins where the normal one has read to."""
         if rows.traits is None:
             return [(self.normal, rows)]
         bands = bands_of(rows.traits)

@@ -142,7 +142,8 @@ class DueSubscription(Subscription):
         rows = rows.pick(rows.due_ms > scan.expired_until_ms)
         if len(scan.bands) == len(self.bands):
             return rows
-        return Rows.concat([band.mine(rows) for band in scan.bands])
+        parts = self.bands.split(rows)
+        return Rows.concat([part for band, part in parts if band in scan.bands])
 
     def to_stage(
         self, found: Rows | None, room_bytes: Callable[[], int], mean_bytes: float
@@ -293,28 +294,29 @@ class DueSubscription(Subscription):
 
     def end_scan(
         self,
-        band: Band,
+        bands: list[Band],
         due_ms: Int64s,
         offsets: Int64s,
         traits: UInt32s | None = None,
         expired_until_ms: int = -1,
     ) -> None:
-        """Give a band what its scan found, sorted by key and without repeats.
+        """Give bands what their scan found, sorted by key and without repeats.
 
         Args:
           expired_until_ms: what was due by then has expired.
         """
-        rows = Rows.fresh(due_ms, offsets, traits)
-        if traits is not None:
-            self.bands.add_those_of(traits)  # a new one begins where this scan began
-        rows = band.mine(rows)
-        over = int(np.searchsorted(rows.due_ms, expired_until_ms, "right"))
-        if over:
-            self._expire_open(rows.pick(slice(0, over)))
-            rows = rows.pick(slice(over, None))
-        if rows.height:
-            self.expiry.keeps(int(rows.due_ms[0]))
-        band.end_scan(rows)
+        found = Rows.fresh(due_ms, offsets, traits)
+        # A new one, of which something was found, begins where this scan began.
+        parts = {band.which: rows for band, rows in self.bands.split(found)}
+        for band in bands:
+            rows = parts.get(band.which, Rows.none())
+            over = int(np.searchsorted(rows.due_ms, expired_until_ms, "right"))
+            if over:
+                self._expire_open(rows.pick(slice(0, over)))
+                rows = rows.pick(slice(over, None))
+            if rows.height:
+                self.expiry.keeps(int(rows.due_ms[0]))
+            band.end_scan(rows)
 
     # -- expiry --------------------------------------------------------------------
 
@@ -410,8 +412,7 @@ class DueSubscription(Subscription):
         if ours.any():
             self._drop(both.pick(ours))
         self.drop_held(both.height - int(ours.sum()), stop)
-        for band in bands:
-            band.end_scan(band.mine(rows))
+        self.end_scan(bands, due_ms, offsets, traits)
 
     def _at_rest(self, below: Key | None) -> Rows:
         """What is ready or in retry, with a key below this; sorted by key."""

@@ -100,13 +100,14 @@ class KeyQueues:
         there = table.there[place]
         ranks, offsets = run.ranks[run.begins], run.rows.offsets[run.begins]
         before = _before(ranks, offsets, table.ranks[place], table.heads.offsets[place])
+        # All of a key come behind its head but one, be it theirs or the one that was there.
+        table.behind[place] += run.ends - run.begins - ~there
         # Heads that something comes before go behind it.
         later = place[there & before]
         displaced = _Run(table.heads.pick(later), table.ranks[later], table.prints[later])
         at = np.flatnonzero(before | ~there)
         self._set_heads(place[at], run, run.take(at))
-        self._add(run)
-        self._add(displaced)
+        self._add([run, displaced])
 
     def count_open(self, closed: Bools) -> int:
         """How many messages ``open`` could give."""
@@ -167,6 +168,7 @@ class KeyQueues:
         stay = [~np.isin(run.rows_left().offsets, offsets) for run in self._runs]
         runs = zip(self._runs, stay, strict=True)
         self._runs = [run.pick(which) for run, which in runs if which.any()]
+        self._table.behind[:] = self._recount()
         at = np.flatnonzero(self._table.there)
         self._move_up(at[np.isin(self._table.heads.offsets[at], offsets)])
 
@@ -174,6 +176,7 @@ class KeyQueues:
         """Remove and return everything, in no order."""
         rows = self.rows()
         self._table.there[:] = False
+        self._table.behind[:] = 0
         self._runs, self._new = [], []
         self._free = Pile(self._ageing_ms)
         self._fresh = dict.fromkeys(BANDS, 0)
@@ -233,6 +236,7 @@ class KeyQueues:
         removed = run.rows.pick(gone)
         self._count(removed, -1)
         table.there[heads] = False
+        table.behind[heads] = 0
         self._runs = []
         if not gone.all():
             self._lay_in(run.pick(~gone))
@@ -256,10 +260,12 @@ class KeyQueues:
         table.heads.traits[places] = 0 if run.rows.traits is None else run.rows.traits[at]
 
     def _move_up(self, places: Places) -> None:
-        """Give queues, which lose their heads, their next row; O(places * runs)."""
-        places = self._by_key(places)
-        self._table.there[places] = False
-        prints = self._table.prints[places]
+        """Give queues, which lose their heads, their next row; O(those that have one * runs)."""
+        table = self._table
+        table.there[places] = False
+        places = self._by_key(places[table.behind[places] > 0])
+        table.behind[places] -= 1
+        prints = table.prints[places]
         ranks = np.full(len(places), _LAST)
         offsets = np.full(len(places), _LAST)
         whose = np.full(len(places), -1)
@@ -274,20 +280,31 @@ class KeyQueues:
             there, at = there[sooner], at[sooner]
             ranks[there], offsets[there] = run.ranks[at], run.rows.offsets[at]
             whose[there] = number
+        assert (whose >= 0).all(), "a row behind a head is lost"
         for number, run in enumerate(self._runs):
             mine = np.flatnonzero(whose == number)
             if len(mine):
                 self._set_heads(places[mine], run, run.take(found[number][mine]))
         self._runs = [run.compact() for run in self._runs if run.count]
 
-    def _add(self, run: _Run) -> None:
-        """Rows that come behind the heads there are."""
-        if not run.count:
-            return
-        self._runs.append(run)
-        while len(self._runs) > 1 and self._runs[-2].count < 2 * self._runs[-1].count:
-            last = self._runs.pop()
-            self._runs[-1] = self._runs[-1].merged(last)
+    def _add(self, runs: list[_Run]) -> None:
+        """Rows that come behind the heads there are; so that each run is twice the next."""
+        new = [run for run in runs if run.count]
+        count = sum(run.count for run in new)
+        while new and self._runs and self._runs[-1].count < 2 * count:
+            new.append(self._runs.pop())
+            count += new[-1].count
+        if new:
+            self._runs.append(_Run.merged(new))
+
+    def _recount(self) -> Int64s:
+        """How many rows are behind the head of each key, by place; O(rows)."""
+        behind = np.zeros_like(self._table.behind)
+        for run in self._runs:
+            places, known = self._table.find(run.prints)
+            assert known.all(), "a key that has rows is not in the table"
+            behind[places] += run.ends - run.begins
+        return behind
 
     def _check(self) -> None:
         """Assert every invariant."""
@@ -299,6 +316,7 @@ class KeyQueues:
         self._count(rows, -1)
         assert not any(self._fresh.values()), "the count of what was never sent is wrong"
         self._fresh = fresh
+        assert np.array_equal(table.behind, self._recount()), "the count of a queue is wrong"
         for run in self._runs:
             run._check()
             places, known = table.find(run.prints_left())
@@ -360,12 +378,15 @@ class _Run:
         at = self.left()[which]
         return _Run(self.rows.pick(at), self.ranks[at], self.prints_left()[which])
 
-    def merged(self, other: _Run) -> _Run:
-        """What is left of two."""
-        return _Run.of(
-            Rows.concat([self.rows_left(), other.rows_left()]),
-            np.concatenate((self.prints_left(), other.prints_left())),
-            np.concatenate((self.ranks_left(), other.ranks_left())),
+    @classmethod
+    def merged(cls, runs: list[_Run]) -> _Run:
+        """What is left of some."""
+        if len(runs) == 1:
+            return runs[0]
+        return cls.of(
+            Rows.concat([run.rows_left() for run in runs]),
+            np.concatenate([run.prints_left() for run in runs]),
+            np.concatenate([run.ranks_left() for run in runs]),
         )
 
     def compact(self) -> _Run:

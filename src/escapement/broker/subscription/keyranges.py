@@ -44,7 +44,7 @@ def check_range(consumers: Sequence[Consumer], wanted: KeyRange) -> None:
 class KeyRanges:
     """See the module's docstring."""
 
-    __slots__ = ("_consumers", "_owners", "_rest", "_turn")
+    __slots__ = ("_consumers", "_divides", "_owners", "_rest", "_turn")
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
         self._consumers = len(consumers)
@@ -58,6 +58,7 @@ class KeyRanges:
             free = np.flatnonzero(self._owners == _REST)
             for position, part in zip(autos, np.array_split(free, len(autos)), strict=True):
                 self._owners[part] = position
+        self._divides = any(consumer.key_range is not None for consumer in consumers)
         self._rest = [at for at, consumer in enumerate(consumers) if consumer.key_range is None]
         self._turn = 0
 
@@ -108,18 +109,18 @@ class KeyRanges:
         """
         if not len(open_rows) or most <= 0:
             return []
-        owners = np.full(len(open_rows), _ANY, np.intp)
-        if rows.traits is not None:
-            traits = rows.traits[open_rows]
-            owners[:] = np.where(have_keys(traits), self._owners[key_slots(traits)], _ANY)
         left = list(room)
         dealt: list[list[Int64s]] = [[] for _ in consumers]
-        for position in np.flatnonzero(np.bincount(owners[owners >= 0])).tolist():
-            mine = open_rows[owners == position][: left[position]]
-            dealt[position].append(mine)
-            left[position] -= len(mine)
-        for whose, all_may in ((_REST, False), (_ANY, True)):
-            shared = open_rows[owners == whose]
+        for_some, for_all = open_rows[:0], open_rows[:most]
+        if self._divides and rows.traits is not None:
+            traits = rows.traits[open_rows]
+            owners = np.where(have_keys(traits), self._owners[key_slots(traits)], _ANY)
+            for position in np.flatnonzero(np.bincount(owners[owners >= 0])).tolist():
+                mine = open_rows[owners == position][: left[position]]
+                dealt[position].append(mine)
+                left[position] -= len(mine)
+            for_some, for_all = open_rows[owners == _REST], open_rows[owners == _ANY]
+        for shared, all_may in ((for_some, False), (for_all, True)):
             room_here = [
                 left[at] if all_may or consumer.key_range is None else 0
                 for at, consumer in enumerate(consumers)

@@ -3,8 +3,8 @@
 A key matters while a message of it is ready or holds it. Keys have *places* in the table, in no
 order; whoever works with many keys finds their places once, by their prints (see
 ``escapement.traits``), and then works with columns. What several ask about a key stands here
-together: who holds it (:mod:`~escapement.broker.subscription.keyhold`), and the head of its queue
-(:mod:`~escapement.broker.subscription.keyqueues`).
+together: who holds it (:mod:`~escapement.broker.subscription.keyhold`), and the head of its queue,
+with how many are behind it (:mod:`~escapement.broker.subscription.keyqueues`).
 
 Places are good until the next ``place``. Keys that do not matter any more go when there is no
 room for another: memory follows what is ready and held. Behind the last key the columns say of
@@ -46,6 +46,7 @@ class KeyTable:
     __slots__ = (
         "_height",
         "_places",
+        "behind",
         "busy",
         "heads",
         "holders",
@@ -63,6 +64,7 @@ class KeyTable:
         self.busy: Bools = np.zeros(0, bool)
         self.holders: Int64s = np.zeros(0, np.int64)  # offsets, where a key is busy
         self.there: Bools = np.zeros(0, bool)  # whether there is a head
+        self.behind: Int64s = np.zeros(0, np.int64)  # how many are behind the head
         self.ranks: Int64s = np.zeros(0, np.int64)  # of heads
         self.heads = Rows.none()._replace(traits=np.zeros(0, np.uint32))
 
@@ -111,7 +113,8 @@ class KeyTable:
 
         self.prints = column(self.prints)
         self.busy, self.there = column(self.busy), column(self.there)
-        self.holders, self.ranks = column(self.holders), column(self.ranks)
+        self.holders, self.behind = column(self.holders), column(self.behind)
+        self.ranks = column(self.ranks)
         heads = self.heads
         assert heads.traits is not None
         self.heads = Rows(

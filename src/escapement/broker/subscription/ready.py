@@ -92,6 +92,10 @@ class Rows(NamedTuple):
         traits = None if self.traits is None else self.traits[which]
         return Rows(self.due_ms[which], self.offsets[which], self.attempts[which], traits)
 
+    def those(self, at: Int64s) -> Rows:
+        """The rows at ascending positions: itself where these are all."""
+        return self if len(at) == self.height else self.pick(at)
+
     def in_order(self, ageing_ms: int = 0) -> Rows:
         """Sorted by rank, then offset; linear where rows are a few sorted runs."""
         return self.pick(order_of(self.ranks(ageing_ms), self.offsets))

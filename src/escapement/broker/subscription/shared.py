@@ -360,10 +360,10 @@ class SharedSubscription(DueSubscription):
         if not dealt:
             return []
         gone = np.sort(np.concatenate([at for _, at in dealt]))
-        order.hand_over(rows.pick(gone), places[gone])
+        order.hand_over(rows.those(gone), places[gone])
         self._skipping.handed(len(gone))
         return [
-            self._hand_over(self.consumers[position], rows.pick(at), now_ms)
+            self._hand_over(self.consumers[position], rows.those(at), now_ms)
             for position, at in dealt
         ]
 
