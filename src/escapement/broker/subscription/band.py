@@ -119,7 +119,7 @@ class Band:
             return
         first = _key(rows, 0)
         if self._scan_until is not None:
-            inside = _below(rows, self._scan_until)
+            inside = rows_below(rows, self._scan_until)
             if inside:
                 self._scan_low = first if self._scan_low is None else min(self._scan_low, first)
             if inside < rows.height and self._scan_catches_up:
@@ -221,6 +221,11 @@ class Band:
         marks = [mark for mark in (self.mark, self._scan_low) if mark is not None]
         return min(marks, default=None)
 
+    @property
+    def scan_until(self) -> Key | None:
+        """Up to where a scan is under way; None if none is."""
+        return self._scan_until
+
     def begin_scan(self, stop: Key, catches_up: bool) -> None:
         """A scan of ``[mark, stop)`` begins; ``end_scan`` or ``break_scan`` must follow.
 
@@ -258,7 +263,7 @@ def _key(rows: Rows, at: int) -> Key:
     return Key(int(rows.due_ms[at]), int(rows.offsets[at]))
 
 
-def _below(rows: Rows, key: Key) -> int:
+def rows_below(rows: Rows, key: Key) -> int:
     """How many of these sorted rows are below ``key``."""
     low = int(np.searchsorted(rows.due_ms, key.due_ms, "left"))
     high = int(np.searchsorted(rows.due_ms, key.due_ms, "right"))

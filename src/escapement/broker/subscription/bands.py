@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from escapement.broker.subscription.band import BANDS, NORMAL, Band, bands_of
+import numpy as np
+
+from escapement.broker.subscription.band import BANDS, NORMAL, Band, bands_of, rows_below
 from escapement.broker.subscription.ready import Rows
 from escapement.storage.index import Key
 
@@ -73,6 +75,24 @@ class Bands:
         bands = bands_of(rows.traits)
         of_each = [(which, bands == which) for which in BANDS]
         return [(self.of(which), rows.pick(mine)) for which, mine in of_each if mine.any()]
+
+    def outline(self, rows: Rows) -> Rows:
+        """Of rows sorted by key those that say how far each band is behind, if they are left.
+
+        They are the first of each band, and the first behind what is being read.
+        """
+        untils = {band.scan_until for band in self}
+        starts = {0, *(rows_below(rows, until) for until in untils if until is not None)}
+        if rows.traits is None:
+            return rows.pick(np.array(sorted(starts - {rows.height})))
+        bands = bands_of(rows.traits)
+        at = set()
+        for start in starts:
+            for which in BANDS:
+                mine = bands[start:] == which
+                if mine.any():
+                    at.add(start + int(mine.argmax()))
+        return rows.pick(np.array(sorted(at)))
 
     # -- how far they have read ----------------------------------------------------
 

@@ -217,12 +217,12 @@ class DueSubscription(Subscription):
         """These are due; sorted by key. Takes what it may, remembers the rest by marks."""
         if len(offsets):
             self.expiry.keeps(int(due_ms[0]))
-            parts = self.bands.split(Rows.fresh(due_ms, offsets, traits))
+            rows = Rows.fresh(due_ms, offsets, traits)
             # Of so many, those that go first lie nowhere near each other in the index, and each
             # frame would look for its messages among all of them: a scan reads them before.
             later = self.scatters and len(offsets) >= self.limits.large_offer
-            for band, rows in parts:
-                band.offer(rows, later=later)
+            for band, part in self.bands.split(self.bands.outline(rows) if later else rows):
+                band.offer(part, later=later)
 
     def fall_behind(self, key: Key) -> None:
         """Everything from ``key`` on may be in the index without having been offered."""

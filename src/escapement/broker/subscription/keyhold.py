@@ -54,7 +54,8 @@ class KeyHold:
         if self._others.shape[1]:
             self._others = self._others[:, ~np.isin(self._others[1], offsets)]
         table, (at, known) = self._table, self._table.find(prints)
-        at, offsets = at[known], offsets[known]
+        if not known.all():
+            at, offsets = at[known], offsets[known]
         self._free(at[table.busy[at] & (table.holders[at] == offsets)])
 
     def settle(self, held: OffsetSet) -> None:

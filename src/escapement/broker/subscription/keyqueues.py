@@ -1,10 +1,12 @@
 """What is ready where an order is asked for: a queue for each key.
 
 Of every queue the first row, its *head*, stands in the table of keys
-(:mod:`~escapement.broker.subscription.keytable`), and the others lie in a few runs sorted by
-key and rank. So whatever may go next is found by looking at heads alone, however much waits
-behind them, and the next of a key by a search in each run. Messages without a key lie apart:
-nothing holds them up. Where the topic is to be in order, everything is one queue.
+(:mod:`~escapement.broker.subscription.keytable`), with how many are behind it. So whatever may go
+next is found by looking at heads alone, however much waits behind them. The others lie as they
+came (:mod:`~escapement.broker.subscription.keyloose`), until there are many, and then sorted by
+key (:mod:`~escapement.broker.subscription.keyruns`); only there is the next one sought, and only of
+queues that have one. Messages without a key lie apart: nothing holds them up. Where the topic is
+to be in order, everything is one queue.
 
 Rows come in any order. One that belongs before the head of its queue takes its place. What
 comes in small parts is laid in together, before something is asked that needs it.
@@ -22,6 +24,8 @@ from typing import Final
 import numpy as np
 
 from escapement.broker.subscription.band import BANDS, NORMAL, bands_of
+from escapement.broker.subscription.keyloose import KeyLoose, Loose
+from escapement.broker.subscription.keyruns import KeyRuns, print_order
 from escapement.broker.subscription.keytable import (
     NO_PLACE,
     NO_PRINT,
@@ -29,15 +33,16 @@ from escapement.broker.subscription.keytable import (
     KeyTable,
     Places,
 )
-from escapement.broker.subscription.ready import Pile, Rows, order_of
+from escapement.broker.subscription.ready import Pile, Rows, goes_before, order_of
 from escapement.message import Int64s
-from escapement.sorting import argsort
 
 # How many rows of each key stay in memory where there are too many: the first that will do.
 _KEPT_OF_EACH: Final = (64, 16, 4, 1, 0)
-_PRINT_BITS: Final = 23
-_INT64_BITS: Final = 63  # without the sign
-_LAST: Final = (1 << 63) - 1
+# More rows do not lie unsorted, and no more for each key that is looked for among them.
+_LOOSE_ROWS: Final = 32_768
+_LOOSE_OF_EACH: Final = 4
+# Fewer are looked at all the same.
+_FEW_ROWS: Final = 1024
 
 
 class KeyQueues:
@@ -47,18 +52,19 @@ class KeyQueues:
       ageing_ms: what a step of priority is worth; see ``Rows.ranks``.
     """
 
-    __slots__ = ("_ageing_ms", "_free", "_fresh", "_new", "_runs", "_table")
+    __slots__ = ("_ageing_ms", "_free", "_fresh", "_loose", "_new", "_runs", "_table")
 
     def __init__(self, table: KeyTable, ageing_ms: int) -> None:
         self._table = table
         self._ageing_ms = ageing_ms
-        self._runs: list[_Run] = []
+        self._loose = KeyLoose(table)
+        self._runs = KeyRuns()
         self._free = Pile(ageing_ms)
         self._new: list[Rows] = []  # not laid in yet
         self._fresh = dict.fromkeys(BANDS, 0)
 
     def __len__(self) -> int:
-        behind = sum(run.count for run in self._runs)
+        behind = self._loose.count + self._runs.count
         new = sum(rows.height for rows in self._new)
         return self._free.count + int(np.count_nonzero(self._table.there)) + behind + new
 
@@ -93,21 +99,35 @@ class KeyQueues:
             self._free.push(rows.pick(~keyed).in_order(self._ageing_ms))
             rows, prints = rows.pick(keyed), prints[keyed]
         if rows.height:
-            self._lay_in(_Run.of(rows, prints, rows.ranks(self._ageing_ms)))
+            places = self._table.place(prints)
+            self._lay_in(Loose(rows, rows.ranks(self._ageing_ms), places))
 
-    def _lay_in(self, run: _Run) -> None:
-        table, place = self._table, self._table.place(run.prints)
-        there = table.there[place]
-        ranks, offsets = run.ranks[run.begins], run.rows.offsets[run.begins]
-        before = _before(ranks, offsets, table.ranks[place], table.heads.offsets[place])
-        # All of a key come behind its head but one, be it theirs or the one that was there.
-        table.behind[place] += run.ends - run.begins - ~there
+    def _lay_in(self, new: Loose) -> None:
+        table = self._table
+        first = table.first_of_each(new.places, new.ranks, new.rows.offsets)
+        place = new.places[first]
+        there, heads = table.there[place], table.heads.offsets[place]
+        before = goes_before(new.ranks[first], new.rows.offsets[first], table.ranks[place], heads)
         # Heads that something comes before go behind it.
         later = place[there & before]
-        displaced = _Run(table.heads.pick(later), table.ranks[later], table.prints[later])
-        at = np.flatnonzero(before | ~there)
-        self._set_heads(place[at], run, run.take(at))
-        self._add([run, displaced])
+        displaced = Loose(table.heads.pick(later), table.ranks[later], later)
+        behind = np.ones(new.rows.height, bool)
+        behind[first[before | ~there]] = False
+        ahead = new.pick(~behind)
+        self._set_heads(ahead)
+        self._put_behind([new.pick(behind), displaced])
+
+    def _put_behind(self, parts: list[Loose]) -> None:
+        for part in parts:
+            np.add.at(self._table.behind, part.places, 1)
+        self._loose.add(parts)
+        if self._loose.count > _LOOSE_ROWS:
+            self._sort_in()
+
+    def _sort_in(self) -> None:
+        """Have nothing loose."""
+        loose = self._loose.drain()
+        self._runs.add(loose.rows, self._table.prints[loose.places], loose.ranks)
 
     def count_open(self, closed: Bools) -> int:
         """How many messages ``open`` could give."""
@@ -164,10 +184,8 @@ class KeyQueues:
         self.lay_in()
         rows = self.rows()
         self._count(rows.pick(np.isin(rows.offsets, offsets)), -1)
-        self._free.withdraw(offsets)
-        stay = [~np.isin(run.rows_left().offsets, offsets) for run in self._runs]
-        runs = zip(self._runs, stay, strict=True)
-        self._runs = [run.pick(which) for run, which in runs if which.any()]
+        for store in (self._free, self._loose, self._runs):
+            store.withdraw(offsets)
         self._table.behind[:] = self._recount()
         at = np.flatnonzero(self._table.there)
         self._move_up(at[np.isin(self._table.heads.offsets[at], offsets)])
@@ -175,18 +193,15 @@ class KeyQueues:
     def drain(self) -> Rows:
         """Remove and return everything, in no order."""
         rows = self.rows()
-        self._table.there[:] = False
-        self._table.behind[:] = 0
-        self._runs, self._new = [], []
+        self._clear_queues()
+        self._new = []
         self._free = Pile(self._ageing_ms)
         self._fresh = dict.fromkeys(BANDS, 0)
         return rows
 
     def rows(self) -> Rows:
         """A copy of everything, in no order, for a snapshot."""
-        heads = self._table.heads.pick(np.flatnonzero(self._table.there))
-        behind = [run.rows_left() for run in self._runs]
-        return Rows.concat([heads, *behind, *self._free.runs, *self._new])
+        return Rows.concat([self._queued(), *self._free.runs, *self._new])
 
     def never_sent(self, offsets: Int64s) -> Bools:
         """Which of these messages are here and were never sent; bool[n]. O(rows)."""
@@ -213,103 +228,98 @@ class KeyQueues:
           closed: the keys, by place, of which nothing may go.
         """
         assert not self._new
-        table = self._table
-        heads = self._by_key(np.flatnonzero(table.there))
-        if not len(heads):
-            return Rows.none()
-        rows = Rows.concat([table.heads.pick(heads), *(run.rows_left() for run in self._runs)])
-        ranks = np.concatenate([table.ranks[heads], *(run.ranks_left() for run in self._runs)])
-        prints = [table.prints[heads], *(run.prints_left() for run in self._runs)]
-        run = _Run.of(rows, np.concatenate(prints), ranks)
-        places = np.arange(run.count)
-        sent = np.maximum.reduceat(np.where(run.rows.attempts > 0, places, -1), run.begins)
-        lengths = run.ends - run.begins
+        rows = self._queued()
+        if not rows.height:
+            return rows
+        prints, ranks = self._table.prints_of(rows), rows.ranks(self._ageing_ms)
+        order = print_order(prints, ranks, rows.offsets)
+        rows, prints = rows.pick(order), prints[order]
+        begins = np.flatnonzero(np.diff(prints, prepend=-1))
+        lengths = np.diff(begins, append=rows.height)
+        places = np.arange(rows.height)
+        sent = np.maximum.reduceat(np.where(rows.attempts > 0, places, -1), begins)
         may_go = places > np.repeat(sent, lengths)
-        behind = places - np.repeat(run.begins, lengths)
-        # Every queue has a head: the keys of the run are those.
-        may_stay = np.repeat(~closed[heads], lengths)
+        behind = places - np.repeat(begins, lengths)
+        keys, _ = self._table.find(prints[begins])
+        may_stay = np.repeat(~closed[keys], lengths)
         over = sum(self._fresh.values()) - most
         for kept in _KEPT_OF_EACH:
             gone = may_go & (behind >= np.maximum(kept, may_stay))
             if np.count_nonzero(gone) >= over:
                 break
-        removed = run.rows.pick(gone)
-        self._count(removed, -1)
-        table.there[heads] = False
-        table.behind[heads] = 0
-        self._runs = []
-        if not gone.all():
-            self._lay_in(run.pick(~gone))
-        return removed
+        self._count(rows, -1)
+        self._clear_queues()
+        self.push(rows.pick(~gone))
+        self.lay_in()
+        return rows.pick(gone)
+
+    def _queued(self) -> Rows:
+        """A copy of everything in the queues, in no order."""
+        heads = self._table.heads.pick(np.flatnonzero(self._table.there))
+        return Rows.concat([heads, self._behind()])
+
+    def _behind(self) -> Rows:
+        return Rows.concat([self._loose.here().rows, self._runs.rows()])
+
+    def _recount(self) -> Int64s:
+        """How many rows are behind the head of each key, by place; O(rows)."""
+        places, _ = self._table.find(self._table.prints_of(self._behind()))
+        return np.bincount(places, minlength=len(self._table.behind))
+
+    def _clear_queues(self) -> None:
+        self._table.there[:] = False
+        self._table.behind[:] = 0
+        self._loose, self._runs = KeyLoose(self._table), KeyRuns()
 
     # -- heads -----------------------------------------------------------------------
 
-    def _by_key(self, places: Places) -> Places:
-        """In the order of keys, as runs have them."""
-        return places[np.argsort(self._table.prints[places])]
-
-    def _set_heads(self, places: Places, run: _Run, at: Int64s) -> None:
-        """These rows of a run are the first of their queues now."""
-        table = self._table
+    def _set_heads(self, first: Loose) -> None:
+        """These rows are the first of their queues now."""
+        table, (rows, ranks, places) = self._table, first
         table.there[places] = True
-        table.ranks[places] = run.ranks[at]
-        table.heads.due_ms[places] = run.rows.due_ms[at]
-        table.heads.offsets[places] = run.rows.offsets[at]
-        table.heads.attempts[places] = run.rows.attempts[at]
+        table.ranks[places] = ranks
+        table.heads.due_ms[places] = rows.due_ms
+        table.heads.offsets[places] = rows.offsets
+        table.heads.attempts[places] = rows.attempts
         assert table.heads.traits is not None
-        table.heads.traits[places] = 0 if run.rows.traits is None else run.rows.traits[at]
+        table.heads.traits[places] = 0 if rows.traits is None else rows.traits
 
     def _move_up(self, places: Places) -> None:
         """Give queues, which lose their heads, their next row; O(those that have one * runs)."""
         table = self._table
         table.there[places] = False
-        places = self._by_key(places[table.behind[places] > 0])
+        places = places[table.behind[places] > 0]
+        if not len(places):
+            return
         table.behind[places] -= 1
-        prints = table.prints[places]
-        ranks = np.full(len(places), _LAST)
-        offsets = np.full(len(places), _LAST)
-        whose = np.full(len(places), -1)
-        found = []
-        for number, run in enumerate(self._runs):
-            queue = np.minimum(np.searchsorted(run.prints, prints), len(run.prints) - 1)
-            found.append(queue)
-            at = run.begins[queue]
-            there = np.flatnonzero((run.prints[queue] == prints) & (at < run.ends[queue]))
-            at = at[there]
-            sooner = _before(run.ranks[at], run.rows.offsets[at], ranks[there], offsets[there])
-            there, at = there[sooner], at[sooner]
-            ranks[there], offsets[there] = run.ranks[at], run.rows.offsets[at]
-            whose[there] = number
-        assert (whose >= 0).all(), "a row behind a head is lost"
-        for number, run in enumerate(self._runs):
-            mine = np.flatnonzero(whose == number)
-            if len(mine):
-                self._set_heads(places[mine], run, run.take(found[number][mine]))
-        self._runs = [run.compact() for run in self._runs if run.count]
-
-    def _add(self, runs: list[_Run]) -> None:
-        """Rows that come behind the heads there are; so that each run is twice the next."""
-        new = [run for run in runs if run.count]
-        count = sum(run.count for run in new)
-        while new and self._runs and self._runs[-1].count < 2 * count:
-            new.append(self._runs.pop())
-            count += new[-1].count
-        if new:
-            self._runs.append(_Run.merged(new))
-
-    def _recount(self) -> Int64s:
-        """How many rows are behind the head of each key, by place; O(rows)."""
-        behind = np.zeros_like(self._table.behind)
-        for run in self._runs:
-            places, known = self._table.find(run.prints)
-            assert known.all(), "a key that has rows is not in the table"
-            behind[places] += run.ends - run.begins
-        return behind
+        at = self._loose.of(places)
+        if len(at) > max(_LOOSE_OF_EACH * len(places), _FEW_ROWS):
+            self._sort_in()
+            at = at[:0]
+        at, loose = self._loose.first_of_each(at)
+        if self._runs.count:
+            places = places[np.argsort(table.prints[places])]
+            found = self._runs.first_of(table.prints[places])
+            # What goes before what lies loose does so here, too.
+            table.ranks[places], table.heads.offsets[places] = found.ranks, found.offsets
+            ranks, offsets = table.ranks[loose.places], table.heads.offsets[loose.places]
+            sooner = goes_before(loose.ranks, loose.rows.offsets, ranks, offsets)
+            at, loose = at[sooner], loose.pick(sooner)
+            table.marks[loose.places] = True
+            sorted_ = np.flatnonzero(~table.marks[places])
+            table.marks[loose.places] = False
+            for which, rows, ranks in self._runs.take(found, sorted_):
+                self._set_heads(Loose(rows, ranks, places[which]))
+        self._loose.take(at)
+        self._set_heads(loose)
+        assert table.there[places].all(), "a row behind a head is lost"
 
     def _check(self) -> None:
         """Assert every invariant."""
         table = self._table
         table._check()
+        self._loose._check()
+        self._runs._check()
         rows = self.rows()
         assert len(np.unique(rows.offsets)) == rows.height == len(self)
         fresh = self._fresh.copy()
@@ -317,105 +327,9 @@ class KeyQueues:
         assert not any(self._fresh.values()), "the count of what was never sent is wrong"
         self._fresh = fresh
         assert np.array_equal(table.behind, self._recount()), "the count of a queue is wrong"
-        for run in self._runs:
-            run._check()
-            places, known = table.find(run.prints_left())
-            assert known.all(), "a key that has rows is not in the table"
-            assert table.there[places].all(), "a queue has no head"
-            ranks, offsets = run.ranks_left(), run.rows_left().offsets
-            before = _before(table.ranks[places], table.heads.offsets[places], ranks, offsets)
-            assert before.all(), "a head is not the first"
-
-
-class _Run:
-    """Rows sorted by key, rank and offset; of each key the first are taken, one by one."""
-
-    __slots__ = ("begins", "count", "ends", "prints", "ranks", "rows")
-
-    def __init__(self, rows: Rows, ranks: Int64s, prints: Int64s) -> None:
-        """``prints`` are those of the rows, which are in order."""
-        self.rows = rows
-        self.ranks = ranks
-        self.begins: Int64s = np.flatnonzero(np.diff(prints, prepend=-1))
-        self.ends: Int64s = np.append(self.begins, rows.height)[1:]
-        self.prints = prints[self.begins]
-        self.count = rows.height
-
-    @classmethod
-    def of(cls, rows: Rows, prints: Int64s, ranks: Int64s) -> _Run:
-        """Rows in any order; key and rank of each."""
-        at = _print_order(prints, ranks, rows.offsets)
-        return cls(rows.pick(at), ranks[at], prints[at])
-
-    def take(self, which: Places) -> Int64s:
-        """Take the first row of each of these keys, by position; returns where they stand."""
-        at = self.begins[which]
-        self.begins[which] += 1
-        self.count -= len(at)
-        return at
-
-    def left(self) -> Int64s:
-        """Where the rows stand that were not taken; ascending."""
-        lengths = self.ends - self.begins
-        skipped = self.begins - (np.cumsum(lengths) - lengths)
-        places: Int64s = np.arange(self.count) + np.repeat(skipped, lengths)
-        return places
-
-    def rows_left(self) -> Rows:
-        """Those rows."""
-        return self.rows if self.count == self.rows.height else self.rows.pick(self.left())
-
-    def ranks_left(self) -> Int64s:
-        """The ranks of those rows."""
-        return self.ranks if self.count == self.rows.height else self.ranks[self.left()]
-
-    def prints_left(self) -> Int64s:
-        """The keys of those rows."""
-        return np.repeat(self.prints, self.ends - self.begins)
-
-    def pick(self, which: Bools) -> _Run:
-        """Some of the rows that were not taken."""
-        at = self.left()[which]
-        return _Run(self.rows.pick(at), self.ranks[at], self.prints_left()[which])
-
-    @classmethod
-    def merged(cls, runs: list[_Run]) -> _Run:
-        """What is left of some."""
-        if len(runs) == 1:
-            return runs[0]
-        return cls.of(
-            Rows.concat([run.rows_left() for run in runs]),
-            np.concatenate([run.prints_left() for run in runs]),
-            np.concatenate([run.ranks_left() for run in runs]),
-        )
-
-    def compact(self) -> _Run:
-        """Itself, or what is left of it if that is little."""
-        if 4 * self.count >= self.rows.height:
-            return self
-        return self.pick(np.ones(self.count, bool))
-
-    def _check(self) -> None:
-        assert self.count == int((self.ends - self.begins).sum())
-        prints, offsets = self.prints_left().tolist(), self.rows_left().offsets.tolist()
-        keys = list(zip(prints, self.ranks_left().tolist(), offsets, strict=True))
-        assert keys == sorted(keys), "a run is out of order"
-
-
-def _before(ranks: Int64s, offsets: Int64s, other_ranks: Int64s, other_offsets: Int64s) -> Bools:
-    """Which rows go before those beside them; bool[n]."""
-    before: Bools = (ranks < other_ranks) | ((ranks == other_ranks) & (offsets < other_offsets))
-    return before
-
-
-def _print_order(prints: Int64s, ranks: Int64s, offsets: Int64s) -> Places:
-    """The order by key, rank and offset; linear where rows are a few sorted runs."""
-    low_rank, low_offset = int(ranks.min()), int(offsets.min())
-    offset_bits = (int(offsets.max()) - low_offset).bit_length()
-    rank_bits = (int(ranks.max()) - low_rank).bit_length()
-    if _PRINT_BITS + rank_bits + offset_bits > _INT64_BITS:
-        by_rank = order_of(ranks, offsets)
-        return by_rank[np.argsort(prints[by_rank], kind="stable")]
-    packed = (prints << (rank_bits + offset_bits)) | ((ranks - low_rank) << offset_bits)
-    packed |= offsets - low_offset
-    return argsort(packed)
+        rows = self._behind()
+        places, known = table.find(table.prints_of(rows))
+        assert known.all(), "a key that has rows is not in the table"
+        assert table.there[places].all(), "a queue has no head"
+        heads = table.ranks[places], table.heads.offsets[places]
+        assert goes_before(*heads, rows.ranks(self._ageing_ms), rows.offsets).all()

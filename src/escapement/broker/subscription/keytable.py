@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.subscription.numbermap import NumberMap
-from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.ready import Rows, goes_before, order_of
 from escapement.message import Int64s
 from escapement.traits import PRINTS, SLOTS, have_keys, key_prints, slots_of_prints
 
@@ -44,12 +44,15 @@ class KeyTable:
     """
 
     __slots__ = (
+        "_claims",
         "_height",
         "_places",
         "behind",
         "busy",
         "heads",
         "holders",
+        "layout",
+        "marks",
         "prints",
         "ranks",
         "there",
@@ -60,6 +63,9 @@ class KeyTable:
         self.whole = whole
         self._places = NumberMap()  # by print
         self._height = 0  # keys, with those that do not matter any more
+        self._claims: Int64s = np.zeros(0, np.int64)  # of rows, for as long as one call takes
+        self.marks: Bools = np.zeros(1, bool)  # False between calls; one more than there are keys
+        self.layout = 0  # another whenever places change
         self.prints: Int64s = np.zeros(0, np.int64)
         self.busy: Bools = np.zeros(0, bool)
         self.holders: Int64s = np.zeros(0, np.int64)  # offsets, where a key is busy
@@ -89,15 +95,18 @@ class KeyTable:
         places, known = self.find(prints)
         if known.all():
             return places
-        new = np.sort(prints[~known])
+        unknown = np.flatnonzero(~known)
+        new = np.sort(prints[unknown])
         new = new[np.diff(new, prepend=-1) > 0]
         if self._height + len(new) > len(self.prints):
             self._make_room(len(new), places[known])
+            places = self._places.get(prints)
         at = np.arange(self._height, self._height + len(new))
         self._height += len(new)
         self.prints[at] = new
         self._places.add(new, at)
-        return self._places.get(prints)
+        places[unknown] = self._places.get(prints[unknown])
+        return places
 
     def _make_room(self, more: int, wanted: Places) -> None:
         """Let go of the keys that do not matter, but for these; have room for ``more`` others."""
@@ -123,9 +132,29 @@ class KeyTable:
             column(heads.attempts),
             column(heads.traits),
         )
+        self._claims, self.marks = np.zeros(room, np.int64), np.zeros(room + 1, bool)
+        self.layout += 1
         self._height = len(kept)
         self._places = NumberMap()
         self._places.add(self.prints[: len(kept)], np.arange(len(kept)))
+
+    def first_of_each(self, places: Places, ranks: Int64s, offsets: Int64s) -> Int64s:
+        """Of rows with these keys the first of each, by rank and offset: their positions.
+
+        Linear, but for those that come after one of their key which they go before.
+        """
+        at = np.arange(len(places))
+        # Of several rows of a key the last that claims it has it: that is the first of them.
+        self._claims[places[::-1]] = at[::-1]
+        winner = self._claims[places]
+        late = np.flatnonzero(winner != at)
+        if not len(late):
+            return at
+        winner = winner[late]
+        late = late[goes_before(ranks[late], offsets[late], ranks[winner], offsets[winner])]
+        late = late[order_of(ranks[late], offsets[late])][::-1]
+        self._claims[places[late]] = late
+        return np.flatnonzero(self._claims[places] == at)
 
     def slots(self, which: Bools) -> Bools:
         """The slots of these keys; bool[SLOTS]."""
@@ -145,3 +174,4 @@ class KeyTable:
         prints = self.prints[: self._height]
         assert np.array_equal(self._places.get(prints), np.arange(self._height)), "a key is lost"
         assert not (self.busy | self.there)[self._height :].any(), "nobody is busy"
+        assert not self.marks.any()

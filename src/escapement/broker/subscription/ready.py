@@ -89,6 +89,8 @@ class Rows(NamedTuple):
 
     def pick(self, which: slice | Int64s | npt.NDArray[np.bool_]) -> Rows:
         """The rows that a slice, mask or list of positions names."""
+        if isinstance(which, np.ndarray) and which.dtype == bool:
+            which = np.flatnonzero(which)  # once for all columns, and several times as fast
         traits = None if self.traits is None else self.traits[which]
         return Rows(self.due_ms[which], self.offsets[which], self.attempts[which], traits)
 
@@ -361,6 +363,17 @@ def _without(rows: Rows, offsets: Int64s) -> Rows:
     alone = len(offsets) == 1
     gone = rows.offsets == offsets[0] if alone else np.isin(rows.offsets, offsets)
     return rows.pick(~gone) if gone.any() else rows
+
+
+def goes_before(
+    ranks: Int64s, offsets: Int64s, other_ranks: Int64s, other_offsets: Int64s
+) -> npt.NDArray[np.bool_]:
+    """Which rows go before those beside them; bool[n]."""
+    before: npt.NDArray[np.bool_] = ranks < other_ranks
+    same = ranks == other_ranks
+    if same.any():
+        before |= same & (offsets < other_offsets)
+    return before
 
 
 def order_of(ranks: Int64s, offsets: Int64s) -> npt.NDArray[np.intp]:

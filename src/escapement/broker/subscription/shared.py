@@ -220,10 +220,14 @@ class SharedSubscription(DueSubscription):
             self._read_from(old.skip_none())
 
     def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
-        policy = self.record.policy
-        if self._order is not None and (policy.on_retry != HOLD or policy.max_deliveries):
+        if self._order is not None and self.record.policy.on_retry != HOLD:
             self._order.release(rows)  # otherwise those that wait just go on holding their keys
         super()._return(rows, next_ms, now_ms, reason)
+
+    def _give_up_on(self, rows: Rows, reason: Reason) -> None:
+        if self._order is not None:
+            self._order.release(rows)
+        super()._give_up_on(rows, reason)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
         if self._order is not None and self.record.policy.on_retry == HOLD:

@@ -356,12 +356,21 @@ class Subscription(ABC):
         if most and reason is not None:
             over = rows.counts >= most
             if over.any():
-                self.dead.add(Dead.of(rows.pick(over), reason))
-                self._on_dead(self)
+                self._give_up_on(rows.pick(over), reason)
                 rows, next_ms = rows.pick(~over), next_ms[~over]
-        self._retry(rows, next_ms, now_ms)
+        self._wait(rows, next_ms, now_ms)
+
+    def _give_up_on(self, rows: Rows, reason: Reason) -> None:
+        """These came back for the last time."""
+        self.dead.add(Dead.of(rows, reason))
+        self._on_dead(self)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
+        """These, which nobody had in hands, are tried again then; otherwise as ``_wait``."""
+        self._wait(rows, next_ms, now_ms, waited=waited)
+
+    def _wait(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
+        """These are tried again then; ``waited`` as for ``_again``, of those that are at once."""
         at_once = next_ms <= now_ms
         if at_once.any():
             self._again(rows.pick(at_once), waited=waited)
