@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_shared import column
 
+from escapement.broker.subscription import keyqueues
 from escapement.broker.subscription.band import BANDS, bands_of
 from escapement.broker.subscription.keyqueues import KeyQueues
 from escapement.broker.subscription.keytable import Bools, KeyTable
@@ -158,23 +160,27 @@ steps = st.lists(
 
 
 @settings(max_examples=200)
-@given(steps, st.booleans())
+@given(steps, st.booleans(), st.sampled_from([0, 2, 100]))
 def test_queues_behave_like_a_sorted_list_for_each_key(
-    actions: list[tuple[str, list[object]]], whole: bool
+    actions: list[tuple[str, list[object]]], whole: bool, loose: int
 ) -> None:
-    """Q9, V16: whatever comes in whatever order, and goes from wherever."""
+    """Q9, V16: whatever comes in whatever order, goes from wherever, and lies loose or sorted."""
     twin = Twin(whole)
-    for name, *arguments in actions:
-        getattr(twin, name)(*arguments)
-        twin.check()
+    with patch.multiple(keyqueues, _FEW_ROWS=loose, _LOOSE_OF_EACH=loose):
+        for name, *arguments in actions:
+            getattr(twin, name)(*arguments)
+            twin.check()
     rows = twin.made.drain()
     assert sorted(rows.offsets.tolist()) == sorted(twin.rows)
     assert len(twin.made) == 0
 
 
 @pytest.mark.parametrize("span_ms", [100, 1 << 50])
-def test_the_order_is_the_same_whether_it_fits_one_number_or_not(span_ms: int) -> None:
+def test_the_order_is_the_same_whether_it_fits_one_number_or_not(
+    span_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Q9: key, rank and offset are packed where they fit."""
+    monkeypatch.setattr(keyqueues, "_FEW_ROWS", 0)
     rng = np.random.default_rng(1)
     due_ms, slots = rng.integers(0, span_ms, 500), rng.integers(0, 5, 500)
     table = KeyTable(whole=False)

@@ -1,9 +1,8 @@
 """Rows behind the heads of their keys that are not sorted yet.
 
-Much of what comes behind a head soon moves up, and need not be sorted for it: among some thousand
-rows those of many keys are found by looking at all. So what comes stays here until there is much
-of it, or much of what is wanted, and then it is sorted together with the rest
-(:mod:`~escapement.broker.subscription.keyruns`).
+Much of what comes behind a head soon moves up, and need not be sorted for it: those of many keys
+are found by looking at all rows. So what comes stays here until it is much for what is sought in
+it, and then it is sorted together with the rest (:mod:`~escapement.broker.subscription.keyruns`).
 
 Invariants (``_check``): each row has the place of its key.
 """

@@ -3,7 +3,7 @@
 Of every queue the first row, its *head*, stands in the table of keys
 (:mod:`~escapement.broker.subscription.keytable`), with how many are behind it. So whatever may go
 next is found by looking at heads alone, however much waits behind them. The others lie as they
-came (:mod:`~escapement.broker.subscription.keyloose`), until there are many, and then sorted by
+came (:mod:`~escapement.broker.subscription.keyloose`), until they are many, and then sorted by
 key (:mod:`~escapement.broker.subscription.keyruns`); only there is the next one sought, and only of
 queues that have one. Messages without a key lie apart: nothing holds them up. Where the topic is
 to be in order, everything is one queue.
@@ -38,11 +38,10 @@ from escapement.message import Int64s
 
 # How many rows of each key stay in memory where there are too many: the first that will do.
 _KEPT_OF_EACH: Final = (64, 16, 4, 1, 0)
-# More rows do not lie unsorted, and no more for each key that is looked for among them.
-_LOOSE_ROWS: Final = 32_768
-_LOOSE_OF_EACH: Final = 4
+# So many rows are looked at for each key that is sought: then it takes less to sort them first.
+_LOOSE_OF_EACH: Final = 64
 # Fewer are looked at all the same.
-_FEW_ROWS: Final = 1024
+_FEW_ROWS: Final = 4096
 
 
 class KeyQueues:
@@ -121,8 +120,6 @@ class KeyQueues:
         for part in parts:
             np.add.at(self._table.behind, part.places, 1)
         self._loose.add(parts)
-        if self._loose.count > _LOOSE_ROWS:
-            self._sort_in()
 
     def _sort_in(self) -> None:
         """Have nothing loose."""
@@ -292,11 +289,9 @@ class KeyQueues:
         if not len(places):
             return
         table.behind[places] -= 1
-        at = self._loose.of(places)
-        if len(at) > max(_LOOSE_OF_EACH * len(places), _FEW_ROWS):
+        if self._loose.count > max(_LOOSE_OF_EACH * len(places), _FEW_ROWS):
             self._sort_in()
-            at = at[:0]
-        at, loose = self._loose.first_of_each(at)
+        at, loose = self._loose.first_of_each(self._loose.of(places))
         if self._runs.count:
             places = places[np.argsort(table.prints[places])]
             found = self._runs.first_of(table.prints[places])
