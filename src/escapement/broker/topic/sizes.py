@@ -33,8 +33,10 @@ class Sizes:
 
     def saw(self, batch: MessageBatch) -> None:
         """Messages came by."""
+        mean_bytes = batch.size_bytes / len(batch)
+        # What is assumed beforehand says nothing about the messages that there are.
+        self._mean_bytes += (_NEWEST if self._seen else 1.0) * (mean_bytes - self._mean_bytes)
         self._seen = True
-        self._mean_bytes += _NEWEST * (batch.size_bytes / len(batch) - self._mean_bytes)
         largest = int(batch.payloads.lengths.max())
         if largest > self._largest_bytes:
             self._largest_bytes = largest
