@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import compileall
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from functools import cache
@@ -35,6 +36,10 @@ settings.register_profile(
     "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("patient")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 URL_VARIABLE = "ESCAPEMENT_TEST_MYSQL_URL"
 SPARK_TESTS = "tests/spark/"
