@@ -96,6 +96,14 @@ def private_mysql() -> Iterator[MysqlServer]:
 
 
 @pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C interrupts as Python has it; where this process has a Spark session it is Spark's."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def mysql_to_break(private_mysql: MysqlServer) -> Iterator[MysqlServer]:
     """A server to stop, kill, freeze or set read-only; restored after the test."""
     yield private_mysql

@@ -267,6 +267,7 @@ def test_an_interrupt_ends_a_consumer_and_keeps_what_it_printed(
     assert say("consume", "interrupt", "s", "--count", "1") == "b\n"
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_is_an_interrupt_whichever_task_it_falls_into(broker: BrokerProcess) -> None:
     """And no lost connection, where it is that of the connection."""
 

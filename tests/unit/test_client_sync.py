@@ -142,6 +142,7 @@ def test_who_wants_to_end_leaves_all_blocks_as_he_came(
                 raise end
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_wait_that_ctrl_c_has_ended_is_over_in_the_loop_too(backend: str) -> None:
     """Or it would take the next message, and nobody would have it."""

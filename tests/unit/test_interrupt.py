@@ -8,6 +8,8 @@ import pytest
 
 from escapement.interrupt import put_off
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
 
 def interrupted(times: int, error: Exception | None = None) -> list[str]:
     """What is reached in the meantime."""
