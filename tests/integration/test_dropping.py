@@ -32,7 +32,8 @@ async def begin(broker: escapement.Broker, most: int, kind: str = "shared", **po
 
 async def figures(broker: escapement.Broker) -> tuple[int, int]:
     """How many were dropped, and how many are still to be done."""
-    (row,) = await broker.admin("subscriptions.list", topic="x")
+    rows = await broker.admin("subscriptions.list", topic="x")
+    (row,) = (row for row in rows if row["subscription"] == NAMES["subscription"])
     return row["dropped"], row["unacknowledged"]
 
 
@@ -249,6 +250,53 @@ async def test_what_was_cancelled_keeps_nothing_for_who_reads_the_log(
         await publish(broker, range(4))
         await world.clock.advance(seconds=5)
         assert await figures(broker) == (1, 3)
+
+
+@pytest.mark.parametrize("change", ["due", "moved", "cancelled"])
+async def test_what_is_no_longer_ahead_keeps_nothing_for_who_reads_the_log(
+    change: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: also where no shared subscription waits for it, and nobody publishes."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 0, "exclusive")
+        await publish(broker, range(1), delay="1m")
+        await publish(broker, range(1, 6), delay="1h")
+        await publish(broker, range(6, 7))
+        async with broker.consumer("x", "s", kind="exclusive", permits=1) as inbox:
+            assert await inbox.ack([0], durable=True) == 1
+        if change == "cancelled":
+            await broker.admin("subscriptions.create", topic="x", subscription="t")
+        policy = {"quota_messages": 3, "quota_counts": "all"}
+        await broker.admin("topics.update", topic="x", policy=policy)
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (0, 6)
+        if change == "moved":
+            assert (await broker.reschedule([0], topic="x", delay="1s")).done.all()
+        elif change == "cancelled":
+            assert (await broker.cancel([0], topic="x")).done.all()
+        await world.clock.advance(seconds=80 if change == "due" else 5)
+        assert await figures(broker) == (1, 5)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["topic", "namespace"])
+async def test_a_clock_set_back_puts_no_drop_off(
+    whole: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: what rests between two looks at a quota rests a second, by whatever clock."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, kind="exclusive")
+        quota = "total_quota_messages" if whole else "quota_messages"
+        policy = {quota: 5, "quota_action": "drop_oldest"}
+        await broker.admin("namespaces.update", namespace="public/default", policy=policy)
+        await publish(broker, range(10))
+        await world.clock.advance(seconds=2)
+        assert await figures(broker) == (5, 5)
+        await publish(broker, range(10, 12))
+        world.clock.set_back(3_600_000)
+        await world.clock.advance(seconds=5)
+        await publish(broker, range(12, 20))
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (15, 5)
 
 
 async def test_by_size_the_mean_decides_also_after_a_start(

@@ -32,7 +32,7 @@ class Settlement:
     Args:
       subscriptions: every living one, by id.
       epoch: of the lease that the groups are committed under.
-      on_appended: called with each topic that has new messages.
+      on_appended: called with each topic that has new messages, or other ones than before.
       on_done: called with what a subscription is done with, where its topic watches groups.
       on_let_go: called with a topic that watches groups, of which a subscription does not get
         any more what it waited for.
@@ -126,7 +126,9 @@ class Settlement:
         topic = self._registry.active.get(cancelled.topic_id)  # None: deleted while it committed
         if topic is not None:
             topic.amendments.cancelled.committed(cancelled.offsets)
+            topic.quota_watch.grown = True  # it kept as much of what is due from being dropped
             self._progress.touched.add(topic.id)
+            self._on_appended(topic)
 
     def _tell_groups(self, acks: Acks, subscription: Subscription | None) -> None:
         topic = self._registry.active.get(acks.topic_id)

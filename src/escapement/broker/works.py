@@ -144,7 +144,7 @@ class Works:
             clock,
             self.pipeline.transact,
             lambda *record: self.revival.topic(*record),
-            self._policy_changed,
+            self._look_at,
             config.auto_create_topics,
             lambda: ground.index.forgotten_until_ms,
         )
@@ -196,7 +196,12 @@ class Works:
             self.reschedule,
         )
         self._levelling = Levelling(
-            ground.index, self.registry.active, shedding, clock, self.pump.wake_subscription
+            ground.index,
+            self.registry.active,
+            shedding,
+            clock,
+            self.pump.wake_subscription,
+            self.reschedule,
         )
         self._backlogs = Backlogs(
             ground.index,
@@ -386,25 +391,23 @@ class Works:
         if topic is not None:
             topic.advance(now_ms)
             self._backlogs.look(topic, now_ms)
-            self.pump.wake(topic)
-            self.reschedule(topic)
+            self._look_at(topic)
+
+    def _look_at(self, topic: Topic) -> None:
+        self.pump.wake(topic)
+        self.reschedule(topic)
 
     def _step_back(self, now_ms: int) -> None:
         _log.warning("the wall clock went back; the frontier follows it")
         for topic in self.registry.active.values():
             topic.rewind(now_ms)
-            self.pump.wake(topic)
-            self.reschedule(topic)
-
-    def _policy_changed(self, topic: Topic) -> None:
-        self.pump.wake(topic)
-        self.reschedule(topic)
+            self._look_at(topic)
+        self._backlogs.rewind()
 
     def _filled(self, topic: Topic) -> None:
         self._progress.touched.add(topic.id)
-        topic.grown = True
-        self.pump.wake(topic)
-        self.reschedule(topic)
+        topic.quota_watch.grown = True
+        self._look_at(topic)
 
     # -- the database ----------------------------------------------------------
 

@@ -129,10 +129,11 @@ class Backlogs:
 
         It is looked at once a second; the topic is woken for that when it has rested.
         """
-        if now_ms < topic.rests_until_ms or not topic.has_grown:
+        watch = topic.quota_watch
+        if now_ms < watch.rests_until_ms or not topic.has_grown:
             return
         topic.looked_at()
-        topic.rests_until_ms = now_ms + _FRESH_MS
+        watch.rest(now_ms + _FRESH_MS)
         quota, total = topic.quota, topic.total_quota
         if quota.there and quota.drops:
             if quota.counts_all:
@@ -141,6 +142,10 @@ class Backlogs:
                 self._shed(topic, self._count(topic, now_ms).keep_most(quota), now_ms)
         if total.there and total.drops:
             self._look_at_all(topic, total, now_ms)
+
+    def rewind(self) -> None:
+        """The wall clock went back: when a namespace was looked at says nothing any more."""
+        self._rests_until_ms.clear()
 
     def _shed(self, topic: Topic, keep_most: int, now_ms: int) -> None:
         frontier, count = Key(now_ms + 1, 0), self._index.most_between
@@ -159,8 +164,8 @@ class Backlogs:
         namespace_id = topic.namespace.id
         rests_until_ms = self._rests_until_ms.get(namespace_id, 0)
         if now_ms < rests_until_ms:
-            topic.grown = True
-            topic.rests_until_ms = rests_until_ms
+            topic.quota_watch.grown = True
+            topic.quota_watch.rest(rests_until_ms)
             return
         topics = self._beside(topic)
         self._rests_until_ms[namespace_id] = now_ms + _FRESH_MS + len(topics)

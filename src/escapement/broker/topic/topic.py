@@ -27,6 +27,7 @@ from escapement.broker.topic.dedup import DedupKeys
 from escapement.broker.topic.groups import Groups
 from escapement.broker.topic.producer import Producer
 from escapement.broker.topic.publishrate import PublishRate
+from escapement.broker.topic.quotawatch import QuotaWatch
 from escapement.broker.topic.sizes import Sizes
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.names import TopicName
@@ -53,7 +54,6 @@ class Topic:
         "dedup",
         "deleting",
         "groups",
-        "grown",
         "id",
         "name",
         "namespace",
@@ -64,8 +64,8 @@ class Topic:
         "publish_rate",
         "published",
         "quota",
+        "quota_watch",
         "restatements",
-        "rests_until_ms",
         "shared",
         "sizes",
         "total_quota",
@@ -98,7 +98,7 @@ class Topic:
         self.publish_rate = PublishRate()
         self.dedup = dedup
         self.backlog: Counted | None = None  # what waits, as it was counted last
-        self.rests_until_ms = 0  # before that it is not looked at again for its quota
+        self.quota_watch = QuotaWatch()
         self._set_quota()
         self.published = 0  # messages since this broker serves the topic
         self.deleting = False  # nothing more is taken; it may fail, and goes on then
@@ -148,7 +148,7 @@ class Topic:
 
     def _begin(self, subscription: Subscription) -> None:
         self._govern(subscription)
-        self.grown = True
+        self.quota_watch.grown = True
         self.backlog = None  # it may want more of the past than those that were counted
 
     def _govern(self, subscription: Subscription) -> None:
@@ -176,7 +176,7 @@ class Topic:
         count = len(due_ms)
         traits = self._append(base_offset, due_ms, batch)
         self.published += count
-        self.grown = True
+        self.quota_watch.grown = True
         if self.claims.subscribing:
             self.claims.arrived(due_ms)
         for one in self.ordered.values():
@@ -196,7 +196,7 @@ class Topic:
     def _offer(self, due: Entries) -> None:
         if not len(due):
             return
-        self.grown = True
+        self.quota_watch.grown = True
         traits = None if due.tags is None else due.tags.astype(np.uint32)
         for subscription in self.shared.values():
             subscription.offer(due.when_ms, due.ids, traits)
@@ -276,6 +276,7 @@ class Topic:
         self._again(due_ms, offsets, traits_of(batch), now_ms)
 
     def _again(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
+        self.quota_watch.grown = True
         if self.claims.subscribing:
             self.claims.arrived(due_ms)
         if self.shared:
@@ -297,6 +298,7 @@ class Topic:
 
     def advance(self, now_ms: int) -> None:
         """Move the frontier to ``now_ms``; offers, timeouts and retries follow."""
+        self.quota_watch.advance(now_ms)
         if self._coming is not None:
             passed = self._coming.pass_horizon(now_ms)
             if passed is not None:
@@ -316,8 +318,8 @@ class Topic:
     def next_wake_ms(self, now_ms: int) -> int | None:
         """When ``advance`` or a window has something to do; None for never."""
         wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
-        if (self.quota.drops or self.total_quota.drops) and self.has_grown:
-            wakes.append(self.rests_until_ms)
+        if self.quota.drops or self.total_quota.drops:
+            wakes.append(self.quota_watch.next_wake_ms(self.has_grown))
         if self._coming is not None:
             wakes.append(self._coming.next_wake_ms())
         known = [wake for wake in wakes if wake is not None]
@@ -326,16 +328,17 @@ class Topic:
     @property
     def has_grown(self) -> bool:
         """Whether more may wait, or may go, than when it was looked at for its quota."""
-        return self.grown or any(one.gave_back for one in self.subscriptions())
+        return self.quota_watch.grown or any(one.gave_back for one in self.subscriptions())
 
     def looked_at(self) -> None:
         """For its quota; from now on ``has_grown`` speaks of what happens after this."""
-        self.grown = False
+        self.quota_watch.grown = False
         for subscription in self.subscriptions():
             subscription.gave_back = False
 
     def rewind(self, now_ms: int) -> None:
         """The wall clock went back; behind the frontier by more than a tick, all is rebuilt."""
+        self.quota_watch.rewind()
         if self._coming is not None and not self._coming.rewind(now_ms):
             return
         for subscription in self.subscriptions():
@@ -352,7 +355,7 @@ class Topic:
         self.quota = quota_of(self.policy, self.namespace.policy)
         self.total_quota = total_quota_of(self.namespace.policy)
         # Or something has come, or come due, or is wanted again, since it was looked at.
-        self.grown = True
+        self.quota_watch.grown = True
 
     def set_namespace(self, namespace: Namespace, now_ms: int) -> None:
         """Take the namespace's new settings; no message's time moves. P4."""

@@ -23,7 +23,7 @@ from escapement.broker.topic.backlog import amount_of, beside
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.shedding import Shedding
 from escapement.clock import Clock
-from escapement.storage.index import DelayedIndex
+from escapement.storage.index import DelayedIndex, Key
 
 # What takes long to count is not counted for more than a tenth of the time.
 _REST_SHARE: Final = 10
@@ -35,6 +35,7 @@ class Levelling:
     Args:
       active: the topics that may have a backlog, by id.
       wake: called with a subscription of which something is to be dropped.
+      reschedule: called after a topic's timers may have changed.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class Levelling:
         shedding: Shedding,
         clock: Clock,
         wake: Callable[[Topic, Subscription], None],
+        reschedule: Callable[[Topic], None],
     ) -> None:
         self._index = index
         self._active = active
         self._shedding = shedding
         self._clock = clock
         self._wake = wake
+        self._reschedule = reschedule
         self._wanted: OrderedDict[tuple[Topic, bool], None] = OrderedDict()
         self._work = trio.Event()
 
@@ -94,7 +97,19 @@ class Levelling:
         if quota.counts_all:
             rest_ms = _REST_SHARE * max(self._clock.now_ms() - began_ms, 0)
             for topic in topics:
-                topic.rests_until_ms = max(topic.rests_until_ms, began_ms + rest_ms)
+                topic.quota_watch.rest(began_ms + rest_ms)
+                if not keep_most:
+                    self._await_due(topic)
+
+    def _await_due(self, topic: Topic) -> None:
+        """While too much is not yet due, who reads the log keeps as much: less with each that is.
+
+        Shared subscriptions are offered it then.
+        """
+        if topic.ordered and not topic.shared:
+            after = Key(self._clock.now_ms() + 1, 0)
+            topic.quota_watch.comes_due_ms = self._index.next_due(topic.id, after)
+            self._reschedule(topic)
 
     async def _count(
         self, topic: Topic, whole: bool

@@ -130,7 +130,7 @@ class Shedding:
         most, subscription.settled_most = subscription.settled_most, None
         if most is None or settled <= most:
             return settled
-        topic.grown = True  # what has come due since counted as not yet due: look again
+        topic.quota_watch.grown = True  # what has come due since counted as not yet due: look again
         return most
 
     async def _shed_shared(
