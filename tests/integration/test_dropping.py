@@ -15,6 +15,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
+from outages import Outage
 
 CALM = BrokerConfig(seed=0)
 TIGHT = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=20))
@@ -297,6 +298,46 @@ async def test_a_clock_set_back_puts_no_drop_off(
         await publish(broker, range(12, 20))
         await world.clock.advance(seconds=5)
         assert await figures(broker) == (15, 5)
+
+
+async def test_what_could_not_go_while_the_database_was_away_goes_afterwards(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: who reads the log is read for, and that failed; nothing else comes."""
+    outage = Outage()
+    async with testing.start(config=CALM, engine=outage.engine) as world:
+        async with world.connect() as broker:
+            await begin(broker, 5, "exclusive")
+            await publish(broker, range(10))
+            await world.clock.advance(seconds=2)
+            # The first is looked at now, the second after a rest.
+            await publish(broker, range(10, 12))
+            await publish(broker, range(12, 14))
+            outage.unreachable()
+            await world.clock.advance(seconds=2)
+            assert await figures(broker) == (7, 7)
+            outage.over()
+            await world.clock.advance(seconds=5)
+            assert await figures(broker) == (9, 5)
+
+
+async def test_what_found_no_room_among_the_dead_goes_once_they_are_buried(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: dead letters that cannot be written wait in memory, in bounded number."""
+    outage = Outage()
+    async with testing.start(config=TIGHT, engine=outage.engine) as world:
+        async with world.connect() as broker:
+            await begin(broker, 5, dropped_to_dead_letter="yes")
+            await publish(broker, range(30), delay="3s")
+            await publish(broker, range(30, 60), delay="6s")
+            outage.unreachable()
+            await world.clock.advance(seconds=8)
+            dropped, _ = await figures(broker)
+            assert dropped == 25
+            outage.over()
+            await world.clock.advance(seconds=10)
+            assert await figures(broker) == (55, 5)
 
 
 async def test_by_size_the_mean_decides_also_after_a_start(

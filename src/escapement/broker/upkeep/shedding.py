@@ -23,6 +23,7 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.backlog import Weighed
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
+from escapement.errors import StorageUnavailable
 from escapement.message import Int64s, UInt32s
 from escapement.storage.blocking import Run
 from escapement.storage.index import KEY_MAX, DelayedIndex, Key, Plan
@@ -47,16 +48,24 @@ class Shedding:
     async def shed(self, topic: Topic, subscription: Subscription) -> None:
         """Let go of what is more than ``subscription.keep_most``, up to ``settled_most``.
 
+        What is left because not all could go now is looked at again.
+
         Raises:
           StorageUnavailable: the log cannot be read now; some may be left.
         """
         keep_most, subscription.keep_most = subscription.keep_most, None
         assert keep_most is not None
-        if isinstance(subscription, SharedSubscription):
-            await self._shed_shared(topic, subscription, keep_most)
-        else:
-            assert isinstance(subscription, OrderedSubscription)
-            await self._shed_ordered(topic, subscription, keep_most)
+        try:
+            if isinstance(subscription, SharedSubscription):
+                await self._shed_shared(topic, subscription, keep_most)
+            else:
+                assert isinstance(subscription, OrderedSubscription)
+                await self._shed_ordered(topic, subscription, keep_most)
+        except StorageUnavailable:
+            topic.quota_watch.grown = True
+            raise
+        if not subscription.may_let_go:
+            topic.quota_watch.grown = True
 
     async def count(self, topic: Topic, subscription: Subscription) -> int:
         """How much of a subscription is due and waits, exactly.
