@@ -97,13 +97,22 @@ def _check_keys(model: Model, claim: Claim, arrival: Arrival) -> None:
     # What waits for another attempt may be dropped.
     may_go = any(quota != NO_QUOTA for quota in model.quotas + model.quotas_now())
     if (arrival.policy or {}).get("on_retry", "hold") == "hold" and not may_go:
-        holding |= claim.waits
+        waits = {o: w for o, w in claim.waits.items() if not _expires(model, claim, arrival, o)}
+        holding |= waits
     for offset, hand in holding.items():
         if offset in claim.perhaps or offset in claim.dropped:
             continue  # it may be over
         if offset != arrival.offset and hand.until_ms > arrival.now_ms:
             assert not whole, f"{offset} is out already"
             assert hand.slot != slot, f"{offset} of this key is out already"
+
+
+def _expires(model: Model, claim: Claim, arrival: Arrival, offset: int) -> bool:
+    """Whether what waits for another attempt is over by now: it waits no longer than it lives."""
+    if arrival.topic_policy is None:
+        return True
+    ttl_ms = arrival.topic_policy.get("ttl_ms", 0)
+    return bool(ttl_ms) and model.due_ms(claim, offset) + ttl_ms <= arrival.now_ms
 
 
 def check_order(model: Model, arrival: Arrival) -> None:
