@@ -385,7 +385,7 @@ class Model:
 
     def backlog(self, until_ms: int, counts_all: bool) -> int:
         """What certainly waited by then and is still to be done, of the furthest behind."""
-        ahead = self.ahead(until_ms) if counts_all else 0
+        ahead = len(self.ahead(until_ms)) if counts_all else 0
         counts = [ahead]
         for name, claim in self.claims.items():
             if not self.policy(name, "max_deliveries"):
@@ -394,15 +394,16 @@ class Model:
                 counts.append(len(waits) + (0 if claim.in_log_order else ahead))
         return max(counts)
 
-    def ahead(self, known_ms: int, lately_ms: int = 0) -> int:
-        """How much there was by then that is not yet due, or was not lately."""
-        return sum(
-            message is not None
+    def ahead(self, known_ms: int, lately_ms: int = 0) -> set[int]:
+        """What there was by then that is not yet due, or was not lately."""
+        return {
+            offset
+            for offset, message in enumerate(self.stored)
+            if message is not None
             and message.since_ms <= known_ms
             and message.due_ms > self.high_ms - lately_ms
             and offset not in self.cancelled
-            for offset, message in enumerate(self.stored)
-        )
+        }
 
     def waits_since_ms(self, claim: Claim, offset: int) -> int:
         """Since when it counts: it is due, or, where times mean nothing, it is there."""

@@ -146,7 +146,9 @@ class Quotas(Life):
             assert most_left >= most, f"only {most_left} were left of all together"
         # Each of two topics may keep half, so what is in hands holds up no drop.
         in_hands = [len(model.open(c) & c.seen.keys()) for c in model.claims.values()]
-        stays = max(in_hands, default=0) + (model.ahead(self.now_ms) if quota.counts_all else 0)
+        stays = max(in_hands, default=0) + (
+            len(model.ahead(self.now_ms)) if quota.counts_all else 0
+        )
         if self._was_quiet() and stays <= most // 2:
             least_left = max((found[0] for found in left), default=0) + others
             assert least_left <= most, f"{least_left} were left of all together"
@@ -168,8 +170,10 @@ class Quotas(Life):
         least, most, may_go = len(certain), len(perhaps), len(certain - in_hands)
         if not quota.counts_all:
             return least, most, may_go
-        ahead, most_ahead = model.ahead(known_ms), model.ahead(now_ms)
+        ahead = len(model.ahead(known_ms))
+        # What it is never to get counted, too, until it came due; perhaps after a drop.
+        was_ahead = model.ahead(now_ms, max(now_ms - model.quiet_since_ms, 0))
         if claim.in_log_order:  # what is not yet due is among what it has
-            beside = max(least - model.ahead(now_ms, LATE_MS), 0)
-            return max(least, ahead), max(most, most_ahead), min(may_go, beside)
-        return least + ahead, most + most_ahead, may_go
+            beside = max(least - len(model.ahead(now_ms, LATE_MS)), 0)
+            return max(least, ahead), max(most, len(was_ahead)), min(may_go, beside)
+        return least + ahead, len(perhaps | was_ahead), may_go

@@ -109,7 +109,7 @@ class Traffic(Life):
             return False
         waiting_ms = self.now_ms - LATE_MS - 1_000
         if quota.drops:  # the due ones make room
-            return quota.counts_all and model.ahead(waiting_ms) >= quota.full
+            return quota.counts_all and len(model.ahead(waiting_ms)) >= quota.full
         return model.backlog(waiting_ms, quota.counts_all) >= quota.full
 
     def may_be_full(self) -> bool:
