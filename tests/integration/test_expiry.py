@@ -111,6 +111,39 @@ async def test_what_waits_for_another_attempt_expires_at_its_time_and_holds_no_k
             assert (await figures(broker))["expired"] == 1
 
 
+@pytest.mark.parametrize("restart", [False, True], ids=["at once", "after a start"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_waits_for_another_attempt_goes_by_a_time_to_live_that_is_new(
+    kind: str, restart: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10, Q9: it had none when it was given back; nor does it hold its key any longer."""
+    policy = {"order": "key"} if kind == "shared" else {}
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
+            producer = await broker.producer("x")
+            await producer.send(b"failing", key="k")
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                (failing,) = await arrived(inbox)
+                await failing.nack(delay="1h")
+                await world.clock.advance(seconds=10)
+            await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})
+            await world.clock.settle()
+            if restart:
+                await world.crash()
+        if restart:
+            await world.restart()
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            await world.clock.advance(seconds=48)
+            assert (await figures(broker))["unacknowledged"] == 1
+            await producer.send(b"behind", key="k")
+            await world.clock.advance(seconds=4)
+            assert (await figures(broker))["expired"] == 1
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                assert await values(inbox) == [b"behind"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_backlog_that_nobody_takes_expires_at_its_time(
     kind: str, mock_clock: trio.testing.MockClock

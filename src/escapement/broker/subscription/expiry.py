@@ -21,19 +21,26 @@ _NEVER_MS: Final = -1
 class Expiry:
     """See the module's docstring."""
 
-    __slots__ = ("_at_ms", "_sweep", "ttl_ms")
+    __slots__ = ("_at_ms", "_shortened", "_sweep", "ttl_ms")
 
     def __init__(self) -> None:
         self.ttl_ms = 0  # without end
         self._at_ms: int | None = None
+        self._shortened = False
         self._sweep = False
 
     def set_ttl(self, ttl_ms: int) -> None:
         """Another time to live from now on; 0 is without end."""
         if ttl_ms != self.ttl_ms:
+            self._shortened = bool(ttl_ms)
             self.ttl_ms = ttl_ms
             self._at_ms = 0 if ttl_ms else None
             self._sweep = False
+
+    def takes_effect(self) -> bool:
+        """Whether it is another since this was asked, by which waits may be too long."""
+        shortened, self._shortened = self._shortened, False
+        return shortened
 
     def until_ms(self, now_ms: int) -> int:
         """What was due at this moment or before has expired; -1 for nothing."""

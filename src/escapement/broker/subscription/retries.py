@@ -91,6 +91,18 @@ class Retries:
         )
         assert elapsed is None
 
+    def live(self, ttl_ms: int) -> None:
+        """What waits for another attempt waits no longer than so long after it was due; O(n)."""
+        if not len(self._wheel):
+            return
+        waiting = self._wheel.drain()
+        when_ms = waiting.when_ms
+        if waiting.tags is not None:
+            ends_ms = np.maximum((waiting.tags >> 16) + ttl_ms, self._wheel.now_ms + 1)
+            when_ms = np.where(waiting.ids >= 0, np.minimum(when_ms, ends_ms), when_ms)
+        elapsed = self._wheel.insert(when_ms, waiting.ids, waiting.tags, waiting.labels)
+        assert elapsed is None or not len(elapsed)
+
     def cancel(self, offsets: Int64s) -> None:
         """These are not tried again; O(n)."""
         self._wheel.cancel(offsets)

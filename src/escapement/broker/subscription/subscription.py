@@ -436,6 +436,8 @@ class Subscription(ABC):
     def advance(self, now_ms: int) -> bool:
         """Let timeouts and retries happen; returns whether anything became ready."""
         moved = self.throttle.advance(now_ms)
+        if self.expiry.takes_effect():
+            self.retries.live(self.expiry.ttl_ms)
         fired = self.retries.advance(now_ms)
         if fired is None:
             return moved
