@@ -178,16 +178,19 @@ def cells_of(data: Buffer, begins: Int64s, lengths: UInt32s, width: int) -> npt.
     Where ``data`` ends sooner it is filled up with anything. No length is above ``width``.
     """
     last = len(data) - width
-    beyond = np.flatnonzero((begins > last) & (lengths > 0))
     if last < 0:
         cells = np.zeros(len(begins), np.dtype((np.void, width)))
-    else:
+        beyond = np.flatnonzero(lengths > 0)
+    elif len(begins) and int(begins.max()) > last:
         cells = _windows(data, width)[np.minimum(begins, last)]
-    if len(beyond):  # no more than ``width`` different strings lie there
-        rows = cells.view(np.uint8).reshape(-1, width)
-        for row in beyond.tolist():
-            begin, length = int(begins[row]), int(lengths[row])
-            rows[row, :length] = np.frombuffer(data, np.uint8, length, begin)
+        beyond = np.flatnonzero((begins > last) & (lengths > 0))
+    else:
+        return _windows(data, width)[begins]
+    # No more than ``width`` different strings lie there.
+    rows = cells.view(np.uint8).reshape(-1, width)
+    for row in beyond.tolist():
+        begin, length = int(begins[row]), int(lengths[row])
+        rows[row, :length] = np.frombuffer(data, np.uint8, length, begin)
     return cells
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escapement.message import Blobs, MessageBatch
+from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.storage.index.columns import FixedColumns, Pick, assemble
 
 WIDTHS = st.sampled_from(["one", "narrow", "wide", "any"])
@@ -19,16 +19,29 @@ def strings(rng: np.random.Generator, height: int, widths: str) -> list[bytes]:
     return [rng.bytes(int(length)) for length in rng.integers(low, high, height)]
 
 
+def order_of_places(rng: np.random.Generator, heights: list[int], scattered: str) -> Int64s:
+    """The row of each place, of rows that lie in sources of these heights."""
+    order = np.arange(sum(heights))
+    if scattered == "all":
+        rng.shuffle(order)
+    elif scattered == "half":
+        rng.shuffle(order[: len(order) // 2])
+    elif scattered == "within every second":
+        for part in np.split(order, np.cumsum(heights)[:-1])[1::2]:
+            rng.shuffle(part)
+    return order
+
+
 @settings(deadline=None)
 @given(
     heights=st.lists(st.integers(1, 400), min_size=1, max_size=4),
     payloads=WIDTHS,
     keys=st.one_of(st.none(), WIDTHS),
-    scattered=st.booleans(),
+    scattered=st.sampled_from(["none", "all", "half", "within every second"]),
     seed=st.integers(0, 1 << 32),
 )
 def test_every_row_comes_to_its_place(
-    heights: list[int], payloads: str, keys: str | None, scattered: bool, seed: int
+    heights: list[int], payloads: str, keys: str | None, scattered: str, seed: int
 ) -> None:
     """Of strings of one length and of many, at the ends of columns too, and of no keys."""
     rng = np.random.default_rng(seed)
@@ -44,7 +57,7 @@ def test_every_row_comes_to_its_place(
         sources.append(FixedColumns.of(batch))
         wanted += zip(own, named or [b""] * height, priorities.tolist(), strict=True)
     total = sum(heights)
-    order = rng.permutation(total) if scattered else np.arange(total)  # the row of each place
+    order = order_of_places(rng, heights, scattered)
     place_of = np.argsort(order)
     picks, first = [], 0
     for height, columns in zip(heights, sources, strict=True):

@@ -132,10 +132,16 @@ class IndexLife(RuleBasedStateMachine):
 
     def locate(self, number: int) -> None:
         topic, plan, due_ms, offsets = self.read_plans[number]
-        for some in (slice(None), slice(None, None, 2), slice(1, 2)):
-            picks = plan.locate((due_ms[some], offsets[some]))
-            batch = assemble(len(offsets[some]), picks)
-            assert rows_of(batch) == [row_of(topic, offset) for offset in offsets[some].tolist()]
+        for some, size_bytes in ((slice(None), 100), (slice(None, None, 2), 1), (slice(1, 2), 0)):
+            seen, previous_bytes = [], 0
+            for which, picks in plan.locate((due_ms[some], offsets[some]), size_bytes):
+                batch = assemble(len(which), picks)
+                at = offsets[some][which].tolist()
+                assert rows_of(batch) == [row_of(topic, offset) for offset in at]
+                assert not seen or previous_bytes >= size_bytes, "a piece is too short"
+                previous_bytes = len(batch.payloads.data)
+                seen += which.tolist()
+            assert sorted(seen) == list(range(len(offsets[some])))
 
     @rule(topic=TOPICS, most=st.integers(1, 60))
     def scan_everything(self, topic: int, most: int) -> None:

@@ -8,26 +8,35 @@ all that goes out meanwhile, and for what is being read everything waits in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 from weakref import WeakSet
+
+import numpy as np
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.staged import Staged
 from escapement.broker.topic.topic import Topic
-from escapement.message import Int64s, MessageBatch
+from escapement.message import MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.index import DelayedIndex
 from escapement.storage.index.columns import assemble
-from escapement.storage.index.plan import Plan
+from escapement.storage.index.plan import Fetch, Plan
 
 # A piece of it has so many bytes, if messages are what they were of late, and no more rows: it
 # lies in some twenty tables and blocks, each of which has its price.
 _PIECE_BYTES: Final = 4 * 1024 * 1024
 _PIECE_ROWS: Final = 65_536
+
+
+class _Read(NamedTuple):
+    """What was read: rows and their messages, piece by piece; and those that found no room."""
+
+    left: Rows
+    found: list[Rows]
+    batches: list[MessageBatch]
 
 
 class Stager:
@@ -58,56 +67,62 @@ class Stager:
         rows = subscription.to_stage(found, self._room_bytes, topic.sizes.mean_bytes)
         if not rows.height:
             return
+        if plan is not None and plan.can_locate:
+            read = await self._run(_read_located, plan, rows, self._room_bytes())
+        else:
+            read = await self._fetch(topic, subscription, rows)
+        if read.batches:
+            # Here rather than in the thread, whose memory for it would be fresh each time.
+            batch = MessageBatch.concat(read.batches)
+            topic.sizes.saw(batch)
+            subscription.staged.put(Rows.concat(read.found), batch)
+            self._staged.add(subscription.staged)
+        if read.left.height:
+            subscription.staged.expect(read.left)
+
+    async def _fetch(self, topic: Topic, subscription: SharedSubscription, rows: Rows) -> _Read:
         # All is pinned now, and read by pieces: what a message weighs is known only afterwards.
         # Of a topic of which nothing is known nothing is read ahead.
         step = topic.sizes.frame_messages(_PIECE_ROWS, _PIECE_BYTES)
         pieces = [rows.pick(slice(at, at + step)) for at in range(0, rows.height, step)]
-        if plan is not None and plan.can_locate:
-            readers = [partial(_read_located, plan, part) for part in pieces]
-        else:
-            unfilled = (subscription.record.fill_from, subscription.record.fill_until)
-            fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
-            readers = [partial(fetch.read_there, *unfilled) for fetch in fetches]
-        read, found_rows, batches = await self._run(_read, pieces, readers, self._room_bytes())
-        if batches:
-            # Here rather than in the thread, whose memory for it would be fresh each time.
-            batch = MessageBatch.concat(batches)
-            topic.sizes.saw(batch)
-            subscription.staged.put(Rows.concat(found_rows), batch)
-            self._staged.add(subscription.staged)
-        for piece in pieces[read:]:
-            subscription.staged.expect(piece)
+        fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
+        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        return await self._run(_read_fetches, pieces, fetches, unfilled, self._room_bytes())
 
     def _room_bytes(self) -> int:
         """How many bytes more may be staged, of all subscriptions together."""
         return self._limits.staged_bytes - sum(staged.size_bytes for staged in self._staged)
 
 
-def _read_located(plan: Plan, rows: Rows) -> tuple[Int64s | None, MessageBatch]:
-    """The messages of rows that the plan found: all are there. Blocking."""
-    return None, assemble(rows.height, plan.locate((rows.due_ms, rows.offsets)))
-
-
-def _read(
-    pieces: Sequence[Rows],
-    readers: Sequence[Callable[[], tuple[Int64s | None, MessageBatch]]],
-    room_bytes: int,
-) -> tuple[int, list[Rows], list[MessageBatch]]:
-    """Read pieces until there is no room; how many, and what was there. Blocking.
-
-    Args:
-      readers: of each piece, as of ``Fetch.read_there``.
-    """
-    rows: list[Rows] = []
+def _read_located(plan: Plan, rows: Rows, room_bytes: int) -> _Read:
+    """Read what the plan found, until there is no room. Blocking."""
+    found: list[Rows] = []
     batches: list[MessageBatch] = []
-    read = 0
-    for piece, reader in zip(pieces, readers, strict=True):
+    left = np.ones(rows.height, bool)
+    for which, picks in plan.locate((rows.due_ms, rows.offsets), _PIECE_BYTES):
         if room_bytes <= 0:
             break
-        there, batch = reader()
+        found.append(rows.pick(which))
+        batches.append(assemble(len(which), picks))
+        room_bytes -= batches[-1].size_bytes
+        left[which] = False
+    return _Read(rows.pick(left), found, batches)
+
+
+def _read_fetches(
+    pieces: Sequence[Rows], fetches: Sequence[Fetch], unfilled: tuple[int, int], room_bytes: int
+) -> _Read:
+    """Read pieces, each with its fetch, until there is no room. Blocking."""
+    found: list[Rows] = []
+    batches: list[MessageBatch] = []
+    read = 0
+    for piece, fetch in zip(pieces, fetches, strict=True):
+        if room_bytes <= 0:
+            break
+        there, batch = fetch.read_there(*unfilled)
         if len(batch):
-            rows.append(piece if there is None else piece.pick(there))
+            found.append(piece if there is None else piece.pick(there))
             batches.append(batch)
             room_bytes -= batch.size_bytes
         read += 1
-    return read, rows, batches
+    return _Read(Rows.concat(list(pieces[read:])), found, batches)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from escapement.message import (
     DEFAULT_PRIORITY,
@@ -227,18 +228,19 @@ def _strings(
     lengths = np.zeros(count, np.uint32)
     for pick, _, source in used:
         lengths[pick.places] = source.lengths[pick.rows]
-    if count >= _FEW and all(run is None for _, run, _ in used):
-        widest = int(lengths.max())
-        uniform = len(used) == len(picks) and int(lengths.min()) == widest
-        if 0 < widest <= (_WIDE_BYTES if uniform else _NARROW_BYTES):
-            return _from_cells(lengths, widest, uniform, [(p, s) for p, _, s in used])
+    if all(run is None for _, run, _ in used) and (width := _cell_width(lengths)):
+        return _from_cells(lengths, width, [(p, s) for p, _, s in used])
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - lengths
     out = np.empty(int(ends[-1]), np.uint8)
     for (places, _, rows), run, source in used:
         if run is None:
-            widths = lengths[places].astype(np.int64)
-            copy_strings(out, starts[places], source.data, source.starts[rows], widths)
+            begins, widths = source.starts[rows], lengths[places]
+            if (places[1:] - places[:-1] == 1).all() and (width := _cell_width(widths)):
+                found = _cut(cells_of(source.data, begins, widths, width), widths)
+                out[starts[places[0]] : ends[places[-1]]] = found
+            else:
+                copy_strings(out, starts[places], source.data, begins, widths.astype(np.int64))
             continue
         firsts, lasts = rows[run[0]], rows[run[1]]
         begins = source.starts[firsts]
@@ -247,22 +249,32 @@ def _strings(
     return Blobs(lengths, out.data)
 
 
-def _from_cells(
-    lengths: UInt32s, width: int, uniform: bool, used: Sequence[tuple[Pick, Strings]]
-) -> Blobs:
-    """The strings of rows that lie apart, each of which is taken as a cell of ``width`` bytes.
+def _cell_width(lengths: UInt32s) -> int:
+    """How wide the cells are as which strings of these lengths are best taken; 0: not as cells."""
+    if len(lengths) < _FEW:
+        return 0
+    widest = int(lengths.max())
+    uniform = int(lengths.min()) == widest
+    return widest if widest <= (_WIDE_BYTES if uniform else _NARROW_BYTES) else 0
 
-    Args:
-      lengths: how long each is, at most ``width``.
-      uniform: all are as long as that, and otherwise what a cell has more is cut off.
-    """
+
+def _from_cells(lengths: UInt32s, width: int, used: Sequence[tuple[Pick, Strings]]) -> Blobs:
+    """The strings of rows that lie apart, each of which is taken as a cell of ``width`` bytes."""
     cells = np.empty(len(lengths), np.dtype((np.void, width)))
     for (places, _, rows), source in used:
         cells[places] = cells_of(source.data, source.starts[rows], lengths[places], width)
+    return Blobs(lengths, _cut(cells, lengths).data)
+
+
+def _cut(cells: npt.NDArray[np.void], lengths: UInt32s) -> UInt8s:
+    """The bytes of cells, of each so many."""
+    width = cells.dtype.itemsize
     found = cells.view(np.uint8)
-    if not uniform:
-        found = found.reshape(-1, width)[np.arange(width) < lengths[:, None]]
-    return Blobs(lengths, found.data)
+    if int(lengths.min()) == width:
+        return found
+    of_length = np.arange(width) < np.arange(width + 1)[:, None]
+    wanted: UInt8s = found.reshape(-1, width)[of_length.take(lengths, axis=0)]
+    return wanted
 
 
 def _runs(places: Int64s, rows: Int64s) -> tuple[Int64s, Int64s] | None:

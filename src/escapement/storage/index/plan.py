@@ -12,7 +12,7 @@ Knows neither tables nor segments, only what both can do (:class:`Span`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -187,8 +187,16 @@ class Plan:
         """Whether ``read_traits`` has noted which rows the messages are: if some have traits."""
         return bool(len(self._rows))
 
-    def locate(self, keys: Keys) -> list[Pick]:
+    def locate(self, keys: Keys, size_bytes: int) -> Iterator[tuple[Int64s, list[Pick]]]:
         """Where the messages of keys are that ``read_traits`` gave, in any order. Blocking.
+
+        They come as they lie, so that ``assemble`` copies neighbours as one, and in pieces.
+
+        Args:
+          size_bytes: a piece ends with the source that makes its payloads come to this.
+
+        Yields:
+          Which of the keys, and where those are, in the same order.
 
         Raises:
           IndexDamaged: a block on disk fails its checksum.
@@ -198,16 +206,21 @@ class Plan:
         at = match(self._keys, keys)
         assert bool((at >= 0).all()), "keys of another range"
         rows = self._rows[at]
-        places = argsort(rows)
-        rows = rows[places]
+        order = argsort(rows)
+        rows = rows[order]
         bounds = np.cumsum([0, *(len(part.rows) for part in self._sources)])
         cuts = pairwise(rows.searchsorted(bounds).tolist())
-        picks = []
+        picks: list[Pick] = []
+        begin = taken_bytes = 0
         for part, first, (low, high) in zip(self._sources, bounds.tolist(), cuts, strict=False):
-            if low < high:
-                which = part.rows[rows[low:high] - first]
-                picks.append(Pick(places[low:high], part.columns(), which))
-        return picks
+            if low == high:
+                continue
+            columns, which = part.columns(), part.rows[rows[low:high] - first]
+            picks.append(Pick(np.arange(low - begin, high - begin), columns, which))
+            taken_bytes += int(columns.payloads.lengths[which].sum())
+            if taken_bytes >= size_bytes or high == len(rows):
+                yield order[begin:high], picks
+                picks, begin, taken_bytes = [], high, 0
 
 
 def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:
