@@ -21,8 +21,7 @@ Pure: it does not know what is ready or done, but is told with each question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -165,25 +164,17 @@ class Staged:
         if not self._parts:
             return []
         places = self._places.get(offsets)
-        order = np.argsort(places)
-        order = order[np.searchsorted(places, 0, sorter=order) :]
+        numbers = places >> _ROW_BITS
         picks = []
-        for part, wanted, rows in self._in_parts(order, places[order]):
+        for number, part in self._parts.items():
+            wanted = np.flatnonzero(numbers == number)
+            rows = places[wanted] - part.first_place
             current = part.due_ms[rows] == due_ms[wanted]
             if not current.all():
                 wanted, rows = wanted[current], rows[current]
             if len(rows):
                 picks.append(Pick(wanted, part.columns, rows))
         return picks
-
-    def _in_parts(self, wanted: Int64s, places: Int64s) -> Iterator[tuple[_Part, Int64s, Int64s]]:
-        """Each part in which places lie, which ascend; of it, what is wanted, and the rows."""
-        numbers = places >> _ROW_BITS
-        bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
-        for low, high in pairwise(bounds):
-            part = self._parts.get(int(numbers[low]))
-            if part is not None:
-                yield part, wanted[low:high], places[low:high] - part.first_place
 
     # -- parts -----------------------------------------------------------------------
 
