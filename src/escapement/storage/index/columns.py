@@ -235,12 +235,12 @@ def _strings(
     out = np.empty(int(ends[-1]), np.uint8)
     for (places, _, rows), run, source in used:
         if run is None:
-            begins, widths = source.starts[rows], lengths[places]
-            if (places[1:] - places[:-1] == 1).all() and (width := _cell_width(widths)):
-                found = _cut(cells_of(source.data, begins, widths, width), widths)
+            begins, own = source.starts[rows], lengths[places]
+            if (places[1:] - places[:-1] == 1).all() and (width := _cell_width(own)):
+                found = _cut(cells_of(source.data, begins, own, width), own)
                 out[starts[places[0]] : ends[places[-1]]] = found
             else:
-                copy_strings(out, starts[places], source.data, begins, widths.astype(np.int64))
+                copy_strings(out, starts[places], source.data, begins, own.astype(np.int64))
             continue
         firsts, lasts = rows[run[0]], rows[run[1]]
         begins = source.starts[firsts]
