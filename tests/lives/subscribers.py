@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -100,6 +100,13 @@ class Subscribers(Life):
         topic = self.world.server.registry.topics.get(TOPIC)
         topic = None if topic is None else self.world.server.registry.active.get(topic.id)
         return set() if topic is None else set(topic.amendments.moves.between(0, begin).tolist())
+
+    async def serve(self, leave: Callable[[], Awaitable[None]] | None = None) -> None:
+        """A broker starts; what the one before had forgotten since a checkpoint it still has."""
+        await super().serve(leave)
+        again = self.stated_again(await self.log_begin())
+        for claim in self.model.claims.values():
+            claim.gone -= again
 
     async def log_begin(self) -> int:
         """What lies before was relocated, or is forgotten."""
