@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from escapement.broker.subscription.keytable import Placed
 from escapement.broker.subscription.ready import Rows
 from escapement.message import Int64s
 from escapement.storage.lag import Handed
@@ -23,6 +24,7 @@ class Delivery:
       rows: what was handed over; ``attempts`` counts this delivery.
       deadline_ms: when each row is taken back if nothing is heard; int64[n].
       wanted_ms: since when each could have been handed over; int64[n].
+      placed: where their keys are, if there is an order.
     """
 
     __slots__ = (
@@ -32,6 +34,7 @@ class Delivery:
         "consumer_id",
         "deadline_ms",
         "followed",
+        "placed",
         "recorded",
         "rows",
         "sent",
@@ -46,12 +49,14 @@ class Delivery:
         deadline_ms: Int64s,
         since_ms: int,
         wanted_ms: Int64s,
+        placed: Placed | None = None,
     ) -> None:
         self.consumer_id = consumer_id
         self.since_ms = since_ms
         self.rows = rows
         self.deadline_ms = deadline_ms
         self.wanted_ms = wanted_ms
+        self.placed = placed
         self.alive = np.ones(rows.height, bool)
         self.sent = False  # it was decided on; whether it has left
         self.recorded = False  # that it was sent, for after a restart
@@ -119,6 +124,17 @@ class Share(NamedTuple):
     def rows(self) -> Rows:
         """What was handed over."""
         return self.delivery.rows.pick(self.at)
+
+    @property
+    def offsets(self) -> Int64s:
+        """Of which messages."""
+        return self.delivery.rows.offsets[self.at]
+
+    @property
+    def placed(self) -> Placed | None:
+        """Where their keys were, if there was an order."""
+        placed = self.delivery.placed
+        return None if placed is None else placed.pick(self.at)
 
     @property
     def handed(self) -> Handed:

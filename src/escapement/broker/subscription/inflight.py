@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.subscription.delivery import Delivery, Share
+from escapement.broker.subscription.keytable import Placed
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.whereabouts import Whereabouts
 from escapement.message import Int64s
@@ -102,6 +103,7 @@ class InFlight:
         deadline_ms: Int64s,
         now_ms: int,
         wanted_ms: Int64s,
+        placed: Placed | None = None,
     ) -> int:
         """Record a frame; returns the delivery's id.
 
@@ -110,12 +112,13 @@ class InFlight:
           deadline_ms: when each row is taken back if nothing is heard, ``NEVER_MS`` for
             never; int64[n].
           wanted_ms: since when each could have been; int64[n].
+          placed: where their keys are, if there is an order.
         """
         added = self.offsets.add(rows.offsets)
         assert added == rows.height, "a message was handed out twice at once"
         delivery_id = self._next_id
         self._next_id += 1
-        delivery = Delivery(consumer_id, rows, deadline_ms, now_ms, wanted_ms)
+        delivery = Delivery(consumer_id, rows, deadline_ms, now_ms, wanted_ms, placed)
         self._deliveries[delivery_id] = delivery
         self._coming[int(rows.offsets[0])] = delivery
         self._rows += rows.height

@@ -51,11 +51,14 @@ class KeyHold:
     def release(self, rows: Rows) -> None:
         """These hold their keys no more."""
         prints, offsets = self._keyed(rows)
+        at, known = self._table.find(prints)
+        self.release_at(at[known], offsets[known])
+
+    def release_at(self, at: Places, offsets: Int64s) -> None:
+        """The same, where the places of the keys are known."""
         if self._others.shape[1]:
             self._others = self._others[:, ~np.isin(self._others[1], offsets)]
-        table, (at, known) = self._table, self._table.find(prints)
-        if not known.all():
-            at, offsets = at[known], offsets[known]
+        table = self._table
         self._free(at[table.busy[at] & (table.holders[at] == offsets)])
 
     def settle(self, held: OffsetSet) -> None:

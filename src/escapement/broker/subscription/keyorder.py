@@ -15,11 +15,15 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
+from escapement.broker.subscription.delivery import Share
 from escapement.broker.subscription.keyhold import KeyHold
 from escapement.broker.subscription.keyqueues import KeyQueues
 from escapement.broker.subscription.keytable import NO_PLACE, Bools, KeyTable, Places
 from escapement.broker.subscription.patience import Patience
 from escapement.broker.subscription.ready import Rows
+from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet
 
 # A few times as long as a client gathers acknowledgements, and below what anyone notices.
@@ -58,7 +62,7 @@ class KeyOrder:
         self.queues = KeyQueues(self.table, ageing_ms)
         self._hold = KeyHold(self.table)
         self._back: list[Rows] = []  # ready again, and their keys still held
-        self._done: list[Rows] = []  # acknowledged while in hands, and their keys still held
+        self._done: list[Share] = []  # acknowledged while in hands, and their keys still held
         self._gone = 0  # of what was held, how many were gone when all was settled
         self._gather = Patience(GATHER_MS)
         # When it was looked at last: how many could go, how many were in hands.
@@ -131,19 +135,36 @@ class KeyOrder:
         self._back.append(rows)
         self.push(rows)
 
-    def done(self, rows: Rows) -> None:
+    def done(self, share: Share) -> None:
         """These were out, and leave what is held for good: so they do mostly."""
-        self._done.append(rows)
+        self._done.append(share)
 
     def settle(self, held: OffsetSet) -> None:
         """Have everything in its place; whatever is not among these any more is done."""
         self._give_back()
-        if held.removed > self._gone + sum(rows.height for rows in self._done):
+        if held.removed > self._gone + sum(share.height for share in self._done):
             self._hold.settle(held)
-        elif self._done:
-            self._hold.release(Rows.concat(self._done))
+        else:
+            self._release_done()
         self._done, self._gone = [], held.removed
         self.queues.lay_in()
+
+    def _release_done(self) -> None:
+        """What is done holds its keys no more: where these are is mostly known still."""
+        known: list[tuple[Places, Int64s]] = []
+        others: list[Rows] = []
+        for share in self._done:
+            placed = share.placed
+            if placed is not None and placed.layout == self.table.layout:
+                keyed = np.flatnonzero(placed.places != NO_PLACE)
+                known.append((placed.places[keyed], share.offsets[keyed]))
+            else:
+                others.append(share.rows)
+        if known:
+            places, offsets = zip(*known, strict=True)
+            self._hold.release_at(np.concatenate(places), np.concatenate(offsets))
+        if others:
+            self._hold.release(Rows.concat(others))
 
     def hand_over(self, rows: Rows, places: Places) -> None:
         """These, some of what ``queues.open`` gave just now, are out from now on; in order."""

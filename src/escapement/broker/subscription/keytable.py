@@ -15,7 +15,8 @@ Invariants (``_check``): each print stands once, and is found where it stands.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from itertools import count
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,20 @@ _GROWTH: Final = 2
 
 Bools = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
+
+# Of all tables that there ever are: whoever remembers places knows whether they are still good.
+_layouts = count()
+
+
+class Placed(NamedTuple):
+    """Places that were good when the table was laid out so; ``NO_PLACE`` for what has no key."""
+
+    layout: int
+    places: Places
+
+    def pick(self, which: slice | Int64s) -> Placed:
+        """Some of them."""
+        return Placed(self.layout, self.places[which])
 
 
 class KeyTable:
@@ -65,7 +80,7 @@ class KeyTable:
         self._height = 0  # keys, with those that do not matter any more
         self._claims: Int64s = np.zeros(0, np.int64)  # of rows, for as long as one call takes
         self.marks: Bools = np.zeros(1, bool)  # False between calls; one more than there are keys
-        self.layout = 0  # another whenever places change
+        self.layout = next(_layouts)  # another whenever places change
         self.prints: Int64s = np.zeros(0, np.int64)
         self.busy: Bools = np.zeros(0, bool)
         self.holders: Int64s = np.zeros(0, np.int64)  # offsets, where a key is busy
@@ -133,7 +148,7 @@ class KeyTable:
             column(heads.traits),
         )
         self._claims, self.marks = np.zeros(room, np.int64), np.zeros(room + 1, bool)
-        self.layout += 1
+        self.layout = next(_layouts)
         self._height = len(kept)
         self._places = NumberMap()
         self._places.add(self.prints[: len(kept)], np.arange(len(kept)))

@@ -28,7 +28,7 @@ from escapement.broker.subscription.due import DueSubscription
 from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.keyorder import GATHER_READ, KeyOrder
 from escapement.broker.subscription.keyranges import KeyRanges, shorten
-from escapement.broker.subscription.keytable import Bools
+from escapement.broker.subscription.keytable import Bools, Placed
 from escapement.broker.subscription.ready import Ready, Rows
 from escapement.broker.subscription.skipping import Skipping
 from escapement.broker.subscription.subscription import Subscription
@@ -281,7 +281,7 @@ class SharedSubscription(DueSubscription):
     def _leave_hands(self, shares: Sequence[Share]) -> None:
         if self._order is not None:
             for share in shares:
-                self._order.done(share.rows)
+                self._order.done(share)
 
     def _closed(self, order: KeyOrder, rooms: list[int]) -> Bools:
         """The keys, by place, of which nothing may go now."""
@@ -366,9 +366,10 @@ class SharedSubscription(DueSubscription):
         gone = np.sort(np.concatenate([at for _, at in dealt]))
         order.hand_over(rows.those(gone), places[gone])
         self._skipping.handed(len(gone))
+        placed = Placed(order.table.layout, places)
         return [
-            self._hand_over(self.consumers[position], rows.those(at), now_ms)
-            for position, at in dealt
+            self._hand_over(self.consumers[who], rows.those(at), now_ms, placed=placed.pick(at))
+            for who, at in dealt
         ]
 
     def _assign_by_range(

@@ -41,6 +41,7 @@ from escapement.broker.subscription.doomed import Doomed
 from escapement.broker.subscription.expiry import Expiry
 from escapement.broker.subscription.handover import HandOver
 from escapement.broker.subscription.inflight import NEVER_MS, InFlight
+from escapement.broker.subscription.keytable import Placed
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.retries import Retries
 from escapement.broker.subscription.throttle import Throttle
@@ -476,11 +477,13 @@ class Subscription(ABC):
         now_ms: int,
         batch: MessageBatch | None = None,
         wanted_ms: Int64s | None = None,
+        placed: Placed | None = None,
     ) -> HandOver:
         """Record that these are in the consumer's hands, counting the attempt.
 
         Args:
           wanted_ms: since when they could have been, if not since they were due; int64[n].
+          placed: where their keys are, if there is an order.
         """
         rows = rows._replace(attempts=rows.attempts + 1)
         consumer.permits -= rows.height
@@ -494,7 +497,7 @@ class Subscription(ABC):
             deadline_ms[tried] = policy.until_ms(now_ms, rows.counts[tried], chance)
             first_ms = int(deadline_ms.min())
         delivery_id = self.in_flight.hand_over(
-            consumer.id, rows, deadline_ms, now_ms, self._wanted_ms(rows, wanted_ms)
+            consumer.id, rows, deadline_ms, now_ms, self._wanted_ms(rows, wanted_ms), placed
         )
         if policy.ack_wait_ms:
             self._watch(first_ms, delivery_id)
