@@ -4,6 +4,8 @@ Much of what comes behind a head soon moves up, and need not be sorted for it: t
 are found by looking at all rows. So what comes stays here until it is much for what is sought in
 it, and then it is sorted together with the rest (:mod:`~escapement.broker.subscription.keyruns`).
 
+They stand in columns with room for more, so that little that comes is little work.
+
 Invariants (``_check``): each row has the place of its key.
 """
 
@@ -19,6 +21,8 @@ from escapement.message import Int64s
 
 # The place of a row that is not here any more: the mark behind the last key's, always False.
 _GONE: Final = -1
+# Room for so many times what is here, where there is too little.
+_GROWTH: Final = 2
 
 
 class Loose(NamedTuple):
@@ -34,31 +38,49 @@ class Loose(NamedTuple):
         return Loose(self.rows.pick(at), self.ranks[at], self.places[at])
 
     @staticmethod
-    def concat(parts: list[Loose]) -> Loose:
-        """The parts one below the other."""
-        rows, ranks, places = zip(*parts, strict=True)
-        return Loose(Rows.concat(list(rows)), np.concatenate(ranks), np.concatenate(places))
+    def room(height: int) -> Loose:
+        """Columns for so many, not filled in."""
+        due_ms, offsets, attempts, ranks, places = np.empty((5, height), np.int64)
+        traits = np.empty(height, np.uint32)
+        return Loose(Rows(due_ms, offsets, attempts, traits), ranks, places)
 
+    def put(self, first: int, others: Loose) -> None:
+        """Fill in others, from this row on."""
+        (due_ms, offsets, attempts, traits), ranks, places = others
+        to = slice(first, first + len(places))
+        mine = self.rows
+        assert mine.traits is not None
+        mine.due_ms[to], mine.offsets[to], mine.attempts[to] = due_ms, offsets, attempts
+        mine.traits[to] = 0 if traits is None else traits
+        self.ranks[to], self.places[to] = ranks, places
 
-_NONE = Loose(Rows.none(), np.zeros(0, np.int64), np.zeros(0, np.intp))
+    def first(self, height: int) -> Loose:
+        """So many of them, not copied."""
+        return Loose(self.rows.pick(slice(0, height)), self.ranks[:height], self.places[:height])
 
 
 class KeyLoose:
     """See the module's docstring."""
 
-    __slots__ = ("_all", "_layout", "_table", "count")
+    __slots__ = ("_columns", "_height", "_layout", "_table", "count")
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
         self._layout = table.layout  # which the places are of
-        self._all = _NONE
+        self._columns = Loose.room(0)
+        self._height = 0  # rows that are filled in
         self.count = 0  # rows that are here
 
     def add(self, parts: list[Loose]) -> None:
         """Take in rows."""
         self._follow()
-        self._all = Loose.concat([self._all, *(part for part in parts if part.rows.height)])
-        self.count += sum(part.rows.height for part in parts)
+        more = sum(part.rows.height for part in parts)
+        if self._height + more > len(self._columns.places):
+            self._lay_out(self.here(), more)
+        for part in parts:
+            self._columns.put(self._height, part)
+            self._height += part.rows.height
+        self.count += more
 
     def of(self, places: Places) -> Int64s:
         """Where rows of these keys stand here; O(rows)."""
@@ -79,8 +101,8 @@ class KeyLoose:
         """Remove the rows that stand there."""
         self._all.places[at] = _GONE
         self.count -= len(at)
-        if 2 * self.count < self._all.rows.height:
-            self._all = self.here()
+        if 2 * self.count < self._height:
+            self._lay_out(self.here(), 0)
 
     def withdraw(self, offsets: Int64s) -> None:
         """Remove the rows of these messages; O(rows)."""
@@ -89,13 +111,25 @@ class KeyLoose:
 
     def drain(self) -> Loose:
         """Remove and return everything."""
-        here, self._all, self.count = self.here(), _NONE, 0
+        here = self.here()
+        self._columns, self._height, self.count = Loose.room(0), 0, 0
         return here
 
     def here(self) -> Loose:
         """A copy of everything, in no order."""
         self._follow()
         return self._all.pick(self._all.places != _GONE)
+
+    @property
+    def _all(self) -> Loose:
+        """What is filled in, not copied."""
+        return self._columns.first(self._height)
+
+    def _lay_out(self, here: Loose, more: int) -> None:
+        """Have these, and room for more."""
+        self._height = here.rows.height
+        self._columns = Loose.room(_GROWTH * (self._height + more))
+        self._columns.put(0, here)
 
     def _follow(self) -> None:
         """Have the places of the table as it is now."""
@@ -105,7 +139,7 @@ class KeyLoose:
         here = self._all.pick(self._all.places != _GONE)
         places, known = self._table.find(self._table.prints_of(here.rows))
         assert known.all(), "a key that has rows is not in the table"
-        self._all = here._replace(places=places)
+        self._lay_out(here._replace(places=places), 0)
 
     def _check(self) -> None:
         """Assert every invariant."""
