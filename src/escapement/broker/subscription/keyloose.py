@@ -93,9 +93,10 @@ class KeyLoose:
 
     def first_of_each(self, at: Int64s) -> tuple[Int64s, Loose]:
         """Of the rows that stand there the first of each key; where these stand."""
-        some = self._all.pick(at)
-        first = self._table.first_of_each(some.places, some.ranks, some.rows.offsets)
-        return at[first], some.pick(first)
+        (_, offsets, _, _), ranks, places = self._columns
+        first = self._table.first_of_each(places[at], ranks[at], offsets[at])
+        at = at[first]
+        return at, self._columns.pick(at)
 
     def take(self, at: Int64s) -> None:
         """Remove the rows that stand there."""

@@ -110,10 +110,10 @@ class KeyQueues:
         # Heads that something comes before go behind it.
         later = place[there & before]
         displaced = Loose(table.heads.pick(later), table.ranks[later], later)
+        ahead = first[before | ~there]
         behind = np.ones(new.rows.height, bool)
-        behind[first[before | ~there]] = False
-        ahead = new.pick(~behind)
-        self._set_heads(ahead)
+        behind[ahead] = False
+        self._set_heads(new.pick(ahead))
         self._put_behind([new.pick(behind), displaced])
 
     def _put_behind(self, parts: list[Loose]) -> None:
