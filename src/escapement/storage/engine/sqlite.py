@@ -129,8 +129,6 @@ class SqliteEngine:
             )
             try:
                 raw.execute(f"PRAGMA page_size = {PAGE_SIZE_BYTES}")
-                # Of a new file; in others what is freed stays (storage/spareroom.py).
-                raw.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 raw.execute("PRAGMA journal_mode = WAL").fetchall()
                 raw.execute("PRAGMA synchronous = FULL")
                 raw.execute(f"PRAGMA wal_autocheckpoint = {WAL_CHECKPOINT_PAGES}").fetchall()
