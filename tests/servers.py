@@ -123,6 +123,7 @@ class MysqlServer:
         """SIGSTOP: it holds its connections and answers none of them."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # each of its threads has stopped
 
     def resume(self) -> None:
         """SIGCONT."""
