@@ -104,6 +104,23 @@ async def test_a_job_is_delivered_at_its_times_without_anybody_telling_the_broke
             assert found == {b"1": at_ms, b"long " * 10_000: at_ms}
 
 
+async def test_what_is_left_alone_is_given_up_though_the_clock_was_ahead_for_a_while(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B7: how often is looked for it does not go by the wall clock."""
+    async with bulk_world() as (world, broker, writer):
+        world.clock.set_back(-DAY_MS)
+        await world.clock.advance(seconds=30)
+        world.clock.set_back(DAY_MS)
+        writer.stage(letter("t/n/x", "0", b"1"))
+        long_ago = "UPDATE parcels SET touched_at_ms = touched_at_ms - ?"
+        writer.connection.execute(long_ago, (4 * DAY_MS,))
+        for _ in range(90):
+            await world.clock.advance(seconds=1)
+        (row,) = await jobs(broker)
+        assert row["state"] == "given up"
+
+
 def job_letter(target: str, payload: bytes, at_ms: int) -> Letter:
     """A letter whose body is compressed."""
     plain = letter(target, "compressed", payload, at_ms=[at_ms])

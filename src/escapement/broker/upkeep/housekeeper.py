@@ -68,8 +68,9 @@ class Housekeeper:
         self._parallelism = parallelism
         self._wants_next = wants_next
         self._rolling = trio.Lock()
-        self._purge_at_ms = clock.now_ms()
-        self._forget_at_ms = clock.now_ms() + _FORGETTING_MS
+        # By the clock that is never set: neither waits for another's hour to come round again.
+        self._purge_at_ms = clock.lease_ms()
+        self._forget_at_ms = clock.lease_ms() + _FORGETTING_MS
 
     async def run(self) -> None:
         """Keep house for ever."""
@@ -83,14 +84,14 @@ class Housekeeper:
     async def round(self) -> None:
         """Do what there is to do now."""
         await self._roll()
-        now_ms = self._clock.now_ms()
-        if now_ms >= self._purge_at_ms:
-            self._purge_at_ms = now_ms + _PURGE_MS
+        now_ms, passed_ms = self._clock.now_ms(), self._clock.lease_ms()
+        if passed_ms >= self._purge_at_ms:
+            self._purge_at_ms = passed_ms + _PURGE_MS
             await self._step_by_step(partial(parcel.purge_step, self._engine.dialect))
         # Those of this very step: a generation that is retired is dropped behind it.
         await self._step_by_step(lambda connection: _free_step(self._log.generations, connection))
-        if now_ms >= self._forget_at_ms:
-            self._forget_at_ms = now_ms + _FORGETTING_MS
+        if passed_ms >= self._forget_at_ms:
+            self._forget_at_ms = passed_ms + _FORGETTING_MS
             await self._expire_producers(now_ms)
             await self._step_by_step(partial(job.forget_step, self._engine.dialect))
             before_ms = now_ms - lagtable.REMEMBERED_MS
