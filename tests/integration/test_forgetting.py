@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 
 import pytest
 import trio
@@ -334,6 +335,33 @@ async def test_one_message_in_a_thousand_due_next_year_keeps_little_of_the_log(
             await world.clock.advance(days=365)
             late = [value[:3] for value in await take(broker)]
             assert late == [b"%d.%d" % (n, n) for n in range(1, 10)]
+
+
+async def test_the_file_of_a_log_on_sqlite_shrinks_with_it(
+    mock_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    """P11, Q7: disk follows what is live, also where the database keeps what was freed."""
+    path = tmp_path / "log.sqlite3"
+    async with testing.start(config=PATIENT, engine=SqliteEngine(path)) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            for number in range(20):
+                kept = timedelta(days=1) if number == 10 else timedelta(0)
+                await producer.send(b"%02d" % number + b"." * 1_000_000, delay=kept)
+            assert len(await take(broker)) == 19
+            await world.checkpoint()
+            before_bytes = on_disk(path)
+            await a_day_later(world)
+            await finish(world, world.server.works.housekeeper.round)
+            await world.clock.advance(days=1)
+            assert [value[:2] for value in await take(broker)] == [b"10"]
+    assert before_bytes > 15_000_000
+    assert on_disk(path) < 8_000_000
+
+
+def on_disk(path: Path) -> int:
+    """Bytes of a database of SQLite, with what is not folded in yet."""
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
 async def test_what_is_done_needs_no_entry_among_the_moves(

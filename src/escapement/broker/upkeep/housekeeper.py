@@ -17,7 +17,7 @@ from escapement.broker.registry.changes import Transact
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
-from escapement.storage import freeing, lagtable, producers
+from escapement.storage import freeing, lagtable, producers, spareroom
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.lease import Lease
@@ -90,6 +90,8 @@ class Housekeeper:
             await self._step_by_step(partial(parcel.purge_step, self._engine.dialect))
         # Those of this very step: a generation that is retired is dropped behind it.
         await self._step_by_step(lambda connection: _free_step(self._log.generations, connection))
+        if spareroom.keeps(self._engine):
+            await self._step_by_step(spareroom.give_back_step)
         if passed_ms >= self._forget_at_ms:
             self._forget_at_ms = passed_ms + _FORGETTING_MS
             await self._expire_producers(now_ms)

@@ -129,6 +129,9 @@ class SqliteEngine:
             )
             try:
                 raw.execute(f"PRAGMA page_size = {PAGE_SIZE_BYTES}")
+                if raw.execute("PRAGMA page_count").fetchone() == (0,):
+                    # A new file; what is freed in others stays there (storage/spareroom.py).
+                    raw.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 raw.execute("PRAGMA journal_mode = WAL").fetchall()
                 raw.execute("PRAGMA synchronous = FULL")
                 raw.execute(f"PRAGMA wal_autocheckpoint = {WAL_CHECKPOINT_PAGES}").fetchall()
