@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import trio
@@ -32,7 +34,7 @@ class Model:
     """One schedule: which seconds it is due at, how far it has come, what it published."""
 
     name: str
-    options: dict[str, str]
+    options: dict[str, Any]
     is_due: Test
     missed: str
     done_ms: int  # everything up to here is decided
@@ -58,12 +60,15 @@ class Model:
 def models(now_ms: int) -> list[Model]:
     """One of each kind; the world begins at a full hour."""
     assert now_ms % (60 * MINUTE_MS) == 0
+    end_ms = now_ms + 20 * MINUTE_MS
+    ending = {"every": "30s", "until": datetime.fromtimestamp(end_ms / 1000, UTC)}
     quarters = {"cron": "*/15 * * * *", "timezone": "Asia/Kolkata"}
     return [
         Model("a", {"every": "20s"}, lambda ms: ms % 20_000 == 0, "all", now_ms),
         Model("b", {"every": "50s"}, lambda ms: (ms - now_ms) % 50_000 == 0, "skip", now_ms),
         Model("c", quarters, lambda ms: ms % QUARTER_MS == 0, "last", now_ms),
         Model("d", {"cron": "7 * * * * *"}, lambda ms: ms % MINUTE_MS == 7_000, "last", now_ms),
+        Model("e", ending, lambda ms: ms % 30_000 == 0 and ms <= end_ms, "all", now_ms),
     ]
 
 
@@ -85,7 +90,7 @@ class Life:
                     one.name,
                     one.name,
                     missed=one.missed,
-                    **one.options,  # type: ignore[arg-type]
+                    **one.options,
                 )
 
     def come(self, *, was_away: bool = False) -> None:

@@ -191,6 +191,22 @@ async def test_until_ends_it(mock_clock: trio.testing.MockClock) -> None:
             assert (await broker.schedules.resume("beat")).state == "ended"
 
 
+async def test_what_has_ended_is_paused_and_deleted_while_others_go_on(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    async with watched() as (world, _), world.connect() as broker:
+        await broker.schedules.create("other", "others", every="1h")
+        soon = datetime.fromtimestamp(START_MS / 1000, UTC) + timedelta(minutes=1)
+        await create(world, every="1m", until=soon)
+        await world.clock.advance(minutes=2)
+        assert (await broker.schedules.pause("beat")).state == "paused"
+        assert (await broker.schedules.resume("beat")).state == "ended"
+        await broker.schedules.delete("beat")
+        await create(world, every="1m")
+        await world.clock.advance(hours=1)
+        assert [one.published for one in await broker.schedules.list()] == [60, 1]
+
+
 async def test_many_schedules_due_at_once_are_all_published(
     mock_clock: trio.testing.MockClock,
 ) -> None:

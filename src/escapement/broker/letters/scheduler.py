@@ -223,7 +223,8 @@ class Scheduler:
 
     def _leave(self, schedule: Schedule) -> None:
         del self._by_name[schedule.name], self._by_id[schedule.id]
-        self._order.discard((schedule.next_ms, schedule.id))
+        if schedule.next_ms is not None:
+            self._order.discard((schedule.next_ms, schedule.id))
         self.problems.pop(schedule.name, None)
 
     # -- publishing ------------------------------------------------------------
