@@ -296,7 +296,8 @@ def test_topics_with_little_in_them_share_a_task(tmp_path: Path) -> None:
     assert sizes(BatchPlan(asked(maxRecordsPerPartition="20"), []).tasks()) == [2, 1]
     # So many of all topics together, each in proportion.
     begin = json.dumps({names[0]: 0, names[1]: 5, names[2]: 10})
-    for least, of_all, of_some in ((1, [30], 2), (3, [10] * 3, 3), (6, [5] * 6, 6)):
+    of_each = (1, [30], 2), (3, [10] * 3, 3), (6, [5] * 6, 6), ((1 << 63) - 1, [1] * 30, 15)
+    for least, of_all, of_some in of_each:
         batch = BatchPlan(asked(minPartitions=f"{least}"), [])
         assert [sum(part.messages for part in task) for task in batch.tasks()] == of_all
         some = BatchPlan(asked(minPartitions=f"{least}", startingOffsets=begin), [])

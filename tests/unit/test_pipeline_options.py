@@ -77,9 +77,13 @@ def test_where_no_option_says_it_the_environment_says_where_the_log_is(
 
 def test_what_cannot_be_meant_is_refused_by_name() -> None:
     """B7."""
-    options = Options({"minPartitions": "many", "failOnDataLoss": "maybe", "TOPIC": " "})
-    with pytest.raises(InvalidRequest, match=r"minPartitions is an integer from 1 on, not 'many'"):
-        options.number("minPartitions")
+    for number in ("many", "0", f"{1 << 63}"):
+        options = Options({"minPartitions": number, "failOnDataLoss": "maybe", "TOPIC": " "})
+        with pytest.raises(
+            InvalidRequest, match=f"minPartitions is an integer from 1 on, .* not '{number}'"
+        ):
+            options.number("minPartitions")
+    assert Options({"txnVersion": f"{(1 << 63) - 1}"}).number("txnVersion") == (1 << 63) - 1
     with pytest.raises(InvalidRequest, match="failOnDataLoss is true or false, not 'maybe'"):
         options.flag("failOnDataLoss", True)
     with pytest.raises(

@@ -26,6 +26,9 @@ URL_VARIABLE: Final = "ESCAPEMENT_LOG"
 USER_VARIABLE: Final = "ESCAPEMENT_USER"
 PASSWORD_VARIABLE: Final = "ESCAPEMENT_PASSWORD"
 
+# The largest integer that Spark, and the database, have a type for.
+_LARGEST: Final = (1 << 63) - 1
+
 # The options that say where the log is.
 ADDRESS_OPTIONS: Final = ("url", "data", "user", "passwordFile")
 
@@ -55,7 +58,7 @@ class Options:
         return self._given.get(name.lower(), "").strip() or None
 
     def number(self, name: str, default: int | None = None, least: int = 1) -> int | None:
-        """An integer of at least ``least``. Raises ``InvalidRequest``."""
+        """An integer of at least ``least``, of 64 bits. Raises ``InvalidRequest``."""
         text = self.text(name)
         if text is None:
             return default
@@ -63,8 +66,10 @@ class Options:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least:
-            raise InvalidRequest(f"the option {name} is an integer from {least} on, not {text!r}")
+        if not least <= value <= _LARGEST:
+            raise InvalidRequest(
+                f"the option {name} is an integer from {least} on, {_LARGEST} at most, not {text!r}"
+            )
         return value
 
     def duration(self, name: str, default_ms: int) -> int:

@@ -113,7 +113,8 @@ def cut(
         return []
     count = wanted.high - start
     parts = -(-count // (most_records or MOST_RECORDS))
-    parts = max(parts, least_parts or min(_PARTS, count // FEWEST_RECORDS), 1)
+    parts = max(parts, least_parts or min(_PARTS, count // FEWEST_RECORDS))
+    parts = max(min(parts, count), 1)  # a wish for more costs nothing
     bounds = np.linspace(start, wanted.high, parts + 1).astype(np.int64).tolist()
     bounds[0], bounds[-1] = wanted.low, wanted.high
     with_standing = not STANDING_COLUMNS.isdisjoint(columns)
