@@ -25,7 +25,7 @@ from escapement.pipeline.archivecount import ArchiveClaim, FileCount, count_file
 from escapement.pipeline.archived import ArchivedPart
 from escapement.pipeline.indexcount import IndexCount
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.part import Moved
+from escapement.pipeline.part import Moved, stated_again
 from escapement.pipeline.planning import looking
 from escapement.pipeline.recount import Digest, Needs, Recount, Stretch, first_generation, recount
 from escapement.pipeline.selection import END, Span
@@ -81,8 +81,8 @@ class TopicCount:
     """What was counted of a topic."""
 
     topic: str
-    rows: int = 0
-    messages: int = 0
+    rows: int = 0  # but for those that state messages again
+    messages: int = 0  # in the log, also those that it has only because they were stated again
     pending: int = 0  # that the index must have by now
     indexed: int | None = None  # of these it has; None if none was looked at
     archived: int = 0
@@ -220,7 +220,10 @@ class _Survey:
         for topic, state in self._states.items():
             self._cursors(topic, state)
             self._lost(topic, state)
-        counts = {topic: TopicCount(topic) for topic in self._states}
+        counts = {
+            topic: TopicCount(topic, messages=len(stated_again(state, 0, state.begin_offset)))
+            for topic, state in self._states.items()
+        }
         of_topic: dict[str, list[FileCount]] = {}
         for one in files:
             of_topic.setdefault(one.topic, []).append(one)
