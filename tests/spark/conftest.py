@@ -47,8 +47,7 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             (home / "jars" / jar.name).symlink_to(jar)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(home))
-        # For ``warmdaemon``.
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "warm"), prepend=os.pathsep)
         yield home
 
 
@@ -65,7 +64,6 @@ def spark(spark_home: Path) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "1g")
         .config("spark.driver.extraJavaOptions", QUICK)
-        .config("spark.python.daemon.module", "warmdaemon")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.python.filterPushdown.enabled", "true")

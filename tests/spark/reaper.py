@@ -10,11 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
-# A worker is forked from one of these, of which the tests' own has more imported, and keeps its
-# command line.
-_DAEMONS: Final = tuple(
-    [b"-m", daemon, b"pyspark.worker"] for daemon in (b"pyspark.daemon", b"warmdaemon")
-)
+# A worker is forked from this, and keeps its command line.
+_DAEMON: Final = [b"-m", b"pyspark.daemon", b"pyspark.worker"]
 _PAUSE_S: Final = (0.1, 0.5)
 
 
@@ -33,7 +30,7 @@ def _processes() -> dict[int, _Process]:
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue  # it is gone
-        found[int(place.name)] = _Process(int(place.name), parent, line[1:] in _DAEMONS)
+        found[int(place.name)] = _Process(int(place.name), parent, line[1:] == _DAEMON)
     return found
 
 

@@ -16,7 +16,7 @@ from escapement.pipeline.audit import AuditConfig, run
 
 TOPIC: Final = "shop/eu/busy"
 BATCH: Final = 200
-CHECKPOINT_S: Final = 0.3
+CHECKPOINT_S: Final = 0.1
 # Some fall due while the test runs, most behind its end.
 DELAYS: Final = [None if n % 3 == 0 else timedelta(seconds=n / 20) for n in range(BATCH)]
 

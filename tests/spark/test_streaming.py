@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,11 +29,21 @@ NAME = TopicName.parse(TOPIC)
 OTHERS = [TopicName.parse(name) for name in ("a", "b", "c")]
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log on SQLite that has seen much."""
+    file = tmp_path_factory.mktemp("log") / FILE_NAME
+    engine = SqliteEngine(file)
+    fill(engine)
+    engine.close()
+    return file
+
+
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    """A log on SQLite that has seen much, in the test's directory."""
+def engine(filled: Path, tmp_path: Path) -> Iterator[Engine]:
+    """A copy of it in the test's directory."""
+    shutil.copy(filled, tmp_path)
     opened = SqliteEngine(tmp_path / FILE_NAME)
-    fill(opened)
     yield opened
     opened.close()
 
