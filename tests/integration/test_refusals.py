@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import trio.testing
@@ -142,3 +143,26 @@ def test_waits_double_up_to_a_minute_and_begin_anew() -> None:
     assert refusals.refused("a", "another reason", now_s)
     refusals.over("a")
     assert refusals.until_s("a") == 0
+
+
+async def test_where_topics_are_not_created_the_dead_wait_for_theirs_and_are_kept_there(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1."""
+    config = replace(CALM, auto_create_topics=False)
+    async with testing.start(config=config) as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="t/n/x")
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        producer = await broker.producer("t/n/x")
+        await producer.send(b"bad")
+        async with broker.consumer("t/n/x", "s") as inbox:
+            (message,) = await arrived(inbox)
+            await message.nack()
+            await world.clock.advance(seconds=5)
+        (waits,) = (await broker.admin("broker.stats"))["dead_letters_waiting"]
+        assert "there is no topic t/n/x-s-DLQ" in waits
+        await broker.admin("topics.create", topic="t/n/x-s-DLQ")
+        await world.clock.advance(minutes=1)
+        (letter,) = await broker.admin("dlq.list", **NAMES)
+        assert letter["payload"] == b"bad"
+        assert (await broker.admin("broker.stats"))["dead_letters_waiting"] == []

@@ -8,8 +8,8 @@ message that is tried again or one that has its copy, never both and never neith
 
 A message that is too large for a letter is tried again for ever. What refuses a step for a
 reason of its own (not the database) refuses that subscription alone: its dead stay where they
-are, and it is tried again, later each time. Where the dead-letter topic does not exist and may
-not be created, the copies go into the inbox all the same, and wait there.
+are, and it is tried again, later each time. So it is where the dead-letter topic does not exist and
+may not be created: whoever created it later would have letters there that nobody keeps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from escapement.errors import (
     EscapementError,
     IndexDamaged,
     LogDamaged,
-    NotFound,
     ShuttingDown,
     StorageUnavailable,
 )
@@ -58,8 +57,6 @@ _STEP_BYTES: Final = 4 << 20
 # While the database is away, or a fill is under way.
 _RETRY_S: Final = 1.0
 _TOO_LARGE_RETRY_MS: Final = 3_600_000
-# Reasons that are remembered; there may be any number of topics.
-_MOST_UNREACHABLE: Final = 100
 
 
 class Undertaker:
@@ -91,7 +88,6 @@ class Undertaker:
         self._waiting: OrderedDict[tuple[Topic, Subscription], None] = OrderedDict()
         self._work = trio.Event()
         self._refusals = Refusals()  # of subscriptions
-        self._unreachable: dict[str, str] = {}  # dead-letter topics, and why
 
     def take(self, topic: Topic, subscription: Subscription) -> None:
         """The subscription has something dead."""
@@ -100,8 +96,8 @@ class Undertaker:
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why dead letters wait, by topic and subscription, or by the topic they are for."""
-        return self._refusals.reasons | self._unreachable
+        """Why dead letters wait, by topic and subscription."""
+        return self._refusals.reasons
 
     async def run(self) -> None:
         """Work for ever, one step of each subscription in turn; who is refused waits aside."""
@@ -183,18 +179,10 @@ class Undertaker:
 
     async def _keep(self, to: TopicName) -> None:
         """See that the topic is there, and a subscription that keeps what comes."""
-        try:
-            topic = await self._registry.ensure_topic(to)
-            if topic.subscription(KEEPER) is None:
-                with suppress(AlreadyExists):
-                    await self._consuming.create(topic, KEEPER, "shared", EARLIEST)
-        except NotFound as error:
-            if self._unreachable.get(to.full) != str(error):
-                _log.warning("dead letters wait in the inbox: %s", error)
-            if len(self._unreachable) < _MOST_UNREACHABLE:
-                self._unreachable[to.full] = str(error)
-        else:
-            self._unreachable.pop(to.full, None)
+        topic = await self._registry.ensure_topic(to)
+        if topic.subscription(KEEPER) is None:
+            with suppress(AlreadyExists):
+                await self._consuming.create(topic, KEEPER, "shared", EARLIEST)
 
     async def _from_index(
         self, topic: Topic, subscription: SharedSubscription, dead: Dead
