@@ -295,7 +295,7 @@ def test_a_policy_is_shown_in_words_and_told_in_numbers(say: Say) -> None:
     told = json.loads(say("admin", "subscriptions", "get", "worded", "s", "-o", "json"))
     assert (told["ack_wait_ms"], told["dead_letter_topic"], told["max_rate"]) == (0, "", 0)
     helped = say("admin", "subscriptions", "update", "--help")
-    assert "No wait for another attempt is longer. 0: no bound." in " ".join(helped.split())
+    assert "or for an acknowledgement, is longer. 0: no bound." in " ".join(helped.split())
 
 
 def test_a_subscriptions_policy_is_changed_shown_and_set_back(say: Say) -> None:

@@ -233,8 +233,12 @@ class SubscriptionPolicy(Policy):
         "with each attempt.",
         "the broker's, or without end if not shared",
     )
-    min_backoff_ms: int = rule.duration(0, "No wait for another attempt is shorter.", "none")
-    max_backoff_ms: int = rule.duration(0, "No wait for another attempt is longer.", "no bound")
+    min_backoff_ms: int = rule.duration(
+        0, "No wait for another attempt, or for an acknowledgement, is shorter.", "none"
+    )
+    max_backoff_ms: int = rule.duration(
+        0, "No wait for another attempt, or for an acknowledgement, is longer.", "no bound"
+    )
     jitter: float = rule.share(
         0.33,
         "Up to this share of a wait is added to it, within max_backoff, so that not all come back "
