@@ -14,7 +14,14 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.letters.refusals import Refusals, ends_the_broker
 from escapement.broker.topic.topic import Topic
-from escapement.errors import BacklogFull, EscapementError, LeaseLost, LimitExceeded, LogDamaged
+from escapement.errors import (
+    BacklogFull,
+    EscapementError,
+    InvalidRequest,
+    LeaseLost,
+    LimitExceeded,
+    LogDamaged,
+)
 from escapement.names import NamespaceName, TopicName
 from escapement.storage.engine.base import TransactionAborted
 from escapement.testing import World, arrived
@@ -166,3 +173,23 @@ async def test_where_topics_are_not_created_the_dead_wait_for_theirs_and_are_kep
         (letter,) = await broker.admin("dlq.list", **NAMES)
         assert letter["payload"] == b"bad"
         assert (await broker.admin("broker.stats"))["dead_letters_waiting"] == []
+
+
+async def test_who_keeps_dead_letters_is_shared(mock_clock: trio.testing.MockClock) -> None:
+    """V1: `dlq` looks for what is due, and a log's order has no such thing."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        keeper = {"topic": "t/n/x-s-DLQ", "subscription": "dead-letters"}
+        with pytest.raises(InvalidRequest, match="dead-letters is shared"):
+            await broker.admin("subscriptions.create", **keeper, kind="exclusive")
+        with pytest.raises(InvalidRequest, match="dead-letters is shared"):
+            async with broker.consumer(*keeper.values(), kind="failover"):
+                pass
+        await broker.admin("subscriptions.create", **keeper)
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        producer = await broker.producer("t/n/x")
+        await producer.send(b"bad")
+        async with broker.consumer("t/n/x", "s") as inbox:
+            (message,) = await arrived(inbox)
+            await message.nack()
+            await world.clock.advance(seconds=2)
+        assert len(await broker.admin("dlq.list", **NAMES)) == 1

@@ -15,6 +15,7 @@ from escapement.broker.log.logreader import LogReader
 from escapement.broker.recovery.revival import Revival
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.consumer import Consumer, Outlet
+from escapement.broker.subscription.deadletter import KEEPER
 from escapement.broker.subscription.keyranges import check_range
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.handle import ConsumerHandle
@@ -142,10 +143,13 @@ class Consuming:
 
         Raises:
           AlreadyExists: if there is one of this name.
-          InvalidRequest: if the position lies past the log's end.
+          InvalidRequest: if the position lies past the log's end, or it is to keep dead
+            letters and is not shared.
           StorageUnavailable: if the log must be asked for it and cannot be.
         """
         check_name("subscription", name)
+        if name == KEEPER and kind != "shared":
+            raise InvalidRequest(f"a subscription {name} is shared: it keeps dead letters")
         position = await self._place(topic, kind, position)
         await self._registry.create_subscription(
             topic,
