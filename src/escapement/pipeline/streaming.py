@@ -253,7 +253,7 @@ def _is_behind(at: Position, begun: Position | None) -> bool:
 
 
 def admit(start: Positions, latest: Positions, most: int | None) -> Positions:
-    """How far a batch goes: ``most`` messages at most, of each topic in proportion.
+    """How far a batch goes: ``most`` messages at most, shared out as :func:`_shared` says.
 
     Where a topic has nothing new its position stays as it is, whatever the log has forgotten
     meanwhile, so that there is no batch without messages.
@@ -263,19 +263,29 @@ def admit(start: Positions, latest: Positions, most: int | None) -> Positions:
         begun = start.get(topic)
         same = begun is not None and begun.topic_id == end.topic_id
         ahead[topic] = max(end.next_offset - (begun.next_offset if begun and same else 0), 0)
-    total = sum(ahead.values())
+    shares = _shared(ahead, sum(ahead.values()) if most is None else most)
     reached: Positions = {}
-    left, waiting = most if most is not None else total, total
     for topic, end in latest.items():
         begun = start.get(topic)
-        # What is left goes to those that are left, in proportion: rounding loses nothing.
-        share = ahead[topic] if left >= waiting else left * ahead[topic] // waiting
-        waiting -= ahead[topic]
-        left -= share
         if begun is not None and begun.topic_id == end.topic_id:
             reached[topic] = begun
-            if share:
-                reached[topic] = end._replace(next_offset=begun.next_offset + share)
+            if shares[topic]:
+                reached[topic] = end._replace(next_offset=begun.next_offset + shares[topic])
         else:
-            reached[topic] = end._replace(next_offset=share)
+            reached[topic] = end._replace(next_offset=shares[topic])
     return reached
+
+
+def _shared(ahead: Mapping[TopicName, int], most: int) -> dict[TopicName, int]:
+    """Of each topic in proportion to what is ahead, and one at least while there are enough.
+
+    So a topic with little does not wait until others have been read up.
+    """
+    shares: dict[TopicName, int] = {}
+    left, waiting = most, sum(ahead.values())
+    # What is left goes to those that are left, the smallest first: rounding loses nothing.
+    for topic, new in sorted(ahead.items(), key=lambda one: one[1]):
+        shares[topic] = new if left >= waiting else min(new, left, max(left * new // waiting, 1))
+        waiting -= new
+        left -= shares[topic]
+    return shares
