@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Final
 
 _FORKS: Final = ["-m", "pyspark.daemon"]
-_ALL: Final = ("encodings.idna", "escapement.pipeline.source", "pyspark.worker_message")
+_ALL: Final = ("encodings.idna", "escapement.pipeline.source")
 _READING: Final = ("escapement.pipeline.planning", "escapement.pipeline.reading", "numpy.ma")
 _WRITING: Final = ("escapement.pipeline.bulk", "pyspark.sql.functions")
 _TASKS: Final = ("escapement.pipeline.archivetasks", "escapement.pipeline.rows", "pandas")
