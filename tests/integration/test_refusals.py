@@ -14,6 +14,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.letters.refusals import Refusals, ends_the_broker
 from escapement.broker.topic.topic import Topic
+from escapement.client.broker import Broker
 from escapement.errors import (
     BacklogFull,
     EscapementError,
@@ -152,6 +153,17 @@ def test_waits_double_up_to_a_minute_and_begin_anew() -> None:
     assert refusals.until_s("a") == 0
 
 
+async def one_dies(world: World, broker: Broker) -> None:
+    """A message fails at its only attempt, and some seconds pass."""
+    await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+    producer = await broker.producer("t/n/x")
+    await producer.send(b"bad")
+    async with broker.consumer("t/n/x", "s") as inbox:
+        (message,) = await arrived(inbox)
+        await message.nack()
+        await world.clock.advance(seconds=5)
+
+
 async def test_where_topics_are_not_created_the_dead_wait_for_theirs_and_are_kept_there(
     mock_clock: trio.testing.MockClock,
 ) -> None:
@@ -159,13 +171,7 @@ async def test_where_topics_are_not_created_the_dead_wait_for_theirs_and_are_kep
     config = replace(CALM, auto_create_topics=False)
     async with testing.start(config=config) as world, world.connect() as broker:
         await broker.admin("topics.create", topic="t/n/x")
-        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
-        producer = await broker.producer("t/n/x")
-        await producer.send(b"bad")
-        async with broker.consumer("t/n/x", "s") as inbox:
-            (message,) = await arrived(inbox)
-            await message.nack()
-            await world.clock.advance(seconds=5)
+        await one_dies(world, broker)
         (waits,) = (await broker.admin("broker.stats"))["dead_letters_waiting"]
         assert "there is no topic t/n/x-s-DLQ" in waits
         await broker.admin("topics.create", topic="t/n/x-s-DLQ")
@@ -185,11 +191,5 @@ async def test_who_keeps_dead_letters_is_shared(mock_clock: trio.testing.MockClo
             async with broker.consumer(*keeper.values(), kind="failover"):
                 pass
         await broker.admin("subscriptions.create", **keeper)
-        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
-        producer = await broker.producer("t/n/x")
-        await producer.send(b"bad")
-        async with broker.consumer("t/n/x", "s") as inbox:
-            (message,) = await arrived(inbox)
-            await message.nack()
-            await world.clock.advance(seconds=2)
+        await one_dies(world, broker)
         assert len(await broker.admin("dlq.list", **NAMES)) == 1
