@@ -90,6 +90,11 @@ class Outcomes:
         found = self._handed.get(subscription)
         return np.zeros(len(self), bool) if found is None else found
 
+    def __repr__(self) -> str:
+        counts = np.bincount(self.fates, minlength=len(Fate)).tolist()
+        what = ", ".join(f"{counts[fate]} {fate.name.lower()}" for fate in Fate if counts[fate])
+        return f"<{len(self)} outcomes of {self.topic}{': ' if what else ''}{what}>"
+
     def __len__(self) -> int:
         return len(self.offsets)
 
