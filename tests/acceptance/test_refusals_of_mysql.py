@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import pymysql
 import pytest
 import trio
 
@@ -27,6 +28,8 @@ BATCH: Final = [bytes(20_000)] * 20
 # All tables in two files that do not grow, the first as large as the server makes it.
 FULL: Final = ("--innodb-file-per-table=0", "--innodb-data-file-path=ibdata1:12M;ibdata2:16M")
 WITH_ROOM: Final = f"{FULL[1]};ibdata3:12M:autoextend"
+# Of which each fills half a page.
+ROWS: Final = ", ".join(["(REPEAT('.', 7000))"] * 20)
 
 
 @pytest.fixture
@@ -53,11 +56,12 @@ def cut_off(server: MysqlServer) -> None:
 class Traffic:
     """What was confirmed, and what a consumer got of it."""
 
+    batch: list[bytes] = field(default_factory=BATCH.copy)
     confirmed: set[int] = field(default_factory=set)
     got: set[int] = field(default_factory=set)
 
     async def publish(self, producer: escapement.Producer) -> None:
-        receipts = await producer.send_many(BATCH)
+        receipts = await producer.send_many(self.batch)
         self.confirmed |= set(receipts.offsets.tolist())
 
     async def go_on(self, producer: escapement.Producer) -> None:
@@ -89,10 +93,10 @@ class Traffic:
 
 
 async def goes_on_without_a_start(
-    broker: BrokerProcess, break_it: Any, mend_it: Any, says: str
+    broker: BrokerProcess, break_it: Any, mend_it: Any, says: str, traffic: Traffic | None = None
 ) -> None:
     """It refuses with the server's words, and takes more as soon as the server does."""
-    traffic, process = Traffic(), broker.process
+    traffic, process = traffic or Traffic(), broker.process
     async with escapement.connect(broker.url, settings=PATIENT) as client:
         await client.admin("subscriptions.create", topic="t", subscription="s")
         producer = await client.producer("t", send_timeout="2s")
@@ -115,13 +119,25 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
     """Q8, invariant 1: the database has no room for another row until somebody makes some."""
     with private_server(*FULL) as server:
         server.admin("CREATE DATABASE full CHARACTER SET utf8mb4")
+        server.admin("CREATE TABLE full.filler (id INT AUTO_INCREMENT PRIMARY KEY, data BLOB)")
+
+        def fill() -> None:
+            """To the last page, and by rows that lie in one, as those of the broker do then.
+
+            Of a longer row that found no room InnoDB needs room to take it back; MariaDB tries for
+            five seconds, and then ends itself.
+            """
+            with suppress(pymysql.err.OperationalError):  # the table is full
+                while True:
+                    server.admin("INSERT INTO full.filler (data) VALUES " + ROWS)
 
         def make_room() -> None:
             server.stop()
             server.restart_with(FULL[0], WITH_ROOM)
 
+        small = Traffic([b"."] * 20)
         with broker_process(tmp_path / "broker", server.url("full"), limits=LIMITS) as broker:
-            await goes_on_without_a_start(broker, lambda: None, make_room, "is full (1114)")
+            await goes_on_without_a_start(broker, fill, make_room, "is full (1114)", small)
 
 
 async def test_too_few_connections_are_waited_for(
