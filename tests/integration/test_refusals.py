@@ -109,6 +109,16 @@ async def test_the_dead_are_kept_and_buried_once_when_that_is_possible(
         assert (row["dead_waiting"], row["unacknowledged"]) == (0, 0)
 
 
+async def one_dies(world: World, broker: Broker) -> None:
+    """A message fails, and some seconds pass."""
+    producer = await broker.producer("t/n/x")
+    await producer.send(b"bad")
+    async with broker.consumer("t/n/x", "s") as inbox:
+        (message,) = await arrived(inbox)
+        await message.nack()
+        await world.clock.advance(seconds=5)
+
+
 async def test_a_dead_letter_topic_in_a_namespace_that_is_going_ends_nothing(
     mock_clock: trio.testing.MockClock,
 ) -> None:
@@ -118,12 +128,7 @@ async def test_a_dead_letter_topic_in_a_namespace_that_is_going_ends_nothing(
         policy = {"max_deliveries": 1, "dead_letter_topic": "t/going/dead"}
         await broker.admin("subscriptions.create", **NAMES, policy=policy)
         await world.server.registry.namespaces.condemn(NamespaceName.parse("t/going"))
-        producer = await broker.producer("t/n/x")
-        await producer.send(b"bad")
-        async with broker.consumer("t/n/x", "s") as inbox:
-            (message,) = await arrived(inbox)
-            await message.nack()
-            await world.clock.advance(seconds=5)
+        await one_dies(world, broker)
         assert await world.server.postman.waiting(9) == [], "it would go with the namespace"
         (row,) = await broker.admin("subscriptions.list", topic="t/n/x")
         assert row["dead_waiting"] == 1
@@ -153,17 +158,6 @@ def test_waits_double_up_to_a_minute_and_begin_anew() -> None:
     assert refusals.until_s("a") == 0
 
 
-async def one_dies(world: World, broker: Broker) -> None:
-    """A message fails at its only attempt, and some seconds pass."""
-    await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
-    producer = await broker.producer("t/n/x")
-    await producer.send(b"bad")
-    async with broker.consumer("t/n/x", "s") as inbox:
-        (message,) = await arrived(inbox)
-        await message.nack()
-        await world.clock.advance(seconds=5)
-
-
 async def test_where_topics_are_not_created_the_dead_wait_for_theirs_and_are_kept_there(
     mock_clock: trio.testing.MockClock,
 ) -> None:
@@ -171,6 +165,7 @@ async def test_where_topics_are_not_created_the_dead_wait_for_theirs_and_are_kep
     config = replace(CALM, auto_create_topics=False)
     async with testing.start(config=config) as world, world.connect() as broker:
         await broker.admin("topics.create", topic="t/n/x")
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
         await one_dies(world, broker)
         (waits,) = (await broker.admin("broker.stats"))["dead_letters_waiting"]
         assert "there is no topic t/n/x-s-DLQ" in waits
@@ -191,5 +186,6 @@ async def test_who_keeps_dead_letters_is_shared(mock_clock: trio.testing.MockClo
             async with broker.consumer(*keeper.values(), kind="failover"):
                 pass
         await broker.admin("subscriptions.create", **keeper)
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
         await one_dies(world, broker)
         assert len(await broker.admin("dlq.list", **NAMES)) == 1
