@@ -18,12 +18,12 @@ No I/O.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
@@ -113,7 +113,7 @@ def encode_attempts(table: AttemptTable) -> bytes:
     """The bytes of a table."""
     count = len(table.offsets)
     body = np.stack([np.asarray(column, "<i8") for column in table]).tobytes()
-    return _HEAD.pack(_VERSION, count, zlib.crc32(body)) + body
+    return _HEAD.pack(_VERSION, count, crc32(body)) + body
 
 
 def decode_attempts(data: Buffer) -> AttemptTable:
@@ -127,6 +127,6 @@ def decode_attempts(data: Buffer) -> AttemptTable:
         raise LogDamaged(f"a table of attempts of {len(view)} bytes has no header")
     version, count, crc = _HEAD.unpack_from(view)
     body = view[_HEAD.size :]
-    if version != _VERSION or len(body) != 8 * _COLUMNS * count or zlib.crc32(body) != crc:
+    if version != _VERSION or len(body) != 8 * _COLUMNS * count or crc32(body) != crc:
         raise LogDamaged("a table of attempts fails its checksum, or is of another version")
     return AttemptTable(*np.frombuffer(body, "<i8").reshape(_COLUMNS, count))

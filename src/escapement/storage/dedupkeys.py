@@ -14,11 +14,11 @@ No I/O.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from escapement.dedup import DIGEST, Digests
 from escapement.errors import LogDamaged
@@ -67,7 +67,7 @@ def encode_keys(table: KeyTable) -> bytes:
             table.digests.tobytes(),
         ]
     )
-    return _HEAD.pack(_VERSION, len(table.offsets), zlib.crc32(body)) + body
+    return _HEAD.pack(_VERSION, len(table.offsets), crc32(body)) + body
 
 
 def decode_keys(data: Buffer) -> KeyTable:
@@ -81,7 +81,7 @@ def decode_keys(data: Buffer) -> KeyTable:
         raise LogDamaged(f"a table of dedup keys of {len(view)} bytes has no header")
     version, count, crc = _HEAD.unpack_from(view)
     body = view[_HEAD.size :]
-    if version != _VERSION or len(body) != KEY_BYTES * count or zlib.crc32(body) != crc:
+    if version != _VERSION or len(body) != KEY_BYTES * count or crc32(body) != crc:
         raise LogDamaged("a table of dedup keys fails its checksum, or is of another version")
     return KeyTable(
         np.frombuffer(body, DIGEST, count, 16 * count),

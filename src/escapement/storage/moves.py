@@ -28,12 +28,12 @@ Pure: no clock, no I/O.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
@@ -193,7 +193,7 @@ class Moves:
             raise LogDamaged(f"chunk {chunk_no} of a topic's moves has no header")
         crc, count = _HEAD.unpack_from(view)
         columns, rest = divmod(len(view) - _HEAD.size, 8 * max(count, 1))
-        if zlib.crc32(view[4:]) != crc or rest or columns not in (_COLUMNS, 3):
+        if crc32(view[4:]) != crc or rest or columns not in (_COLUMNS, 3):
             raise LogDamaged(f"chunk {chunk_no} of a topic's moves fails its checksum")
         table = np.frombuffer(view, "<i8", columns * count, _HEAD.size).reshape(columns, count)
         offsets, due_ms, first_ms, *more = table.astype(np.int64)
@@ -207,7 +207,7 @@ class Moves:
             return b""
         columns = [column[low:high].astype("<i8").tobytes() for column in self._old]
         body = b"".join([struct.pack("<I", high - low), *columns])
-        return struct.pack("<I", zlib.crc32(body)) + body
+        return struct.pack("<I", crc32(body)) + body
 
     def _merge(self) -> None:
         if len(self._young.offsets):

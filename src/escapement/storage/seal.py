@@ -6,11 +6,11 @@ head | crc32 u32, of head and rest | rest
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from escapement.message import Buffer
 from escapement.storage.engine.landing import Landing
@@ -43,13 +43,13 @@ def sealed_into(into: Landing, head: bytes, parts: Sequence[Buffer]) -> Buffer:
 
 
 def _pieces(head: bytes, parts: Sequence[Buffer]) -> list[Buffer]:
-    crc = zlib.crc32(head)
+    crc = crc32(head)
     for part in parts:
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
     return [head, _CRC.pack(crc), *parts]
 
 
 def is_whole(view: memoryview, head_bytes: int) -> bool:
     """Whether these are bytes as they were sealed; no fewer than head and seal take."""
     (crc,) = _CRC.unpack_from(view, head_bytes)
-    return zlib.crc32(view[head_bytes + _CRC.size :], zlib.crc32(view[:head_bytes])) == int(crc)
+    return crc32(view[head_bytes + _CRC.size :], crc32(view[:head_bytes])) == int(crc)

@@ -24,7 +24,6 @@ Knows nothing of topics or of where a block lies. Whatever does not decode raise
 from __future__ import annotations
 
 import struct
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from threading import Lock
 from typing import Final
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from escapement.errors import IndexDamaged, RemoteProtocolError
 from escapement.message import Blobs, Buffer, MessageBatch, UInt32s
@@ -49,9 +49,9 @@ HEADER_BYTES: Final = _CHECKSUM.size + _FIELDS.size
 def encode(kind: int, rows: int, body: Sequence[Buffer]) -> list[Buffer]:
     """The block around ``body``; both in pieces, so that nothing is copied."""
     fields = _FIELDS.pack(kind, _VERSION, 0, rows, 0, sum(map(len, body)))
-    checksum = zlib.crc32(fields)
+    checksum = crc32(fields)
     for piece in body:
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
     return [_CHECKSUM.pack(checksum) + fields, *body]
 
 
@@ -64,7 +64,7 @@ def decode(block: bytes, kind: int, where: str) -> tuple[int, memoryview]:
     if len(block) < HEADER_BYTES:
         raise IndexDamaged(f"{where}: a block of {len(block)} bytes is shorter than its header")
     view = memoryview(block)
-    if zlib.crc32(view[_CHECKSUM.size :]) != _CHECKSUM.unpack_from(view)[0]:
+    if crc32(view[_CHECKSUM.size :]) != _CHECKSUM.unpack_from(view)[0]:
         raise IndexDamaged(f"{where}: a block fails its checksum")
     found, version, _, rows, _, size = _FIELDS.unpack_from(view, _CHECKSUM.size)
     if (found, version, size) != (kind, _VERSION, len(block) - HEADER_BYTES):

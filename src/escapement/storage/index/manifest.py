@@ -18,12 +18,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
+
+from isal.isal_zlib import crc32
 
 from escapement.errors import IndexDamaged
 from escapement.storage.directory import sync_directory
@@ -94,13 +95,13 @@ class Manifest:
             },
             indent=1,
         ).encode()
-        return b"escapement index manifest 1 %08x\n" % zlib.crc32(body) + body
+        return b"escapement index manifest 1 %08x\n" % crc32(body) + body
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Manifest:
         """Raises ``IndexDamaged`` for anything but what ``encode`` made."""
         line = _FIRST_LINE.match(data)
-        if line is None or int(line[1], 16) != zlib.crc32(data[line.end() :]):
+        if line is None or int(line[1], 16) != crc32(data[line.end() :]):
             raise IndexDamaged(f"{where}: fails its checksum, or is of another version")
         try:
             fields = json.loads(data[line.end() :])

@@ -7,12 +7,12 @@ topic after topic in it (i64).
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from escapement.errors import IndexDamaged
 from escapement.message import Int64s
@@ -37,7 +37,7 @@ class Roster:
         piece = numbers.astype("<i8", copy=False).tobytes()
         with writing(self.path), self.path.open("ab") as file:
             file.write(piece)
-        self._checksum = zlib.crc32(piece, self._checksum)
+        self._checksum = crc32(piece, self._checksum)
         self._counts[topic_id] = self._counts.get(topic_id, 0) + len(numbers)
 
     def discard(self) -> None:
@@ -64,7 +64,7 @@ class RosterFile:
         if not at:
             return
         self._numbers = np.memmap(plain["path"], "<i8", "r")
-        if len(self._numbers) != at or zlib.crc32(self._numbers.data) != plain["checksum"]:
+        if len(self._numbers) != at or crc32(self._numbers.data) != plain["checksum"]:
             raise IndexDamaged(f"{plain['path']}: fails its checksum")
 
     def of(self, topic_id: int) -> Int64s:

@@ -30,13 +30,13 @@ import itertools
 import os
 import struct
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from escapement.errors import IndexDamaged
 from escapement.message import Int64s, UInt32s
@@ -125,7 +125,7 @@ class Segment:
     def _read_directory(self) -> tuple[int, Int64s, Int64s]:
         trailer = self._read(self.size_bytes - TRAILER_BYTES, TRAILER_BYTES)
         at, size = TRAILER.unpack_from(trailer)
-        checksum = struct.pack("<I", zlib.crc32(trailer[: TRAILER.size]))
+        checksum = struct.pack("<I", crc32(trailer[: TRAILER.size]))
         if trailer[TRAILER.size :] != checksum + TRAILER_END:
             raise IndexDamaged(f"{self.path}: torn, its end is not the end of a segment")
         if at + size + TRAILER_BYTES != self.size_bytes:

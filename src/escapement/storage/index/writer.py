@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from escapement.errors import StorageError
 from escapement.message import Buffer, MessageBatch
@@ -127,7 +127,7 @@ class SegmentWriter:
         body = counts + topics.T.tobytes() + runs.T.tobytes()
         at = self._at
         trailer = TRAILER.pack(at, self._write(encode(FOOTER, len(runs), [body])))
-        self._write([trailer, struct.pack("<I", zlib.crc32(trailer)), TRAILER_END])
+        self._write([trailer, struct.pack("<I", crc32(trailer)), TRAILER_END])
         self._file.flush()
 
     def sync(self) -> None:

@@ -8,7 +8,6 @@ Nothing here has any state.
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from collections.abc import Iterator
 from itertools import pairwise
@@ -16,6 +15,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 from pyroaring import BitMap, BitMap64
 
 from escapement.errors import LogDamaged
@@ -176,12 +176,12 @@ def encode_chunk(chunk: BitMap) -> bytes:
     """A row: checksum, then the bitmap in roaring's portable form. Packs the bitmap as well."""
     chunk.run_optimize()
     body: bytes = chunk.serialize()
-    return zlib.crc32(body).to_bytes(_CRC_BYTES, "little") + body
+    return crc32(body).to_bytes(_CRC_BYTES, "little") + body
 
 
 def decode_chunk(chunk_no: int, row: Buffer) -> BitMap:
     body = bytes(row[_CRC_BYTES:])
-    if zlib.crc32(body) != int.from_bytes(row[:_CRC_BYTES], "little"):
+    if crc32(body) != int.from_bytes(row[:_CRC_BYTES], "little"):
         raise LogDamaged(f"chunk {chunk_no} of a set of offsets fails its checksum")
     try:
         chunk = BitMap.deserialize(body)

@@ -22,11 +22,11 @@ layout name a strictly increasing sequence. An empty set is no bytes at all.
 from __future__ import annotations
 
 import struct
-import zlib
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 
 from escapement.errors import StorageError
 from escapement.message import Buffer, Int64s
@@ -71,7 +71,7 @@ def encode_offsets(offsets: Int64s) -> bytes:
     else:
         head = _HEADER.pack(_GAPS, 0, distance_width, count, first)
         body = head + _pack(steps - 1, distance_width)
-    return body + _CRC.pack(zlib.crc32(body))
+    return body + _CRC.pack(crc32(body))
 
 
 def decode_offsets(data: Buffer) -> Int64s:
@@ -86,7 +86,7 @@ def decode_offsets(data: Buffer) -> Int64s:
     if len(view) < _HEADER.size + _CRC.size:
         raise StorageError(f"a column of offsets is cut off at {len(view)} bytes")
     body = view[: -_CRC.size]
-    if zlib.crc32(body) != _CRC.unpack(view[-_CRC.size :])[0]:
+    if crc32(body) != _CRC.unpack(view[-_CRC.size :])[0]:
         raise StorageError("a column of offsets fails its checksum")
     form, length_width, distance_width, count, first = _HEADER.unpack_from(body)
     known = (form == _GAPS and length_width == 0) or (form == _RUNS and length_width in _WIDTHS)
