@@ -21,7 +21,8 @@ def take_out(engine: Engine, connection: Connection, step: Step) -> None:
     with transaction(connection):
         inbox.remove(connection, [one.id for one in step.letters if one.advance is None])
         advances = [one.advance for one in step.letters if one.advance is not None]
-        parcel.advance(connection, list({one.parcel_id: one for one in advances}.values()))
+        last = list({one.parcel_id: one for one in advances}.values())
+        parcel.advance(engine.dialect, connection, last)
         parcel.settle(engine.dialect, connection, step.emptied)
 
 

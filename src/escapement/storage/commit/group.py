@@ -25,7 +25,7 @@ from escapement.storage.dedupkeys import KeyTable
 from escapement.storage.journal.journal import JournalPosition
 from escapement.storage.lag import Lag
 from escapement.storage.letters.letter import Letter
-from escapement.storage.letters.parcel import Advance
+from escapement.storage.letters.parcel import Advance, joined
 from escapement.storage.log.generation import Generation
 
 _NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
@@ -146,8 +146,9 @@ class Group:
 
     @property
     def advances(self) -> list[Advance]:
-        """How far parcels are with it, whose letters go into the log."""
-        return [one for t in self.topics for append in t.appends for one in append.advances]
+        """How far parcels are with it, whose letters go into the log; one of each."""
+        appends = (append for topic in self.topics for append in topic.appends)
+        return joined(one for append in appends for one in append.advances)
 
     @property
     def ack_count(self) -> int:

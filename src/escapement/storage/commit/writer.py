@@ -2,9 +2,10 @@
 
 Everything here runs in a thread, one call at a time; it decides nothing and knows no
 event loop. A group is one transaction: letters out of the inbox, statements, letters into it, the
-lease check, log rows, journal row, COMMIT. Check and rows are sent together, so a group of
-messages and acknowledgements waits for the database twice: for them, and for the COMMIT, which
-is not sent before the check was passed. What else there is comes after a check of its own.
+lease check, how far parcels are, log rows, journal row, COMMIT. From the check on all is sent
+together, so a group of messages and acknowledgements waits for the database twice: for that, and
+for the COMMIT, which is not sent before the check was passed. What else there is comes after a
+check of its own, and with statements so do the parcels.
 Whatever is raised, nothing of the group was committed, except for ``OutcomeUnknown``: then
 :meth:`Writer.is_durable` finds out.
 """
@@ -12,6 +13,7 @@ Whatever is raised, nothing of the group was committed, except for ``OutcomeUnkn
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from escapement.errors import LeaseLost, StorageError, StorageUnavailable
@@ -83,9 +85,10 @@ class Writer:
         connection = self._open
         try:
             connection.begin()
-            if group.statements or group.letter_ids or group.advances or group.letters:
+            prepares = bool(group.statements or group.letter_ids or group.letters)
+            if prepares:
                 self._prepare(connection, group)
-            self._insert(connection, group)
+            self._insert(connection, group, [] if prepares else group.advances)
             connection.commit()
         except StorageUnavailable:
             self.disconnect()
@@ -101,14 +104,20 @@ class Writer:
         if ids := group.letter_ids:
             inbox.remove(connection, ids)
         if advances := group.advances:
-            parcel.advance(connection, advances)
+            parcel.advance(self._engine.dialect, connection, advances)
         for statement in group.statements:
             _run(connection, statement)
         if letters := group.letters:
             inbox.insert(self._engine, connection, letters, group.accepted_at_ms)
 
-    def _insert(self, connection: Connection, group: Group) -> None:
-        """Lock and check the lease, write log and journal: one round trip for all of it."""
+    def _insert(
+        self, connection: Connection, group: Group, advances: Sequence[parcel.Advance]
+    ) -> None:
+        """Lock and check the lease, write log and journal: one round trip for all of it.
+
+        Args:
+          advances: of parcels, which are noted on the way.
+        """
         self._rows.clear()
         rows, entry = encode_group(group, self._rows)
         entry_step = journal.insertion(
@@ -120,13 +129,17 @@ class Writer:
             encode_entry(entry),
         )
         lease_step = question(self._engine, self._lease)
+        parcel_steps = parcel.advancing(self._engine.dialect, advances)
         log_steps = insertion(rows, self._lease.epoch)
         try:
-            found = connection.execute_all([lease_step, *log_steps, entry_step])
+            found = connection.execute_all([lease_step, *parcel_steps, *log_steps, entry_step])
         except DuplicateKey:
             check(self._engine, connection, self._lease)  # they are its who has it now
             raise
-        answer(self._lease, found)
+        if len(found) <= len(advances):
+            check(self._engine, connection, self._lease)  # some row is gone: is it the lease's?
+        answer(self._lease, found[:1])
+        parcel.check_advanced(advances, found[1:])
 
     def is_durable(self, group: Group) -> bool:
         """Whether ``group``, whose COMMIT got no reply, has been committed.

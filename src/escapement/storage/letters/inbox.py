@@ -5,7 +5,7 @@ is never used again; it comes into being with its first letter, whether the topi
 or not, and ends with the topic. Everything here runs inside a transaction of the caller's:
 
 - :func:`insert` in the group commit of what caused the letters, so both happen or neither;
-- :func:`remove`, or for letters of jobs :func:`parcel.advance`, in the group commit that
+- :func:`remove`, or for letters of jobs :func:`parcel.advancing`, in the group commit that
   appends them to the target's log, which the lease guards: a letter is moved exactly once,
   whoever dies when;
 - :func:`close` in the transaction that deletes the target, or its namespace.

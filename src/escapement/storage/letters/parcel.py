@@ -5,7 +5,7 @@ mailbox is, so nobody sees them. The commit of its job (storage/letters/job.py) 
 its target's mailbox, and with that, without a letter being touched, they wait behind the
 mailbox's own. They are moved in the order of their ids, as all others are; but none is deleted
 then, which would cost the database more than to write it into the log. Instead the parcel notes
-in the same group commit how far it is (:func:`advance`). When nothing of it is left it is gone,
+in the same group commit how far it is (:func:`advancing`). When nothing of it is left it is gone,
 and its letters are freed later (storage/freeing.py).
 
 Everything here runs inside a transaction of the caller's, but for what reads.
@@ -13,12 +13,12 @@ Everything here runs inside a transaction of the caller's, but for what reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from escapement.errors import StorageError
 from escapement.storage import removal
-from escapement.storage.engine.base import Connection, Dialect
+from escapement.storage.engine.base import Connection, Dialect, Row, Step
 
 # Parcels, and letters of each, that one step looks at.
 _STEP_PARCELS: Final = 64
@@ -91,23 +91,54 @@ def next_letters(
     return Opened(advances, emptied, last)
 
 
-def advance(connection: Connection, advances: Sequence[Advance]) -> None:
-    """Note how far parcels are whose letters are moved in this transaction.
+def joined(advances: Iterable[Advance]) -> list[Advance]:
+    """One advance of each parcel, for several that follow one another."""
+    found: dict[int, Advance] = {}
+    for one in advances:
+        before = found.get(one.parcel_id, one)
+        assert before is one or before.last == one.after, "a letter between them is left out"
+        found[one.parcel_id] = one._replace(after=before.after)
+    return list(found.values())
+
+
+def advancing(dialect: Dialect, advances: Sequence[Advance]) -> list[Step]:
+    """What notes how far parcels are whose letters are moved in this transaction.
+
+    The rows that it gives are for :func:`check_advanced`, before the commit.
+
+    Args:
+      advances: one of each parcel.
+    """
+    if not advances:
+        return []
+    find = f"SELECT id, moved_id FROM parcels WHERE id = ? AND mailbox_id > 0{dialect.update_lock}"
+    return [
+        Step(find, [(one.parcel_id,) for one in advances]),
+        Step(
+            "UPDATE parcels SET moved_id = ? WHERE id = ?",
+            [(one.last, one.parcel_id) for one in advances],
+        ),
+    ]
+
+
+def check_advanced(advances: Sequence[Advance], rows: Sequence[Row]) -> None:
+    """Raise unless each parcel was where its advance says, by the rows that ``advancing`` gave.
 
     Raises:
-      StorageError: if one is not where it was said to be; then its letters were moved, or it
-        was deleted, by another.
+      StorageError: one was not; then its letters were moved, or it was deleted, by another.
     """
-    for parcel_id, after, last in advances:
-        found = connection.execute(
-            "UPDATE parcels SET moved_id = ? WHERE id = ? AND moved_id = ? AND mailbox_id > 0",
-            (last, parcel_id, after),
-        ).affected
-        if not found:
+    found: dict[int, int] = dict(rows)
+    for parcel_id, after, _ in advances:
+        if found.get(parcel_id) != after:
             raise StorageError(
                 f"the parcel {parcel_id} whose letters behind {after} are being moved is not there"
                 " any more, or farther: rows of it must not be changed by hand"
             )
+
+
+def advance(dialect: Dialect, connection: Connection, advances: Sequence[Advance]) -> None:
+    """Note it at once, inside the open transaction. Raises as ``check_advanced``."""
+    check_advanced(advances, connection.execute_all(advancing(dialect, advances)))
 
 
 def settle(dialect: Dialect, connection: Connection, parcel_ids: Sequence[int]) -> None:
