@@ -289,6 +289,8 @@ class Postman:
             alone = before is not None and load.topic.id not in before.going
             if load.ids and there and not load.topic.deleting and not alone:
                 append = under_way.append(load)
+                if load.of_jobs:
+                    self._pipeline.set_apart(load.topic.id)
                 try:
                     self._pipeline.submit(append)
                 except EscapementError as error:

@@ -114,6 +114,11 @@ class Lane:
         """Whether a group that is under way goes there."""
         return self._group is not None and self._group.generation.id == generation.id
 
+    def holds(self, topic_id: int) -> bool:
+        """Whether anything of a topic waits here, or is being written."""
+        under_way = [] if self._group is None else self._group.topic_ids
+        return topic_id in under_way or any(item.topic_id == topic_id for item in self._queue)
+
     def submit(self, item: Item) -> None:
         """Queue ``item`` for the next group.
 
