@@ -67,8 +67,8 @@ _logger = logging.getLogger(__name__)
 _ROUND_MAILBOXES: Final = 256
 # Steps that are moved before own letters, and whoever discards some, have their turn.
 _STEPS_AT_ONCE: Final = 16
-# ... of them in memory: one that is read while one is committed, and one that waits for that.
-_STEPS_AHEAD: Final = 3
+# ... of them in memory: one that is read while two are committed, and two that wait for that.
+_STEPS_AHEAD: Final = 5
 # So long a publish rate is waited for with a letter in hand, where no other mailbox waits behind:
 # given up, it would have to be read again.
 _WAIT_IN_HAND_MS: Final = 100

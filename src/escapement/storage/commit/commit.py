@@ -34,7 +34,7 @@ from escapement.errors import Busy, EscapementError, StorageReadOnly
 from escapement.storage.blocking import Run
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.items import Acks, Append, Attempts, Restate, Statement
-from escapement.storage.commit.lane import Lane, State
+from escapement.storage.commit.lane import APART_GROUP_BYTES, GROUP_BYTES, Lane, State
 from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal.journal import START, JournalPosition
@@ -97,6 +97,7 @@ class CommitPipeline:
                 run=run,
                 next_offsets=self._next_offsets,
                 min_interval_s=interval_s,
+                group_bytes=GROUP_BYTES if number < shared else APART_GROUP_BYTES,
                 on_commit=on_commit,
                 on_change=self._changed,
             )
