@@ -154,45 +154,6 @@ async def test_the_groups_of_a_topic_commit_in_order_on_several_lanes(engine: En
         check_promises(engine, house.tickets)
 
 
-async def test_a_topic_that_is_set_apart_keeps_its_order_and_has_another_lane(
-    engine: Engine,
-) -> None:
-    """Not while something of it is under way, for that could come behind what follows."""
-    async with committing(engine, max_lanes=2, run=in_threads(4)) as house:
-        topic, other = await house.topic("t"), await house.topic("u")
-        lanes = house.pipeline.lanes
-        for n in range(6):
-            house.append(topic, b"%d" % n)
-            house.append(other, b"%d" % n)
-            house.pipeline.set_apart(topic)
-            if n in (2, 5):
-                await house.pipeline.drain()
-                house.pipeline.set_apart(topic)
-        check_promises(engine, house.tickets)
-        apart = lanes if engine.max_lanes > 1 else 0
-        there = [(t.topic_id, t.base_offset, g.lane) for g in house.groups for t in g.topics]
-        assert {lane for id, base, lane in there if id == topic and base < 3} == {topic % lanes}
-        assert {lane for id, base, lane in there if id == topic and base >= 3} == {apart}
-        assert {lane for id, _, lane in there if id == other} == {other % lanes}
-        with house.connection() as connection:
-            entries = [row.entry for row in journal.read(connection, 0)]
-        keys = [key for entry in entries for key in entry.rows if key.topic_id == topic]
-        ends = [0, *(key.base_offset + key.message_count for key in keys)]
-        assert [key.base_offset for key in keys] == ends[:-1], "replayed out of order"
-
-
-async def test_at_a_pace_no_topic_is_set_apart(engine: Engine) -> None:
-    """N6: it is that of the lanes that topics share."""
-    async with committing(engine, max_lanes=2, max_commits_per_second=1000.0) as house:
-        topics = [await house.topic(f"t{n}") for n in range(2)]
-        for topic in topics:
-            house.pipeline.set_apart(topic)
-            house.append(topic, b"x")
-        await house.pipeline.drain()
-        there = {(t.topic_id, group.lane) for group in house.groups for t in group.topics}
-        assert there == {(topic, topic % house.pipeline.lanes) for topic in topics}
-
-
 async def test_a_group_ends_at_its_size_and_a_row_at_its_own(engine: Engine) -> None:
     """A body of several megabytes behind others does not share their row."""
     async with committing(engine) as house:

@@ -67,7 +67,8 @@ _logger = logging.getLogger(__name__)
 _ROUND_MAILBOXES: Final = 256
 # Steps that are moved before own letters, and whoever discards some, have their turn.
 _STEPS_AT_ONCE: Final = 16
-# ... of them in memory: one that is read while two are committed, and two that wait for that.
+# ... of them in memory: one that is read while one is committed, and some that wait for that, as
+# another topic's group may come between.
 _STEPS_AHEAD: Final = 5
 # So long a publish rate is waited for with a letter in hand, where no other mailbox waits behind:
 # given up, it would have to be read again.
@@ -289,8 +290,6 @@ class Postman:
             alone = before is not None and load.topic.id not in before.going
             if load.ids and there and not load.topic.deleting and not alone:
                 append = under_way.append(load)
-                if load.of_jobs:
-                    self._pipeline.set_apart(load.topic.id)
                 try:
                     self._pipeline.submit(append)
                 except EscapementError as error:

@@ -3,9 +3,7 @@
 Publishes, acknowledgements, attempts and changes of the catalog wait together and
 share transactions. The pipeline has a few *lanes* (storage/commit/lane.py), each a task with
 a database connection. A topic belongs to one lane, ``topic_id % lanes``, so its groups
-commit in order; lanes commit beside each other. Where there are several, and no pace is given,
-there is one more, the last, for topics that take much at once: they are *set apart*, so that no
-other topic waits behind them.
+commit in order; lanes commit beside each other.
 
 A message's way: ``submit(Append)`` → a group of its lane, where it gets its offset and
 its ``due_ms`` → COMMIT → ``on_commit(group)``. Invariants:
@@ -18,8 +16,7 @@ its ``due_ms`` → COMMIT → ``on_commit(group)``. Invariants:
 - Nothing is written once the lease's epoch is no longer ours (invariant 8).
 
 The number of lanes may change from one start to the next: the journal is read by epoch
-first (storage/journal/journal.py), and each start has its own. Within an epoch it is read by
-lane, so a topic may go to a later lane, once nothing of it is under way, and never back.
+first (storage/journal/journal.py), and each start has its own.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from escapement.errors import Busy, EscapementError, StorageReadOnly
 from escapement.storage.blocking import Run
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.items import Acks, Append, Attempts, Restate, Statement
-from escapement.storage.commit.lane import APART_GROUP_BYTES, GROUP_BYTES, Lane, State
+from escapement.storage.commit.lane import Lane, State
 from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal.journal import START, JournalPosition
@@ -72,17 +69,13 @@ class CommitPipeline:
         """``journal_ends`` is ``State.journal_ends`` of ``load_state``.
 
         ``on_state`` is told what the database does, not that the pipeline has ended.
-        ``max_lanes`` are those that topics share. ``max_commits_per_second`` counts the groups
-        of all lanes; None is as many as the database takes.
+        ``max_commits_per_second`` counts the groups of all lanes; None is as many as
+        the database takes.
         """
-        shared = max(1, min(max_lanes, engine.max_lanes - 1))
-        # A pace is shared by all lanes: one that is mostly idle would waste its share.
-        count = shared + 1 if shared > 1 and max_commits_per_second is None else shared
+        count = max(1, min(max_lanes, engine.max_lanes))
         recorded = recorded or Recorded(engine, lease)
         interval_s = count / max_commits_per_second if max_commits_per_second else 0.0
         self._next_offsets: dict[int, int] = {}
-        self._shared = shared
-        self._apart: set[int] = set()  # topics, for as long as there is this pipeline
         self._max_waiting_bytes = max_waiting_bytes
         self._on_state = on_state
         self._state = State.DOWN
@@ -97,7 +90,6 @@ class CommitPipeline:
                 run=run,
                 next_offsets=self._next_offsets,
                 min_interval_s=interval_s,
-                group_bytes=GROUP_BYTES if number < shared else APART_GROUP_BYTES,
                 on_commit=on_commit,
                 on_change=self._changed,
             )
@@ -108,8 +100,7 @@ class CommitPipeline:
 
     @property
     def lanes(self) -> int:
-        """Those that topics share."""
-        return self._shared
+        return len(self._lanes)
 
     @property
     def state(self) -> State:
@@ -146,13 +137,6 @@ class CommitPipeline:
         """
         del self._next_offsets[topic_id]
         self._lane(topic_id).close_topic(topic_id)
-
-    def set_apart(self, topic_id: int) -> None:
-        """Let the topic have the lane for such topics, unless something of it is under way now."""
-        if len(self._lanes) == self._shared or topic_id in self._apart:
-            return
-        if not self._lane(topic_id).holds(topic_id):
-            self._apart.add(topic_id)
 
     # -- handing in ------------------------------------------------------------
 
@@ -245,7 +229,7 @@ class CommitPipeline:
             await self._waiters.park()
 
     def _lane(self, topic_id: int) -> Lane:
-        return self._lanes[-1 if topic_id in self._apart else topic_id % self._shared]
+        return self._lanes[topic_id % len(self._lanes)]
 
     def _changed(self) -> None:
         """A lane made progress, or its state changed."""

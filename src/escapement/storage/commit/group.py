@@ -140,12 +140,6 @@ class Group:
         return appends + [restated.item for restated in self.restated]
 
     @property
-    def topic_ids(self) -> set[int]:
-        """Of all that it does something to."""
-        items: list[Item] = [*self.log_items, *self.acks, *self.attempts, *self.statements]
-        return {item.topic_id for item in items}
-
-    @property
     def letter_ids(self) -> list[int]:
         """What leaves the inbox, because it goes into the log."""
         return [id for t in self.topics for append in t.appends for id in append.letter_ids]

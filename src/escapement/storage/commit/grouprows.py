@@ -22,10 +22,9 @@ from escapement.storage.lag import count_lags
 from escapement.storage.log.logrow import Restating, encode_row
 from escapement.storage.log.logtable import NewRow, RowKey
 
-# Beyond it the next body begins another row. Who reads rows receives each in memory that he uses
-# again, if it is no larger than most; and a row must fit a packet of the database (16 MiB by
-# default), to which only a single large body comes near.
-MAX_ROW_BYTES: Final = 3 << 20
+# A row must fit a packet of the database (16 MiB by default) with room to spare; only a
+# group with a body of several megabytes comes near.
+MAX_ROW_BYTES: Final = 8 << 20
 
 
 def encode_group(group: Group, into: Landing | None = None) -> tuple[list[NewRow], JournalEntry]:

@@ -53,9 +53,6 @@ logger = logging.getLogger(__name__)
 # A group takes what waits up to this: beyond about 1 MB a COMMIT's fixed cost no longer
 # shows, but the wait of those behind it does.
 GROUP_BYTES: Final = 1 << 20
-# ... and of topics that are set apart: nobody else waits, and between two groups a lane waits
-# for its turn in the event loop.
-APART_GROUP_BYTES: Final = 4 << 20
 # Statements in one group: each is some round trips that all appends beside it wait for.
 GROUP_STATEMENTS: Final = 64
 # The first probes after a failure come quickly: most outages are a restart.
@@ -86,7 +83,6 @@ class Lane:
         run: Run,
         next_offsets: dict[int, int],
         min_interval_s: float,
-        group_bytes: int = GROUP_BYTES,
         on_commit: Callable[[Group], None],
         on_change: Callable[[], None],
     ) -> None:
@@ -101,7 +97,6 @@ class Lane:
         self._run = run
         self._next_offsets = next_offsets
         self._min_interval_s = min_interval_s
-        self._group_bytes = group_bytes
         self._on_commit = on_commit
         self._on_change = on_change
         self._queue: deque[Item] = deque()
@@ -118,11 +113,6 @@ class Lane:
     def writes_to(self, generation: Generation) -> bool:
         """Whether a group that is under way goes there."""
         return self._group is not None and self._group.generation.id == generation.id
-
-    def holds(self, topic_id: int) -> bool:
-        """Whether anything of a topic waits here, or is being written."""
-        under_way = [] if self._group is None else self._group.topic_ids
-        return topic_id in under_way or any(item.topic_id == topic_id for item in self._queue)
 
     def submit(self, item: Item) -> None:
         """Queue ``item`` for the next group.
@@ -199,7 +189,7 @@ class Lane:
     def _form(self) -> Group:
         items: list[Item] = []
         size = statements = 0
-        while self._queue and size < self._group_bytes and statements < GROUP_STATEMENTS:
+        while self._queue and size < GROUP_BYTES and statements < GROUP_STATEMENTS:
             item = self._queue.popleft()
             items.append(item)
             size += item.size_bytes

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 # Rows of a group are put together in memory that the next group uses again; of larger groups
 # what does not fit has its own.
-_ROW_BYTES: Final = 6 << 20
+_ROW_BYTES: Final = 4 << 20
 
 
 class Writer:
