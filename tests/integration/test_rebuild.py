@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 from trio.testing import MockClock
 
 import escapement
@@ -357,6 +360,32 @@ def test_a_password_comes_from_the_environment_unless_the_url_has_one(
                 run(None, RebuildConfig(tmp_path, url))
     finally:
         mysql_server.admin("DROP USER rebuilder@'%'")
+
+
+def on_a_terminal(*words: str) -> tuple[str, str]:
+    """What a job's command says, and what it tells where its standard error is a terminal."""
+    terminal, its_stderr = pty.openpty()
+    command = [sys.executable, "-m", "escapement", "pipeline", *words]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=its_stderr, check=True, timeout=60
+    )
+    os.close(its_stderr)
+    with os.fdopen(terminal, "rb", buffering=0) as shown:
+        return done.stdout.decode(), shown.read(65536).decode()
+
+
+async def test_on_a_terminal_the_command_says_how_far_it_is(
+    mock_clock: MockClock, tmp_path: Path
+) -> None:
+    """P5: in one line, which is empty again when it has ended."""
+    engine = SqliteEngine(tmp_path / FILE_NAME)
+    async with testing.start(config=CONFIG, engine=engine) as world:
+        await history(world, "stopped")
+    said, told = await trio.to_thread.run_sync(on_a_terminal, "rebuild", "--data", str(tmp_path))
+    assert "messages read," in told
+    assert told.endswith("\r\x1b[K")
+    assert "\n" not in told
+    assert "messages read," in said
 
 
 async def test_the_command_rebuilds_and_says_how_much(

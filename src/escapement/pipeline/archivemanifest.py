@@ -31,7 +31,7 @@ class ArchivedFile:
     max_due_ms: int
     min_published_ms: int
     max_published_ms: int
-    content: str  # a sum over all columns of all messages, whatever their order: see archivecheck
+    content: str  # a sum over all columns of all messages, whatever their order: see archivedigest
 
     def may_have(self, selection: Selection) -> bool:
         """Whether any of its messages may be in these ranges."""

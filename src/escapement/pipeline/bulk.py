@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
     from escapement.pipeline.rows import Rows
 
-# What a user may say of a write; a stream also says where its checkpoints are, and Spark hands over
-# the name that its query has.
+# What a user may say of a write.
 WRITE_OPTIONS: Final = (
     *ADDRESS_OPTIONS,
     "topic",
@@ -54,9 +53,9 @@ WRITE_OPTIONS: Final = (
     "txnAppId",
     "txnVersion",
     "report",
-    "checkpointLocation",
-    "queryName",
 )
+# A stream also says where its checkpoints are, and Spark hands over the name that its query has.
+STREAM_OPTIONS: Final = (*WRITE_OPTIONS, "checkpointLocation", "queryName")
 # Those of them that no two streams have in common.
 _TELLING: Final = ("checkpointLocation", "txnAppId")
 # A series and an attempt's name must fit their columns.
@@ -128,7 +127,7 @@ class BulkWrite:
           NotFound, DelaysDisabled: the topic that is named does not take these messages.
           StorageError: the log cannot be reached, or not be written.
         """
-        options.check(WRITE_OPTIONS)
+        options.check(STREAM_OPTIONS if of_stream else WRITE_OPTIONS)
         address = LogAddress.of(options)
         if address.data is not None:
             raise InvalidRequest(
@@ -216,7 +215,7 @@ def _run_of(options: Options) -> str:
     """
     if not any(map(options.text, _TELLING)):
         return secrets.token_hex(8)
-    given = [(name, options.text(name)) for name in WRITE_OPTIONS]
+    given = [(name, options.text(name)) for name in STREAM_OPTIONS]
     return hashlib.sha256(repr(given).encode()).hexdigest()[:16]
 
 
