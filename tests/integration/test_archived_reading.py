@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from storied import CONFIG, DAY_MS
 
 import escapement
 from dying import finish
@@ -36,6 +35,7 @@ from escapement.storage.engine.open import open_engine
 from escapement.storage.log.generation import read_generations
 from escapement.storage.offsets import OffsetSet
 from escapement.testing import World, arrived
+from storied import CONFIG, DAY_MS
 
 TOPIC = "shop/eu/orders"
 NAMES = tuple(READ_COLUMNS)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from storied import CONFIG, DAY_MS
 
 import escapement
 from dying import finish
@@ -31,6 +30,7 @@ from escapement.storage.log.generation import read_generations
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.topicstate import read_topic
 from escapement.testing import World, arrived
+from storied import CONFIG, DAY_MS
 
 TOPIC = "t/n/x"
 SCHEMA = arrow_schema([("offset", False)])

@@ -22,7 +22,6 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
 )
-from storied import CONFIG, HOUR_MS, TOPIC, Expected, fill
 
 from escapement import testing
 from escapement.errors import InvalidRequest, LogForgotten, NotFound
@@ -40,6 +39,7 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.log.log import Log
+from storied import CONFIG, HOUR_MS, TOPIC, Expected, fill
 
 Lived = tuple[Engine, dict[str, str], list[Expected]]
 

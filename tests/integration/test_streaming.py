@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType, StructType
-from storied import TOPIC, begin_relocated, delete, fill, more
 
 from escapement.errors import InvalidRequest, LogForgotten, NotFound
 from escapement.names import TopicName
@@ -24,6 +23,7 @@ from escapement.pipeline.source import EscapementSource
 from escapement.pipeline.streaming import Position, StreamPlan, admit, from_json, to_json
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from storied import TOPIC, begin_relocated, delete, fill, more
 
 NAME = TopicName.parse(TOPIC)
 OTHERS = [TopicName.parse(name) for name in ("a", "b", "c")]

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from storied import CONFIG, TOPIC, begin_anew, fill
 
 from escapement.errors import LogForgotten
 from escapement.pipeline import reading
@@ -17,6 +16,7 @@ from escapement.pipeline.reading import read_part
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.log.log import Log
+from storied import CONFIG, TOPIC, begin_anew, fill
 
 
 def test_a_generation_that_is_dropped_before_its_first_row_is_looked_for_is_passed_over(
