@@ -151,7 +151,9 @@ class MysqlServer:
 
     def admin(self, sql: str) -> tuple[Any, ...]:
         """One statement as root, on a connection of its own."""
-        return run_sql({"unix_socket": str(self.socket), "user": "root"}, sql)
+        # Without TLS, which a socket has no use for, no certificates are read: some 50 ms each time.
+        local = {"unix_socket": str(self.socket), "user": "root", "ssl_disabled": True}
+        return run_sql(local, sql)
 
     def processor_s(self) -> float:
         """Processor seconds that it has used since it was started."""
