@@ -151,7 +151,7 @@ class MysqlServer:
 
     def admin(self, sql: str) -> tuple[Any, ...]:
         """One statement as root, on a connection of its own."""
-        # Without TLS, which a socket has no use for, no certificates are read: some 50 ms each time.
+        # A socket has no use for TLS, whose certificates take some 50 ms to read each time.
         local = {"unix_socket": str(self.socket), "user": "root", "ssl_disabled": True}
         return run_sql(local, sql)
 
