@@ -240,7 +240,7 @@ class Segment:
 class TopicSlice:
     """One topic's runs in a segment."""
 
-    __slots__ = ("_columns", "_high", "_low", "most_traits", "segment")
+    __slots__ = ("_columns", "_high", "_low", "most_traits", "offset_range", "segment")
 
     def __init__(self, segment: Segment, low: int, high: int) -> None:
         self.segment = segment
@@ -248,6 +248,11 @@ class TopicSlice:
         self._high = high
         part = slice(low, high)
         self.most_traits = int(segment.most_traits[part].max())
+        # The lowest and the highest offset.
+        self.offset_range = (
+            int(segment.low_offset[part].min()),
+            int(segment.high_offset[part].max()),
+        )
         self._columns = (
             (segment.first_ms[part], segment.first_offset[part]),
             (segment.last_ms[part], segment.last_offset[part]),
@@ -265,12 +270,6 @@ class TopicSlice:
     def runs(self) -> range:
         """Its runs, by their numbers in the segment."""
         return range(self._low, self._high)
-
-    @property
-    def offset_range(self) -> tuple[int, int]:
-        """The lowest and the highest offset."""
-        part = slice(self._low, self._high)
-        return int(self.segment.low_offset[part].min()), int(self.segment.high_offset[part].max())
 
     def rows_in(self, low: int, high: int) -> int:
         return int(self.segment.rows_before[high] - self.segment.rows_before[low])
