@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from pyspark.sql import SparkSession
-from storied import TOPIC, Expected, fill
 
 from escapement.cli.main import run as command
 from escapement.errors import InvalidRequest, NotFound, StorageError
@@ -40,6 +39,7 @@ from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.topicstate import read_topic
+from storied import TOPIC, Expected, fill
 
 
 @dataclass

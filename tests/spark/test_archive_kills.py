@@ -14,7 +14,6 @@ from typing import Final
 import archiver
 import pytest
 from pyspark.sql import SparkSession
-from storied import CONFIG, DAY_MS
 
 from escapement import testing
 from escapement.errors import Conflict
@@ -24,6 +23,7 @@ from escapement.pipeline.archivemanifest import Manifest
 from escapement.storage import archive
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
+from storied import CONFIG, DAY_MS
 
 NAMESPACE: Final = "shop/eu"
 TOPICS: Final = 4

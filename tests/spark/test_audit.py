@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
-from storied import CONFIG, TOPIC, Expected, fill
 
 from escapement import testing
 from escapement.cli.main import run as command
@@ -23,6 +22,7 @@ from escapement.pipeline.audit import Audit, AuditConfig, run
 from escapement.pipeline.recount import Digest
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.offsets import OffsetSet
+from storied import CONFIG, TOPIC, Expected, fill
 
 Harm = Callable[[sqlite3.Connection, Path], object]
 

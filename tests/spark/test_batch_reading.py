@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-from storied import HOUR_MS, TOPIC, Expected, fill
 
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from storied import HOUR_MS, TOPIC, Expected, fill
 
 SECRET = "s3cr3t-of-the-log"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from storied import DAY_MS, HOUR_MS, TOPIC, Expected, fill
 
 from escapement.cli.main import run as command
 from escapement.cli.pipeline.source import refusals
 from escapement.errors import InvalidRequest, StorageUnavailable
 from escapement.pipeline.forecast import ForecastConfig, run
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from storied import DAY_MS, HOUR_MS, TOPIC, Expected, fill
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from storied import TOPIC, fill, more
 
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
+from storied import TOPIC, fill, more
 
 
 def test_a_query_goes_on_after_its_checkpoint(
