@@ -12,9 +12,10 @@ tasks at a time on this machine, reads everything into nothing:
 - all ten columns;
 - the three columns out of a data source that has them in memory, which is what Spark itself
   takes to turn Arrow's columns into its rows: faster cannot be read by any such source;
-- and, from a table with a row for each of the same messages on the same server, the three
-  columns by JDBC, in as many partitions, some thousand rows at a time. The driver is MariaDB's
-  Connector/J (``apt-get install libmariadb-java``); without its jar that part is left out.
+- and, from a table with a row for each message of the same payloads on the same server, the three
+  columns by JDBC (times as numbers, which need no conversion there), in as many partitions, some
+  thousand rows at a time. The driver is MariaDB's Connector/J (``apt-get install
+  libmariadb-java``); without its jar that part is left out.
 
 Prints rows a second, the median of the runs after one to warm up, the processor seconds of the
 runs by kind of process, and what the database had from its disk. Ten million messages take some

@@ -320,6 +320,12 @@ def test_a_database_that_goes_away_for_a_moment_is_waited_for(
         ({"topic": "t/n/x", "maxDelay": "a year"}, {}, InvalidRequest, "maxDelay: 'a year'"),
         ({"topic": "t/n/x", "topics": "y"}, {}, InvalidRequest, "unknown option 'topics'"),
         ({"topic": "t/n/x", "queryName": "y"}, {}, InvalidRequest, "unknown option 'queryname'"),
+        (
+            {"topic": "t/n/x", "checkpointLocation": "y"},
+            {},
+            InvalidRequest,
+            "unknown option 'checkpointlocation'",
+        ),
         ({"topic": "t/n/x"}, {"payload": "float"}, InvalidRequest, "of type float"),
     ],
 )

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
+from escapement.pipeline.arrow import arrow_schema
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from forgottenshop import NAMES, open_shop
 from storied import HOUR_MS, TOPIC, Expected, fill
 
 SECRET = "s3cr3t-of-the-log"
@@ -74,6 +77,21 @@ def test_all_that_the_log_has_comes_once_as_it_stands_now(
 ) -> None:
     """B7, V15: acknowledged, cancelled, tried, moved and relocated messages, live and done."""
     assert found(reader.option("maxRecordsPerPartition", "100").load()) == expected
+
+
+def test_what_is_archived_and_what_is_live_is_one_table(
+    spark: SparkSession, mysql_url: str, tmp_path: Path
+) -> None:
+    """N8, V15: in every column what plain Python reads, which is tested by itself."""
+    with open_shop(mysql_url, tmp_path) as shop:
+        read = spark.read.format("escapement").options(**shop.address, topic=TOPIC)
+        came = sorted(read.load().collect(), key=lambda row: row.offset)
+        schema = arrow_schema([(name, True) for name in NAMES])
+        wanted = spark.createDataFrame(pa.Table.from_pylist(shop.read(), schema=schema))
+        assert came == wanted.collect()
+        assert [row.offset for row in came] == list(range(320))
+        live = [*range(150, 300, 15), *range(300, 320)]
+        assert offsets(read.option("archived", "false").load()) == live
 
 
 def test_only_the_columns_of_the_users_schema_are_read(

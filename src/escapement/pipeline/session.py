@@ -47,7 +47,8 @@ def session(
 
     Args:
       master: instead of what spark-submit says, or all cores of this machine.
-      bar: whether Spark shows on a terminal how far it is; not beside a job that does.
+      bar: whether Spark shows on a terminal how far it is; not beside a job that does. For
+        spark-submit its own settings say that.
       java_options: of a Java that is started for it, unless the environment has some.
 
     Raises:
@@ -76,14 +77,23 @@ def session(
     try:
         # A Java that was left before it has said where to reach it would stay for ever.
         with put_off():
-            spark = _started(name, master, str(bar and sys.stderr.isatty()).lower())
+            spark = _started(name, master, progress_of(bar))
         yield spark
     finally:
         if spark is not None:
             spark.stop()
 
 
-def _started(name: str, master: str | None, bar: str) -> SparkSession:
+def progress_of(bar: bool) -> dict[str, str]:
+    """Whether Spark shows how far it is. To spark-submit says so whoever submits: what Python
+    sees as standard error is no terminal there.
+    """
+    if is_submitted():
+        return {}
+    return {"spark.ui.showConsoleProgress": str(bar and sys.stderr.isatty()).lower()}
+
+
+def _started(name: str, master: str | None, progress: dict[str, str]) -> SparkSession:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -93,7 +103,7 @@ def _started(name: str, master: str | None, bar: str) -> SparkSession:
         builder = builder.master(master)
     try:
         return (
-            builder.config("spark.ui.showConsoleProgress", bar)
+            builder.config(map=progress)
             .config("spark.log.level", "ERROR")
             .config("spark.sql.session.timeZone", "UTC")
             .getOrCreate()
