@@ -15,10 +15,11 @@ from pyspark.sql import SparkSession
 
 from escapement import testing
 from escapement.cli.main import run as command
-from escapement.errors import InvalidRequest, NotFound
+from escapement.errors import InvalidRequest, LogDamaged, NotFound
 from escapement.names import TopicName
 from escapement.pipeline import audit, rebuild
 from escapement.pipeline.audit import Audit, AuditConfig, run
+from escapement.pipeline.indexcount import IndexCount
 from escapement.pipeline.recount import Digest
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.offsets import OffsetSet
@@ -63,6 +64,29 @@ def test_what_a_broker_left_behind_adds_up(
         run(spark, AuditConfig({"data": str(data)}, ["shop/eu/nothing"]))
     with pytest.raises(InvalidRequest, match="no index of a broker"):
         run(spark, AuditConfig({"data": str(data)}, index=str(data / "index")))
+
+
+def test_a_journal_that_is_trimmed_under_an_audit_is_asked_again(
+    spark: SparkSession, sound: tuple[Path, list[Expected]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B7: a checkpoint installs its index, then trims; without one it is damage."""
+    data, _ = sound
+    unindexed, tries = IndexCount.unindexed, 0
+
+    def trimmed_at_first(index: IndexCount, *of: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise LogDamaged("lane 0 of the journal lacks entry 1")
+        return unindexed(index, *of)
+
+    monkeypatch.setattr(IndexCount, "unindexed", trimmed_at_first)
+    with pytest.raises(LogDamaged, match="lacks entry 1"):
+        audited(spark, data)
+    tries = 0
+    monkeypatch.setattr(IndexCount, "unchanged", lambda _: tries != 1)
+    assert audited(spark, data).findings == []
+    assert tries == 2
 
 
 def test_a_topic_that_is_deleted_before_it_is_counted_is_left_out(

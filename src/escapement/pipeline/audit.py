@@ -197,7 +197,12 @@ class _Survey:
         found: dict[int, tuple[list[Span], list[int]]] = {}
         if self._index is None:
             return found
-        rows = self._index.unindexed(connection, _BUNDLE)
+        try:
+            rows = self._index.unindexed(connection, _BUNDLE)
+        except LogDamaged:
+            if self._index.unchanged():
+                raise
+            return found  # a checkpoint has trimmed the journal: the new index is to be asked
         self._stale = rows is None
         if rows is None:
             self._note("", "the index is not one of this log as it is: the next start rebuilds it")
