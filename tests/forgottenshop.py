@@ -5,9 +5,8 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,9 @@ from escapement.storage.engine.open import open_engine
 from escapement.storage.log.generation import read_generations
 from escapement.storage.offsets import OffsetSet
 from escapement.testing import World, arrived
-from storied import CONFIG, DAY_MS
+from storied import CONFIG, DAY_MS, HOUR, TOPIC
 
-TOPIC = "shop/eu/orders"
 NAMES = tuple(READ_COLUMNS)
-HOUR = timedelta(hours=1)
 Row = dict[str, Any]
 
 
@@ -155,9 +152,10 @@ def open_shop(url: str | None, data: Path) -> Iterator[Shop]:
         found.before = found.read()
         archived(engine, found.address, found.root, "one", 0)
 
-    testing.run(live, engine, published)
-    connection = engine.connect()
-    assert [one.id for one in read_generations(connection)] == [2], "the first is forgotten"
-    connection.close()
-    yield found
-    engine.close()
+    try:
+        testing.run(live, engine, published)
+        with closing(engine.connect()) as connection:
+            assert [one.id for one in read_generations(connection)] == [2], "the first is forgotten"
+        yield found
+    finally:
+        engine.close()

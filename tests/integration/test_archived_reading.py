@@ -19,7 +19,8 @@ from escapement.pipeline.options import Options
 from escapement.pipeline.planning import BatchPlan
 from escapement.pipeline.reading import read_part
 from escapement.pipeline.selection import Selection, Span
-from forgottenshop import NAMES, TOPIC, Shop, ms, open_shop
+from forgottenshop import NAMES, Shop, ms, open_shop
+from storied import TOPIC
 
 
 @pytest.fixture(scope="module", params=["sqlite", "mysql"])
