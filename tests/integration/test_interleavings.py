@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import trio
 
 import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.storage.state import load_state
+from held import COMMIT, Held
+from outages import Outage
+
+CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
 
 
 async def values(inbox: escapement.Inbox) -> list[bytes]:
@@ -51,3 +59,96 @@ async def test_acks_that_hold_up_dispatch_let_it_go_on_once_they_are_durable(
             assert len(first) == 20
             await inbox.ack([message.id for message in first], durable=True)
             assert len(await testing.arrived(inbox)) == 20
+
+
+@asynccontextmanager
+async def commit_that_a_checkpoint_precedes(
+    world: testing.World, held: Held, outage: Outage
+) -> AsyncIterator[None]:
+    """What the block causes waits for its COMMIT while a checkpoint is written; then kill -9."""
+    with held.hold(COMMIT):
+        yield
+        await held.reached()
+        await world.checkpoint()
+        outage.unreachable()
+    await world.crash()
+    outage.over()
+    await world.restart()
+    await world.clock.advance(seconds=2)
+
+
+async def test_dead_letter_survives_a_checkpoint_before_its_commit(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1, invariant 4: the acknowledgement is durable with the letter, or not at all."""
+    held, outage = Held(), Outage()
+    async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
+        async with world.connect() as broker:
+            names = {"topic": "x", "subscription": "s"}
+            await broker.admin("subscriptions.create", **names, policy={"max_deliveries": 1})
+            producer = await broker.producer("x")
+            await producer.send_many([b"first", b"fails"])
+            async with broker.consumer("x", "s") as inbox:
+                first, bad = await testing.arrived(inbox)
+                await inbox.nack([first.id])  # its letter makes the dead-letter topic
+                await world.clock.advance(seconds=3)
+                async with commit_that_a_checkpoint_precedes(world, held, outage):
+                    await inbox.nack([bad.id])
+                    await trio.testing.wait_all_tasks_blocked()
+                # Its attempt is known, and its failure is not: it comes once more.
+                await world.clock.advance(minutes=1)
+                await inbox.nack([message.id for message in await testing.arrived(inbox)])
+                await world.clock.advance(seconds=3)
+            letters = await broker.admin("dlq.list", **names, count=10)
+            assert [letter["payload"] for letter in letters] == [b"first", b"fails"]
+
+
+async def test_acknowledgements_survive_a_checkpoint_beside_one_that_is_not_committed(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V2, P6: the rows of the checkpoint leave out the one acknowledgement, and no other."""
+    held, outage = Held(), Outage()
+    async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            async with broker.consumer("x", "s") as inbox:
+                await producer.send_many([b"%d" % number for number in range(100)])
+                messages = await testing.arrived(inbox)
+                await inbox.ack([m.id for m in messages[:50]], durable=True)
+                async with commit_that_a_checkpoint_precedes(world, held, outage):
+                    await inbox.ack([m.id for m in messages[50:60]])
+                    await trio.testing.wait_all_tasks_blocked()
+                again = {m.offset for m in await testing.arrived(inbox)}
+                # The client repeats the acknowledgements that have no receipt.
+                assert again <= {m.offset for m in messages[50:]}
+                await inbox.ack([m.id for m in messages], durable=True)
+            await world.checkpoint()
+            await world.crash()
+            await world.restart()
+            await world.clock.advance(seconds=2)
+            async with broker.consumer("x", "s") as inbox:
+                assert await testing.arrived(inbox) == []
+
+
+async def test_checkpoint_writes_no_lapse_that_is_not_committed(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: a message that expired before a crash, and was acknowledged after it, was delivered."""
+    held, outage = Held(), Outage()
+    async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
+        async with world.connect() as broker:
+            names = {"topic": "x", "subscription": "s"}
+            await broker.admin("subscriptions.create", **names)
+            await broker.admin("topics.update", topic="x", policy={"ttl_ms": 1_000})
+            await (await broker.producer("x")).send(b"expires")
+            with held.hold(COMMIT):
+                await world.clock.advance(seconds=2)
+                await held.reached()
+                (stats,) = await broker.admin("subscriptions.list", topic="x")
+                assert stats["expired"] == 1
+                await world.checkpoint()
+                outage.unreachable()
+        await world.crash()
+        outage.over()
+        stored = load_state(outage.database.connect()).chunks
+        assert [chunk for rows in stored.values() for chunk in rows] == []

@@ -16,7 +16,12 @@ from escapement.storage.offsets.offsetbits import OffsetBits, bits_of
 
 
 class Cursor(OffsetSet):
-    """A set of offsets that grows at once and becomes durable later."""
+    """A set of offsets that grows at once and becomes durable later.
+
+    Invariant: ``undurable`` is the part of the set that no committed group has. Nothing of it
+    reaches the database but by the group that carries it (``dirty_chunks``), because that group
+    may carry more than the offset: a dead letter, a follow-up, a count of the lag.
+    """
 
     __slots__ = ("undurable",)
 
@@ -25,14 +30,20 @@ class Cursor(OffsetSet):
         self.undurable = OffsetSet()
 
     def take(self, offsets: Int64s | OffsetBits) -> None:
-        """These are done with; ``committed`` follows."""
+        """Take in offsets that are not in the set; ``committed`` follows."""
         bits = bits_of(offsets)
-        self.add(bits)
+        added = self.add(bits)
+        assert added == len(bits), "an offset was taken twice, and may be durable already"
         self.undurable.add(bits)
 
     def committed(self, offsets: Int64s) -> None:
         """These are durable."""
         self.undurable.discard(offsets)
+
+    def dirty_chunks(self, without: OffsetSet | None = None) -> dict[int, bytes]:
+        """Return the rows of a checkpoint, which have no offset that is not durable."""
+        assert without is None, "a cursor knows by itself what its rows leave out"
+        return super().dirty_chunks(self.undurable)
 
     def contains_durably(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         """Which of these are done with for good; bool[n]."""

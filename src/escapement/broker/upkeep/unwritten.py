@@ -240,15 +240,20 @@ def _whose(row: ChunkRow) -> int:
 
 
 def _take_cursors(topic: Topic, chunks: dict[tuple[int, int], ChunkRow]) -> None:
-    _take_set(cancellations_id(topic.id), topic.amendments.cancelled, chunks)
+    """Take the rows of a topic's sets, without offsets whose group is not committed yet."""
+    cancelled = topic.amendments.cancelled
+    _take_set(cancellations_id(topic.id), cancelled, cancelled.dirty_chunks(), chunks)
     for subscription in topic.subscriptions():
-        subscription_id = subscription.record.id
-        _take_set(subscription_id, subscription.acked, chunks)
-        if subscription.lapsed is not None:
-            _take_set(lapses_id(subscription_id), subscription.lapsed, chunks)
+        id, acked, lapsed = subscription.record.id, subscription.acked, subscription.lapsed
+        _take_set(id, acked, acked.dirty_chunks(), chunks)
+        if lapsed is not None:
+            # A lapse is durable with its acknowledgement, by the same group.
+            _take_set(lapses_id(id), lapsed, lapsed.dirty_chunks(acked.undurable), chunks)
 
 
-def _take_set(id: int, offsets: OffsetSet, chunks: dict[tuple[int, int], ChunkRow]) -> None:
-    for chunk, data in offsets.dirty_chunks().items():
+def _take_set(
+    id: int, offsets: OffsetSet, rows: dict[int, bytes], chunks: dict[tuple[int, int], ChunkRow]
+) -> None:
+    for chunk, data in rows.items():
         chunks[id, chunk] = ChunkRow(id, chunk, data)
     offsets.mark_clean()

@@ -345,14 +345,31 @@ class OffsetSet:
 
     # -- rows ------------------------------------------------------------------
 
-    def dirty_chunks(self) -> dict[int, bytes]:
-        """Rows that differ from what ``mark_clean`` last confirmed; empty bytes: delete it.
+    def dirty_chunks(self, without: OffsetSet | None = None) -> dict[int, bytes]:
+        """Return the rows that differ from those ``mark_clean`` last confirmed.
 
-        Writing all of them in one transaction makes the durable set equal to this one.
+        Writing all of them in one transaction makes the stored set equal to this one.
+        Empty bytes mean that the row is to be deleted.
+
+        Args:
+          without: offsets of this set that the rows leave out. Their chunks stay dirty.
+            The stored set must not have any of them.
         """
         self._unconfirmed |= self._changed
         self._changed.clear()
-        return {chunk_no: self._row(chunk_no) for chunk_no in sorted(self._unconfirmed)}
+        if without is not None and len(without):
+            self._keep_dirty(without)
+        return {chunk_no: self._row(chunk_no, without) for chunk_no in sorted(self._unconfirmed)}
+
+    def _keep_dirty(self, without: OffsetSet) -> None:
+        """Have the next ``dirty_chunks`` give the rows again that leave something out."""
+        left_out = {*without._chunks, *without._full}
+        if FULL_CHUNKS in self._unconfirmed:
+            # A full chunk without some of its offsets is partial, and so has a row.
+            self._unconfirmed |= {chunk_no for chunk_no in left_out if chunk_no in self._full}
+        self._changed |= self._unconfirmed & left_out
+        if any(chunk_no in self._full for chunk_no in self._changed):
+            self._changed.add(FULL_CHUNKS)
 
     def mark_clean(self) -> None:
         """Confirm that the rows ``dirty_chunks`` last gave are durable.
@@ -393,13 +410,18 @@ class OffsetSet:
         self._chunks[chunk_no] = chunk
         self._length += len(chunk)
 
-    def _row(self, chunk_no: int) -> bytes:
+    def _row(self, chunk_no: int, without: OffsetSet | None) -> bytes:
+        """The bytes of a row that leaves out what ``without`` has."""
         if chunk_no == FULL_CHUNKS:
-            return encode_offsets(np.array(self._full.to_array(), np.int64))
-        chunk = self._chunks.get(chunk_no)
-        if chunk is None:
-            return b""
-        return offsetchunk.encode_chunk(chunk)
+            full = self._full
+            if without is not None:
+                full = full - BitMap64(array("Q", without._chunks)) - without._full
+            return encode_offsets(np.array(full.to_array(), np.int64))
+        if without is not None and (left_out := without._bits(chunk_no)):
+            chunk = self._bits(chunk_no) - left_out
+            return offsetchunk.encode_chunk(chunk) if chunk else b""
+        partial = self._chunks.get(chunk_no)
+        return b"" if partial is None else offsetchunk.encode_chunk(partial)
 
     # -- how a chunk changes its state -----------------------------------------
 
