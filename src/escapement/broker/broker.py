@@ -15,7 +15,7 @@ a new one recovers from what is durable.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from escapement.broker.works import Works
 from escapement.clock import Clock
 from escapement.errors import (
     EscapementError,
+    IndexDamaged,
     InvalidRequest,
     ShuttingDown,
     StorageReadOnly,
@@ -91,6 +92,7 @@ class Broker:
         self._stop = trio.Event()
         self._clean = False  # we have stopped in good order
         self._farewells: list[Callable[[], None]] = []
+        self._endings: list[Callable[[], Awaitable[None]]] = []
         self._works: Works | None = None
 
     # Made by ``run``: the keeper first, the works when there is ground to stand on.
@@ -146,7 +148,7 @@ class Broker:
         Raises:
           LeaseHeld: another broker owns the database.
           LeaseLost: another broker has taken over.
-          IndexDamaged: the index turned out damaged; it is rebuilt by the next start.
+          IndexDamaged: the index was damaged. It is discarded; the next start rebuilds it.
           StorageError: the database is unfit, or refused what it must not refuse.
         """
         await self._run(self._engine.check_fitness)
@@ -160,6 +162,11 @@ class Broker:
         try:
             with one_error():
                 self._clean = await self._live(lease, task_status)
+        except IndexDamaged:
+            # At once: whatever ends this process now, the next start must not read it again.
+            with trio.CancelScope(shield=True):
+                await self._run(DelayedIndex.discard, self._index_directory)
+            raise
         finally:
             with trio.CancelScope(shield=True):
                 await self._close()
@@ -212,6 +219,13 @@ class Broker:
         """Call ``farewell`` when the broker stops, after the last receipts were queued."""
         self._farewells.append(farewell)
 
+    def on_end(self, ending: Callable[[], Awaitable[None]]) -> None:
+        """Await ``ending`` before anything is closed that sessions use, however the broker ends.
+
+        ``stopping`` is true by then. ``ending`` returns when no session uses the broker.
+        """
+        self._endings.append(ending)
+
     def check_open(self) -> None:
         """Raise ``ShuttingDown`` if new work is not taken any more."""
         if self.stopping:
@@ -235,6 +249,9 @@ class Broker:
                 await self._run(self._keeper.release, self.works.revival.doubtful_until_ms)
         except EscapementError as error:
             _log.warning("the lease is not released and will run out by itself: %s", error)
+        self.stopping = True
+        for ending in self._endings:
+            await ending()
         self._keeper.close()
         if self._works is not None:
             self._works.close()

@@ -35,7 +35,6 @@ from escapement.protocol.connection import Connection
 from escapement.storage.blocking import in_threads
 from escapement.storage.datadir import DataDirectory
 from escapement.storage.engine.open import open_engine
-from escapement.storage.index import DelayedIndex
 from escapement.storage.lease import Identity
 
 _log = logging.getLogger(__name__)
@@ -103,7 +102,6 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                     return
                 except IndexDamaged as error:
                     _log.error("building the delayed index again from the log: %s", error)
-                    DelayedIndex.discard(directory.index)
         finally:
             engine.close()
             for listener in listeners:
@@ -176,12 +174,14 @@ class Front:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._sessions: set[Session] = set()
+        self._session_ended = trio.Event()
 
     async def run_broker(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Run the broker; peers are told good-bye when the last receipts are queued."""
         self._broker.on_stop(self.say_goodbye)
+        self._broker.on_end(self.end_sessions)
         await self._broker.run(task_status=task_status)
 
     async def accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
@@ -209,11 +209,20 @@ class Front:
             _log.exception("a session failed; its connection is closed")
         finally:
             self._sessions.discard(session)
+            self._session_ended.set()
 
     def say_goodbye(self) -> None:
         """Tell every peer that the broker is stopping."""
         for session in self._sessions:
             session.say_goodbye("the broker is stopping")
+
+    async def end_sessions(self) -> None:
+        """End every connection, and wait for the calls that its session has in threads."""
+        for session in self._sessions:
+            session.end()
+        while self._sessions:
+            self._session_ended = trio.Event()
+            await self._session_ended.wait()
 
 
 def _holds(error: BaseException, kind: type[BaseException]) -> bool:

@@ -103,6 +103,10 @@ class Session:
         """Tell the peer that the broker is stopping; what is queued still goes out."""
         self._outbound.send(wire.Goodbye(reason))
 
+    def end(self) -> None:
+        """End the connection; ``run`` returns when no call of the session is under way."""
+        self._scope.cancel()
+
     async def _read_all(self, nursery: trio.Nursery) -> None:
         try:
             with trio.fail_after(self._limits.handshake_timeout_s):

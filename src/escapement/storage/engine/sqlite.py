@@ -11,6 +11,9 @@ all connections of this process that name it, and an anchor connection holds it.
 reader there waits for an open transaction instead of reading past it; otherwise it
 is the same engine and passes the same contract suite.
 
+A connection is closed only while no thread is inside a call of it: to close one that is in
+use ends the process, because SQLite frees what the other thread reads.
+
 Errors: lock not had within the busy timeout is ``TransactionAborted``; disk full
 and I/O errors are ``StorageUnavailable`` (space or a disk may come back), and
 ``OutcomeUnknown`` where a COMMIT met them, for after a failed fsync nobody knows;
@@ -152,6 +155,8 @@ class SqliteConnection:
         self._raw = raw
         self._location = location
         self._lost = False
+        # Held by whoever is inside SQLite. It is free but for a close beside a call.
+        self._inside = threading.RLock()
 
     def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
         _check_plain(params)
@@ -205,22 +210,25 @@ class SqliteConnection:
             raise OutcomeUnknown(f"{self._location}: COMMIT failed: {error}") from error
 
     def rollback(self) -> None:
-        if not self._lost and self._raw.in_transaction:
-            try:
-                self._raw.execute("ROLLBACK")
-            except sqlite3.Error:
-                self.close()
+        with self._inside:
+            if not self._lost and self._raw.in_transaction:
+                try:
+                    self._raw.execute("ROLLBACK")
+                except sqlite3.Error:
+                    self.close()
 
     def close(self) -> None:
-        self._lost = True
-        with contextlib.suppress(sqlite3.Error):
-            self._raw.close()
+        """Close it; waits for a call that another thread has under way."""
+        with self._inside:
+            self._lost = True
+            with contextlib.suppress(sqlite3.Error):
+                self._raw.close()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
         """Errors in our words, and the state that each of them promises."""
         try:
-            with _in_our_words(self._location):
+            with self._inside, _in_our_words(self._location):
                 yield
         except TransactionAborted:
             self.rollback()

@@ -123,7 +123,7 @@ class DelayedIndex:
         """Delete the index of a directory, the manifest first; blocking."""
         (directory / MANIFEST_NAME).unlink(missing_ok=True)
         for path in directory.glob("*"):
-            path.unlink()
+            path.unlink(missing_ok=True)
 
     @property
     def manifest(self) -> Manifest | None:
