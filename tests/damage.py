@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 from hypothesis import strategies as st
+
+
+def scramble(index: Path) -> None:
+    """Change the bytes of each segment that there is."""
+    for path in index.glob("*.segment"):
+        with suppress(FileNotFoundError), path.open("r+b") as file:
+            file.write(b"\x5a" * path.stat().st_size)
 
 
 @st.composite

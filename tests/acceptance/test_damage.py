@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import resource
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,12 +18,16 @@ import trio
 
 import escapement
 from brokers import PATIENT, BrokerProcess, broker_process, until
+from damage import scramble
+from servers import MysqlServer
 
 COUNT: Final = 6_000
 SEGMENTS: Final = "*.segment"
 # Segments soon, and nothing of them kept in memory.
 LIMITS: Final[dict[str, Any]] = {"checkpoint_interval_s": 0.2, "index_cache_bytes": 0}
 PATIENCE_S: Final = 60
+REPAIR: Final = "building the delayed index again"
+REPAIR_WAITS: Final = "the delayed index waits for the database"
 
 
 def payloads(count: int) -> list[bytes]:
@@ -85,6 +93,95 @@ def scribble_over_the_manifest(index: Path) -> None:
 
 def lose_the_manifest(index: Path) -> None:
     (index / "MANIFEST").unlink()
+
+
+@contextmanager
+def database_of_its_own(server: MysqlServer) -> Iterator[str]:
+    server.admin("CREATE DATABASE repaired CHARACTER SET utf8mb4")
+    yield server.url("repaired")
+    server.restore()
+    server.admin("DROP DATABASE repaired")
+
+
+async def kill_the_database_in_a_repair(broker: BrokerProcess, server: MysqlServer) -> None:
+    """Damage the index, and kill the database when the broker begins to build it again."""
+    async with escapement.connect(broker.url, settings=PATIENT) as client:
+        producer = await client.producer("other")
+        async with client.consumer("other", "s"):
+            for _ in range(50):  # the broker may be quicker than the kill
+                # Something to read from a segment, so that the damage is met.
+                await producer.send(b"", delay=timedelta(milliseconds=500))
+                repairs = broker.complaints().count(REPAIR)
+                while broker.complaints().count(REPAIR) == repairs:
+                    scramble(broker.index)
+                    await trio.lowlevel.checkpoint()
+                server.kill()
+                with trio.move_on_after(1):
+                    await until(lambda: REPAIR_WAITS in broker.complaints())
+                    return
+                server.start()
+    raise AssertionError("no kill of the database met a repair")
+
+
+async def test_outage_while_the_index_is_built_again_is_waited_for(
+    tmp_path: Path, mysql_to_break: MysqlServer
+) -> None:
+    """Q8, P5: the same process goes on when the database is back, and loses nothing."""
+    with (
+        database_of_its_own(mysql_to_break) as url,
+        broker_process(tmp_path / "broker", url, limits=LIMITS) as broker,
+    ):
+        acked = await prepare(broker, delay_ms=1_000)
+        pid = broker.process.pid
+        await kill_the_database_in_a_repair(broker, mysql_to_break)
+        assert broker.running
+        mysql_to_break.start()
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            async with client.consumer("t", "s", permits=COUNT) as inbox:
+                await take(inbox, set(range(COUNT)) - set(acked.tolist()))
+        assert broker.process.pid == pid
+        assert broker.stop() == 0
+
+
+async def test_broker_stops_while_its_repair_waits_for_the_database(
+    tmp_path: Path, mysql_to_break: MysqlServer
+) -> None:
+    """Q8: SIGTERM ends the wait for a database that stays away."""
+    with (
+        database_of_its_own(mysql_to_break) as url,
+        broker_process(tmp_path / "broker", url, limits=LIMITS) as broker,
+    ):
+        await kill_the_database_in_a_repair(broker, mysql_to_break)
+        assert broker.stop() == 0
+        assert "Traceback" not in broker.complaints()
+
+
+async def test_full_disk_ends_the_broker_with_the_name_of_the_file(
+    tmp_path: Path, mysql_url: str
+) -> None:
+    """The rule "the disk of the index: full": room, then a start, and nothing is lost."""
+    with broker_process(tmp_path / "broker", mysql_url, limits=LIMITS) as broker:
+        acked = await prepare(broker, delay_ms=2_000)
+        before = {path.name for path in broker.index.iterdir()}
+        pid, limit = broker.process.pid, resource.RLIMIT_FSIZE
+        _, hard = resource.prlimit(pid, limit)
+        resource.prlimit(pid, limit, (100_000, hard))  # the system refuses longer files
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            producer = await client.producer("t")
+            more = await producer.send_many(
+                payloads(2 * COUNT)[COUNT:], delay=timedelta(milliseconds=10)
+            )
+        await until(lambda: not broker.running)
+        assert broker.process.returncode == 1
+        said = broker.complaints()
+        assert re.search(r"error: storage.*\.segment cannot be written: .*disk full", said), said
+        assert "Traceback" not in said
+        assert {path.name for path in broker.index.iterdir()} <= before
+        broker.start()
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            want = set(range(COUNT)) - set(acked.tolist()) | set(more.offsets.tolist())
+            async with client.consumer("t", "s", permits=COUNT) as inbox:
+                await take(inbox, want)
 
 
 DAMAGES: Final = (

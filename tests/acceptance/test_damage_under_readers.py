@@ -13,6 +13,7 @@ import trio
 
 import escapement
 from brokers import PATIENT, BrokerProcess, broker_process, until
+from damage import scramble
 from escapement.errors import EscapementError
 
 READERS: Final = 6
@@ -24,15 +25,6 @@ def repairs(broker: BrokerProcess) -> int:
     """How often this process has discarded its index and built it again."""
     errors = broker.data.with_name(broker.data.name + ".err").read_text(errors="replace")
     return errors.count("building the delayed index again")
-
-
-def scramble(index: Path) -> None:
-    """Change bytes all over each segment that there is."""
-    for path in index.glob("*.segment"):
-        with suppress(FileNotFoundError), path.open("r+b") as file:
-            for at in range(0, path.stat().st_size, 512):
-                file.seek(at)
-                file.write(b"\x5a" * 16)
 
 
 async def damage_again_and_again(broker: BrokerProcess, times: int) -> None:

@@ -407,22 +407,22 @@ def test_a_refused_address_is_unavailable(mysql_to_break: MysqlServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "bad", "says"),
+    ("variable", "bad", "says", "error"),
     [
-        ("read_only", "1", "takes no writes"),
-        ("default_storage_engine", "MyISAM", "InnoDB"),
-        ("max_allowed_packet", "1048576", "SET GLOBAL max_allowed_packet"),
+        ("read_only", "1", "takes no writes", StorageReadOnly),
+        ("default_storage_engine", "MyISAM", "InnoDB", UnfitDatabase),
+        ("max_allowed_packet", "1048576", "SET GLOBAL max_allowed_packet", UnfitDatabase),
     ],
 )
 def test_an_unfit_server_is_refused_with_the_reason(
-    mysql_to_break: MysqlServer, variable: str, bad: str, says: str
+    mysql_to_break: MysqlServer, variable: str, bad: str, says: str, error: type[StorageError]
 ) -> None:
     engine = engine_at(mysql_to_break.url("unfit"))
     engine.check_fitness()
     ((good,),) = mysql_to_break.admin(f"SELECT @@GLOBAL.{variable}")
     mysql_to_break.admin(f"SET GLOBAL {variable} = {bad}")
     try:
-        with pytest.raises(UnfitDatabase, match=says):
+        with pytest.raises(error, match=says):
             engine.check_fitness()
     finally:
         mysql_to_break.admin(f"SET GLOBAL {variable} = {good}")

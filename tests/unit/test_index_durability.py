@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import struct
 import subprocess
@@ -195,6 +196,48 @@ def test_a_disk_that_refuses_is_a_storage_error_and_loses_nothing(tmp_path: Path
         index.checkpoint("log", {})
     assert content(index) == everything
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size_bytes", [0, 100, 5_000, 300_000])
+def test_full_disk_keeps_no_partial_file_and_is_named(tmp_path: Path, size_bytes: int) -> None:
+    """The rule "the disk of the index: full": the system itself refuses to write further."""
+    index = DelayedIndex.open(tmp_path, LIMITS)
+    fill(index, 0, 50)
+    index.checkpoint("log", {})
+    before = {path.name for path in tmp_path.iterdir()}
+    # Manifest and small segment fit in where only a large segment is refused.
+    fill(index, 50, 10_000 if size_bytes > 100_000 else 50)
+    everything = content(index)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        with pytest.raises(StorageError, match=r"00000002\.segment cannot be written: .*disk full"):
+            index.checkpoint("log", {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name for path in tmp_path.iterdir()} == before
+    assert content(index) == everything
+    index.checkpoint("log", {})
+    assert content(DelayedIndex.open(tmp_path, LIMITS)) == everything
+
+
+def test_full_disk_that_has_no_room_for_the_manifest_keeps_no_segment(tmp_path: Path) -> None:
+    """The segment was written whole, and no manifest can name it."""
+    index = DelayedIndex.open(tmp_path, LIMITS)
+    for number in range(40):  # names enough to make the manifest larger than a segment
+        index.add(1, number, np.zeros(1, np.int64), batch_of(1, [number]))
+        index.checkpoint("log", {})
+    before = {path.name for path in tmp_path.iterdir()}
+    index.add(1, 40, np.zeros(1, np.int64), batch_of(1, [40]))
+    largest = max(path.stat().st_size for path in tmp_path.glob("*.segment"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 50, hard))
+    try:
+        with pytest.raises(StorageError, match="disk full"):
+            index.checkpoint("log", {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name for path in tmp_path.iterdir()} == before
 
 
 @pytest.fixture(scope="module")

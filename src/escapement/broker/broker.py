@@ -222,7 +222,7 @@ class Broker:
     def on_end(self, ending: Callable[[], Awaitable[None]]) -> None:
         """Await ``ending`` before anything is closed that sessions use, however the broker ends.
 
-        ``stopping`` is true by then. ``ending`` returns when no session uses the broker.
+        ``ending`` returns when no session uses the broker, and none will.
         """
         self._endings.append(ending)
 
@@ -249,7 +249,6 @@ class Broker:
                 await self._run(self._keeper.release, self.works.revival.doubtful_until_ms)
         except EscapementError as error:
             _log.warning("the lease is not released and will run out by itself: %s", error)
-        self.stopping = True
         for ending in self._endings:
             await ending()
         self._keeper.close()

@@ -30,10 +30,19 @@ from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.session import Session
 from escapement.clock import SystemClock
-from escapement.errors import Busy, EscapementError, IndexDamaged, ShuttingDown, StorageError
+from escapement.errors import (
+    Busy,
+    EscapementError,
+    IndexDamaged,
+    ShuttingDown,
+    StorageError,
+    StorageUnavailable,
+)
 from escapement.protocol.connection import Connection
 from escapement.storage.blocking import in_threads
+from escapement.storage.commit.lane import FIRST_PROBE_S, LAST_PROBE_S
 from escapement.storage.datadir import DataDirectory
+from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.engine.open import open_engine
 from escapement.storage.lease import Identity
 
@@ -86,22 +95,13 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
         host, port = listeners[0].socket.getsockname()[:2]
         engine = open_engine(config.log_url, config.data)
         try:
-            while True:
-                identity = Identity(directory.identity, f"{host}:{port}")
-                broker = Broker(
-                    engine,
-                    directory.index,
-                    identity,
-                    SystemClock(),
-                    in_threads(_THREADS),
-                    config.broker,
-                )
-                try:
-                    with one_error():
-                        await _serve_once(broker, listeners, lambda: on_ready(f"{host}:{port}"))
-                    return
-                except IndexDamaged as error:
-                    _log.error("building the delayed index again from the log: %s", error)
+            identity = Identity(directory.identity, f"{host}:{port}")
+
+            def make_broker() -> Broker:
+                run = in_threads(_THREADS)
+                return Broker(engine, directory.index, identity, SystemClock(), run, config.broker)
+
+            await _serve_and_repair(make_broker, listeners, lambda: on_ready(f"{host}:{port}"))
         finally:
             engine.close()
             for listener in listeners:
@@ -150,6 +150,50 @@ async def _on_one_port(host: str, port: int) -> list[trio.SocketListener]:
     raise OSError(errno.EADDRINUSE, "no port is free on all addresses")
 
 
+async def _serve_and_repair(
+    make_broker: Callable[[], Broker],
+    listeners: list[trio.SocketListener],
+    on_ready: Callable[[], None],
+) -> None:
+    """Serve until asked to stop, with another broker each time the index was damaged.
+
+    While the index is built again, an outage of the database is waited for. At the first
+    start it is an error: the operator may have named the wrong database.
+    """
+    repairing, pause_s = False, FIRST_PROBE_S
+
+    def ready() -> None:
+        nonlocal repairing, pause_s
+        repairing, pause_s = False, FIRST_PROBE_S
+        on_ready()
+
+    while True:
+        broker = make_broker()
+        try:
+            with one_error():
+                await _serve_once(broker, listeners, ready)
+            return
+        except IndexDamaged as error:
+            _log.error("building the delayed index again from the log: %s", error)
+            repairing = True
+        except (StorageUnavailable, TransactionAborted) as error:
+            if not repairing:
+                raise
+            _log.warning("the delayed index waits for the database: %s", error)
+            if broker.stopping or await _asked_to_stop(pause_s):
+                return
+            pause_s = min(2 * pause_s, LAST_PROBE_S)
+
+
+async def _asked_to_stop(within_s: float) -> bool:
+    """Return whether SIGTERM or SIGINT comes while nothing is served."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.move_on_after(within_s):
+            await anext(signals)
+            return True
+    return False
+
+
 async def _serve_once(
     broker: Broker, listeners: list[trio.SocketListener], on_ready: Callable[[], None]
 ) -> None:
@@ -174,6 +218,7 @@ class Front:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._sessions: set[Session] = set()
+        self._ending = False
         self._session_ended = trio.Event()
 
     async def run_broker(
@@ -194,7 +239,7 @@ class Front:
         if len(self._sessions) >= limits.connections:
             await _turn_away(stream, Busy(f"the broker has {limits.connections} connections"))
             return
-        if self._broker.stopping:
+        if self._broker.stopping or self._ending:
             await _turn_away(stream, ShuttingDown("the broker is stopping"))
             return
         session = Session(self._broker, stream, limits)
@@ -218,6 +263,7 @@ class Front:
 
     async def end_sessions(self) -> None:
         """End every connection, and wait for the calls that its session has in threads."""
+        self._ending = True
         for session in self._sessions:
             session.end()
         while self._sessions:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from escapement.errors import UnfitDatabase
+from escapement.errors import StorageReadOnly, UnfitDatabase
 from escapement.storage.engine.base import Connection
 
 logger = logging.getLogger(__name__)
@@ -36,10 +36,18 @@ _ASKED: Final = (
 
 
 def check_fitness(connection: Connection, location: str) -> None:
-    """Raise ``UnfitDatabase`` with the first reason why this server will not do."""
+    """Raise ``UnfitDatabase`` with the first reason why this server will not do.
+
+    A server that takes no writes now is a ``StorageReadOnly``: it may take them later.
+    """
     asked = ", ".join(f"'{name}'" for name in _ASKED)
     rows = connection.execute(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({asked})").rows
     has = {str(name).lower(): str(value) for name, value in rows}
+    for name in ("read_only", "super_read_only", "innodb_read_only"):
+        if has.get(name, "OFF") not in ("OFF", "0"):
+            raise StorageReadOnly(
+                f"{location}: the server takes no writes: {name} is {has[name]} (is it a replica?)"
+            )
     for problem in (*_problems_of_settings(has), *_problems_of_engines(connection)):
         raise UnfitDatabase(f"{location}: {problem}")
     flush = has["innodb_flush_log_at_trx_commit"]
@@ -65,9 +73,6 @@ def _problems_of_settings(has: dict[str, str]) -> Iterator[str]:
             f"default_storage_engine is {has['default_storage_engine']}, which has no durable "
             "transactions; set it to InnoDB"
         )
-    for name in ("read_only", "super_read_only", "innodb_read_only"):
-        if has.get(name, "OFF") not in ("OFF", "0"):
-            yield f"the server takes no writes: {name} is {has[name]} (is it a replica?)"
     if int(has["max_allowed_packet"]) < MIN_PACKET_BYTES:
         yield (
             f"max_allowed_packet is {has['max_allowed_packet']} bytes, too small for a group of "

@@ -80,7 +80,7 @@ class Building:
                 sizes[named.name] = named.stat().st_size
             sync_directory(self.directory)
             manifest = Manifest(log_identity, dict(positions), sizes, Lineage(base=base))
-            ManifestFile(self.directory, no_failpoint).update(lambda _: manifest)
+            ManifestFile(self.directory, no_failpoint).update(lambda _: manifest, lambda: None)
 
     def merge(self, limits: IndexLimits, wait: Callable[[Callable[[], None]], None]) -> None:
         """Merge the smallest until there are no more segments than a broker keeps to.

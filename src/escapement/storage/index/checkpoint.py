@@ -205,7 +205,6 @@ class Checkpoint:
         """
         with writing(self._path):
             added = self._finish_segment()
-            self._named = True
             self._manifest.update(
                 lambda old: Manifest(
                     log_identity,
@@ -213,9 +212,13 @@ class Checkpoint:
                     {**(old.segments if old else {}), **added},
                     lineage,
                     max(forgotten_until_ms, old.forgotten_until_ms if old else 0),
-                )
+                ),
+                self._name,
             )
         self.finished = True
+
+    def _name(self) -> None:
+        self._named = True
 
     def _finish_segment(self) -> dict[str, int]:
         if self._writer is None:

@@ -273,15 +273,17 @@ class Compaction:
             until_ms = max(old.forgotten_until_ms, self._due_until_ms)
             return replace(old, segments={**kept, **added}, forgotten_until_ms=until_ms)
 
-        self._named = True
         with writing(self._output):
-            self._manifest.update(change)
+            self._manifest.update(change, self._name)
         self.finished = True
         with suppress(OSError):  # the next start deletes what no manifest names
             self._discard_rosters()
         for segment in self.inputs:
             with suppress(OSError):
                 segment.path.unlink()
+
+    def _name(self) -> None:
+        self._named = True
 
     def let_go(self) -> None:
         """Forget the inputs, which nobody else needs any more; blocking.

@@ -146,16 +146,31 @@ class ManifestFile:
             raise IndexDamaged(f"{self._path}: {error.strerror}") from error
         self.current = Manifest.decode(data, str(self._path))
 
-    def update(self, change: Callable[[Manifest | None], Manifest]) -> None:
-        """Replace the manifest by what ``change`` makes of the newest; blocking."""
+    def update(
+        self, change: Callable[[Manifest | None], Manifest], on_rename: Callable[[], None]
+    ) -> None:
+        """Replace the manifest by what ``change`` makes of the newest; blocking.
+
+        Args:
+          on_rename: called when the disk has the new manifest under another name. From then
+            on an error leaves open which of the two counts.
+
+        Raises:
+          OSError: the disk refuses.
+        """
         with self._lock:
             manifest = change(self.current)
             temporary = self._path.with_name(_TEMPORARY_NAME)
-            with temporary.open("wb") as file:
-                file.write(manifest.encode())
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with temporary.open("wb") as file:
+                    file.write(manifest.encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
             self._failpoint("manifest tmp written")
+            on_rename()
             temporary.rename(self._path)
             self._failpoint("manifest renamed")
             sync_directory(self._path.parent)

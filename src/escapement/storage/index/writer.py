@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -137,8 +137,9 @@ class SegmentWriter:
         sync_directory(self.path.parent)
 
     def discard(self) -> None:
-        """Give the file up."""
-        self._file.close()
+        """Give the file up and delete it."""
+        with suppress(OSError):  # a full disk refuses what is still in the buffer
+            self._file.close()
         self.path.unlink(missing_ok=True)
 
 
