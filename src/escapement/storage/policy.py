@@ -290,9 +290,19 @@ class SubscriptionPolicy(Policy):
         "the fewest.",
     )
 
+    def check_ack_wait(self, ack_wait_ms: int) -> None:
+        """Raise ``InvalidRequest`` if ``max_backoff_ms`` would cut this wait short."""
+        if 0 < self.max_backoff_ms < ack_wait_ms:
+            most = duration_text(self.max_backoff_ms)
+            raise InvalidRequest(
+                f"an ack_wait of {duration_text(ack_wait_ms)} is longer than the subscription's "
+                f"max_backoff of {most}. Ask for {most} at most, or raise max_backoff."
+            )
+
     def _check_together(self) -> None:
         if 0 < self.max_backoff_ms < self.min_backoff_ms:
             raise InvalidRequest(
                 f"max_backoff_ms of {duration_text(self.max_backoff_ms)} is shorter than "
                 f"min_backoff_ms of {duration_text(self.min_backoff_ms)}"
             )
+        self.check_ack_wait(self.ack_wait_ms)

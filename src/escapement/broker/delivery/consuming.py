@@ -96,7 +96,8 @@ class Consuming:
         Raises:
           Conflict: the subscription is of another kind, or exclusive and taken; or somebody
             else has some of the keys.
-          InvalidRequest: a range of keys, and the subscription is not shared.
+          InvalidRequest: a range of keys, and the subscription is not shared; or an
+            ``ack_wait_ms`` above the ``max_backoff_ms`` of its policy.
         """
         if key_range is not None and kind != "shared":
             raise InvalidRequest(f"a key range is for shared subscriptions, not {kind} ones")
@@ -112,6 +113,7 @@ class Consuming:
                 f"the exclusive subscription {name} of {topic.name.full} has a consumer; use "
                 "failover to let several stand by"
             )
+        subscription.record.policy.check_ack_wait(ack_wait_ms)
         check_range(subscription.consumers, key_range)
         self._last_id += 1
         default_ms = self._ack_wait_ms if kind == "shared" else 0
