@@ -67,7 +67,7 @@ def test_a_namespace_is_shown_with_durations_in_words(say: Say) -> None:
     assert (shown["granularity"], shown["tick"]) == ("5m", "10ms")
     head, *rows = say("admin", "namespaces", "list").splitlines()
     assert head.split() == ["namespace", "delays", "enabled", "granularity", "tick", "topics"]
-    assert ["words/eu", "yes", "5m", "1s", "0"] in [row.split() for row in rows]
+    assert ["words/eu", "yes", "5m", "10ms", "0"] in [row.split() for row in rows]
     assert json.loads(say("admin", "namespaces", "delete", "words/eu", "-o", "json")) == {
         "deleted": "words/eu"
     }

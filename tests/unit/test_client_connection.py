@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import anyio
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import escapement
 from escapement.client.address import Address
-from escapement.client.retry import Retry
+from escapement.client.retry import EARLY_S, LONGEST_EARLY_WAIT_S, Retry
 from escapement.errors import Busy, Disconnected, EscapementError, InvalidRequest, ProtocolError
 from escapement.protocol import commands as wire
 
@@ -41,16 +42,33 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
-def test_waits_double_within_their_bounds_and_begin_again_after_success(
-    chances: list[float],
-) -> None:
-    left = iter(chances * 2)
+def test_waits_have_full_jitter_and_begin_again_after_success(chances: list[float]) -> None:
+    """Each wait is a share of a bound that doubles, and never a second in the first minute."""
+    left = iter([*chances, 1.0, *chances])
     retry = Retry(0.1, 10, lambda: next(left))
-    for number in range(len(chances)):
-        full_s = min(0.1 * 2**number, 10)
-        assert full_s / 2 <= retry.next_s() <= full_s
+    now_s, bound_s = 1_000.0, 0.1
+    for chance in chances:
+        early = now_s - 1_000.0 < EARLY_S
+        bound_s = min(bound_s, LONGEST_EARLY_WAIT_S if early else 10)
+        wait_s = retry.next_s(now_s)
+        assert wait_s == bound_s * chance
+        assert wait_s < 1 or not early
+        now_s, bound_s = now_s + wait_s + 1.0, 2 * bound_s
     retry.succeeded()
-    assert 0.05 <= retry.next_s() <= 0.1
+    assert retry.next_s(now_s) == 0.1
+
+
+@pytest.mark.parametrize("outage_s", [0.5, 3.0, 20.0, 50.0])
+def test_nine_clients_in_ten_try_again_soon_after_a_broker_is_back(outage_s: float) -> None:
+    """B5: 0.7 s, less what it takes to connect, to open a producer and to publish."""
+    chance = random.Random(1).random
+    late_s = []
+    for _ in range(2_000):
+        retry, now_s = Retry(0.1, 10.0, chance), chance() * 0.1
+        while now_s < outage_s:
+            now_s += retry.next_s(now_s)
+        late_s.append(now_s - outage_s)
+    assert sorted(late_s)[1_800] < 0.55
 
 
 @on_both

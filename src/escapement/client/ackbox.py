@@ -163,7 +163,7 @@ class AckBox:
         if error.retryable:
             slip.sent = False
             if now_s >= self._retry_at:
-                self._retry_at = now_s + self._retry.next_s()
+                self._retry_at = now_s + self._retry.next_s(now_s)
         else:
             slip.error = error
             self._settle(slip)

@@ -153,7 +153,8 @@ class Attached(ABC):
         """The broker does not have it, or no longer: open it again, or give up."""
         if error.retryable:
             self._refusal = error
-            self._retry_at = anyio.current_time() + self._retry.next_s()
+            now_s = anyio.current_time()
+            self._retry_at = now_s + self._retry.next_s(now_s)
             self._closed_for_now()
             self._line.wake(self)
         else:

@@ -175,7 +175,7 @@ class Line:
 
     async def _reconnect(self) -> Link:
         while True:
-            await anyio.sleep(self._retry.next_s())
+            await anyio.sleep(self._retry.next_s(anyio.current_time()))
             try:
                 return await self.connect()
             except EscapementError:

@@ -258,7 +258,7 @@ class Outbox:
             self._parcels[self._under_way].sent = False
         parcel.refusal = error
         if now_s >= self._retry_at:  # of many refused at once only the first counts
-            self._retry_at = now_s + self._retry.next_s()
+            self._retry_at = now_s + self._retry.next_s(now_s)
 
     def lost(self) -> None:
         """The connection is gone: what was under way is so no longer."""

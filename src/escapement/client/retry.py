@@ -1,4 +1,9 @@
-"""How long to wait before trying again: longer each time, and never all at once."""
+"""How long to wait before another attempt: longer each time, and never all clients at once.
+
+The wait is drawn from the whole span between zero and a bound that doubles ("full jitter").
+So clients that lost a broker together come back spread over that span. In the first minute of
+an outage the bound is below a second: most outages are a restart.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,16 @@ from typing import Final
 # holds up all that comes after it. (For making connections see ``Settings``.)
 FIRST_WAIT_S: Final = 0.05
 LONGEST_WAIT_S: Final = 1.0
+# No wait is longer than this while an outage is new. Below a second, because to connect and
+# to open a producer takes time as well.
+LONGEST_EARLY_WAIT_S: Final = 0.75
+EARLY_S: Final = 60.0
 
 
 class Retry:
-    """Waits that double from first to longest, each cut at random to its upper half."""
+    """Waits of full jitter whose bound doubles from first to longest."""
 
-    __slots__ = ("_chance", "_first_s", "_longest_s", "_wait_s")
+    __slots__ = ("_bound_s", "_chance", "_failing_since_s", "_first_s", "_longest_s")
 
     def __init__(
         self,
@@ -24,16 +33,27 @@ class Retry:
         chance: Callable[[], float] = random,
     ) -> None:
         assert 0 < first_s <= longest_s
-        self._first_s = self._wait_s = first_s
+        self._first_s = self._bound_s = first_s
         self._longest_s = longest_s
         self._chance = chance
+        self._failing_since_s: float | None = None
 
-    def next_s(self) -> float:
-        """Seconds to wait after one more failure."""
-        wait_s = self._wait_s
-        self._wait_s = min(2 * wait_s, self._longest_s)
-        return wait_s * (0.5 + 0.5 * self._chance())
+    def next_s(self, now_s: float) -> float:
+        """Return the seconds to wait after one more failure.
+
+        Args:
+          now_s: when it failed, on the clock of the event loop.
+        """
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+        longest_s = self._longest_s
+        if now_s - self._failing_since_s < EARLY_S:
+            longest_s = min(longest_s, LONGEST_EARLY_WAIT_S)
+        bound_s = min(self._bound_s, longest_s)
+        self._bound_s = min(2 * bound_s, self._longest_s)
+        return bound_s * self._chance()
 
     def succeeded(self) -> None:
         """Begin again from the shortest."""
-        self._wait_s = self._first_s
+        self._bound_s = self._first_s
+        self._failing_since_s = None

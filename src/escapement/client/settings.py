@@ -21,6 +21,7 @@ class Settings:
     heartbeat_s: float | None = 15.0
     # After so long without an answer the connection is given up.
     heartbeat_timeout_s: float = 10.0
-    # Between attempts to connect: doubling from first to longest.
+    # Bounds of the random wait between attempts to connect: the bound doubles from first to
+    # longest. In the first minute of an outage no wait is longer than a second.
     reconnect_first_s: float = 0.1
     reconnect_longest_s: float = 10.0
