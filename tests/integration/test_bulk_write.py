@@ -317,6 +317,7 @@ def test_a_database_that_goes_away_for_a_moment_is_waited_for(
             "not both",
         ),
         ({"topic": "t/n/x", "txnAppId": "b"}, {}, InvalidRequest, "go together"),
+        ({"topic": "t/n/x", "nullTimes": "later"}, {}, InvalidRequest, "nullTimes is fail or now"),
         ({"topic": "t/n/x", "maxDelay": "a year"}, {}, InvalidRequest, "maxDelay: 'a year'"),
         ({"topic": "t/n/x", "topics": "y"}, {}, InvalidRequest, "unknown option 'topics'"),
         ({"topic": "t/n/x", "queryName": "y"}, {}, InvalidRequest, "unknown option 'queryname'"),
@@ -359,7 +360,8 @@ def test_a_row_for_a_topic_that_takes_none_fails_its_task_and_is_named(
     why: str,
 ) -> None:
     """B7: the first that has it, of those that its partition has in all record batches."""
-    write = plan(mysql_url, {"payload": "binary", "topic": "string", "delay_ms": "bigint"})
+    columns = {"payload": "binary", "topic": "string", "delay_ms": "bigint"}
+    write = plan(mysql_url, columns, nullTimes="now")
 
     def rows(*topics: str, delays: list[int | None]) -> pa.RecordBatch:
         columns = {"payload": [b"1"] * len(topics), "topic": topics}

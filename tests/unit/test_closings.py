@@ -110,8 +110,8 @@ def test_each_closing_completes_once_and_when_all_is_done(
             one.acked.add(column(offsets))
             one.held.discard(column(offsets))
         else:
+            amendments.cancelled.take(column(sorted(set(offsets) - cancelled)))
             cancelled |= set(offsets)
-            amendments.cancelled.take(column(offsets))
         done = groups.done(subscription, amendments, column(offsets))
         complete += [found.group for found in done]
         if number >= armed_after:

@@ -77,7 +77,9 @@ def test_what_cannot_be_written_is_named(columns: dict[str, str], why: str) -> N
 # -- rows ----------------------------------------------------------------------------
 
 
-def read(columns: dict[str, pa.Array], topic: str = "t/n/x") -> list[Rows]:
+def read(
+    columns: dict[str, pa.Array], topic: str = "t/n/x", *, null_times_now: bool = True
+) -> list[Rows]:
     kinds = {
         "payload": "binary",
         "deliver_at": "timestamp",
@@ -89,7 +91,7 @@ def read(columns: dict[str, pa.Array], topic: str = "t/n/x") -> list[Rows]:
         "priority": "int",
     }
     shape = Shape.of({name: kinds[name] for name in columns})
-    reader = RowReader(shape, topic, START_MS, MAX_DELAY_MS)
+    reader = RowReader(shape, topic, START_MS, MAX_DELAY_MS, null_times_now)
     return list(reader.read(pa.RecordBatch.from_pydict(columns)))
 
 
@@ -176,6 +178,28 @@ def test_delays_count_from_the_one_instant_and_nothing_is_early() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        ("deliver_at", pa.array([1, None, None], pa.timestamp("us", "UTC"))),
+        ("delay", pa.array([1, None, None], pa.duration("us"))),
+        ("delay_ms", pa.array([1, None, None], pa.int64())),
+    ],
+)
+def test_null_time_is_refused_unless_it_is_asked_for(name: str, times: pa.Array) -> None:
+    """B7: Spark makes null of a string that it cannot parse, and it must not send at once."""
+    columns = {"payload": pa.array([b"1", b"2", b"3"]), name: times}
+    with pytest.raises(
+        InvalidRequest, match=rf"^2 rows \(the first is row 2 of .* {name} is null.* nullTimes"
+    ):
+        read(columns, null_times_now=False)
+    (rows,) = read(columns, null_times_now=True)
+    assert rows.at_ms is not None
+    assert rows.at_ms.tolist()[1:] == [-1, -1]
+    (rows,) = read({"payload": columns["payload"]}, null_times_now=False)
+    assert rows.at_ms is None
+
+
+@pytest.mark.parametrize(
     "times",
     [
         {"delay_ms": pa.array([0, MAX_DELAY_MS + 1])},
@@ -219,7 +243,7 @@ def test_what_no_message_can_have_is_refused(
 
 def test_a_row_is_named_by_its_place_among_all_of_its_partition() -> None:
     """B7: which comes in several record batches."""
-    reader = RowReader(Shape.of({"payload": "binary"}), "x", START_MS, MAX_DELAY_MS)
+    reader = RowReader(Shape.of({"payload": "binary"}), "x", START_MS, MAX_DELAY_MS, False)
     for payloads in ([b"1", b"2"], [b"3", b"4", b"5"]):
         list(reader.read(pa.RecordBatch.from_pydict({"payload": pa.array(payloads)})))
     last = pa.RecordBatch.from_pydict({"payload": pa.array([b"6", None])})

@@ -49,11 +49,14 @@ WRITE_OPTIONS: Final = (
     "topic",
     "createTopics",
     "maxDelay",
+    "nullTimes",
     "jobId",
     "txnAppId",
     "txnVersion",
     "report",
 )
+# What becomes of a row whose column of times is null.
+NULL_TIMES: Final = ("fail", "now")
 # A stream also says where its checkpoints are, and Spark hands over the name that its query has.
 STREAM_OPTIONS: Final = (*WRITE_OPTIONS, "checkpointLocation", "queryName")
 # Those of them that no two streams have in common.
@@ -115,6 +118,7 @@ class BulkWrite:
     began_s: float  # when it was planned, Unix seconds
     start_ms: int  # delays count from here, by the database's clock
     max_delay_ms: int  # what is wanted later than this from there is refused
+    null_times_now: bool  # whether a null time means at once; otherwise its task fails
 
     @classmethod
     def plan(
@@ -153,6 +157,7 @@ class BulkWrite:
             time.time(),
             0,
             options.duration("maxDelay", DEFAULT_MAX_DELAY_MS),
+            options.word("nullTimes", NULL_TIMES) == "now",
         )
         return plan._checked()
 
@@ -257,7 +262,9 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
             for _ in batches:  # who hands them over expects that they are taken
                 pass
             return Part(plan.series, plan.version, Counted(part, name, 0), {}, 0, plan.began_s)
-        reader = RowReader(plan.shape, plan.topic, plan.start_ms, plan.max_delay_ms)
+        reader = RowReader(
+            plan.shape, plan.topic, plan.start_ms, plan.max_delay_ms, plan.null_times_now
+        )
         stager = Stager(
             transactions,
             Attempt(entered.id, part, name),

@@ -60,14 +60,19 @@ class RowReader:
       topic: for rows that name none; "" if each must.
       start_ms: the instant that delays are counted from.
       max_delay_ms: what is wanted later than this from then is refused.
+      null_times_now: whether a null time means at once. Otherwise it is refused: it is what
+        Spark makes of a time that it cannot parse.
     """
 
-    def __init__(self, shape: Shape, topic: str, start_ms: int, max_delay_ms: int) -> None:
+    def __init__(
+        self, shape: Shape, topic: str, start_ms: int, max_delay_ms: int, null_times_now: bool
+    ) -> None:
         assert topic or "topic" in shape.places, "nothing says where to"
         self._shape = shape
         self._topic = topic
         self._start_ms = start_ms
         self._max_delay_ms = max_delay_ms
+        self._null_times_now = null_times_now
         self._rows_before = 0  # those of earlier record batches
 
     def read(self, rows: pa.RecordBatch) -> Iterator[Rows]:
@@ -152,6 +157,13 @@ class RowReader:
             at_ms, given = delays_ms + self._start_ms, _given(column)
         else:
             return None
+        if not self._null_times_now:
+            (name,) = {"deliver_at", "delay", "delay_ms"} & places.keys()
+            self._refuse(
+                ~given,
+                f"without a time: {name} is null, as when Spark cannot parse a string. Filter"
+                " such rows, or set the option nullTimes to now to send them at once",
+            )
         too_far = given & (at_ms > self._start_ms + self._max_delay_ms)
         if too_far.any():
             most = duration_text(self._max_delay_ms)
