@@ -115,6 +115,8 @@ class Claim:
     waits: dict[int, Hand] = field(default_factory=dict)  # given back, not to come before then
     # What was in hands when a broker died, and long enough for that to be on record: the attempt.
     fired: dict[int, int] = field(default_factory=dict)
+    # What was in hands when a broker died, on record or not.
+    crashed_with: set[int] = field(default_factory=set)
     passed_ms: list[int] = field(default_factory=list)  # deliveries since the rate was set
     ordered_from: int = 0  # what lies before in the log may come in any order
     heads: dict[int, int] = field(default_factory=dict)  # lay ready between two steps: when due
@@ -129,6 +131,10 @@ class Claim:
     @property
     def in_log_order(self) -> bool:
         return self.kind != "shared"
+
+    def holds(self, offset: int) -> bool:
+        """Whether the broker knows that this was handed out and is still to be done."""
+        return any(offset in known for known in (self.hands, self.waits, self.fired))
 
     def covers(self, offset: int, due_ms: int) -> bool:
         if offset in self.spared:
@@ -370,6 +376,8 @@ class Model:
         than it is now, all may have been delivered.
         """
         self.crashes.append(now_ms)
+        for claim in self.claims.values():
+            claim.crashed_with |= claim.hands.keys()
         until_ms = NEVER_MS if now_ms < self.started_ms else now_ms
         self.doubtful_ms = max(self.doubtful_ms, until_ms)
 

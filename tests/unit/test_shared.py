@@ -10,6 +10,7 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.subscription.consumer import Consumer
+from escapement.broker.subscription.keyranges import KeyRanges
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.message import Int64s
@@ -154,3 +155,10 @@ def test_attempts_are_counted_up_to_what_is_kept_of_them() -> None:
     made.release(made.consumers[0], column(0, 1), 0, 1_000)
     (again,) = made.assign(1_000, 100)
     assert again.rows.counts.tolist() == hand.rows.counts.tolist()
+
+
+def test_subscriptions_without_ranges_share_one_table_of_owners() -> None:
+    """Invariant 9: half a megabyte for each subscription that asks for no range is too much."""
+    one, other = KeyRanges([]), KeyRanges([])
+    assert one._owners is other._owners
+    assert not one._owners.flags.writeable

@@ -192,8 +192,12 @@ class Broker:
         The answer is final: what is ``done`` is never handed to any of these again, whatever
         crashes; a message that is ``DELIVERED`` had been handed to every subscription, one that is
         ``OVER`` is to come to none any more and had not been handed to all. A
-        subscription in ``handed`` keeps what it had, with its retries. Cancelling again what
-        is cancelled is answered the same.
+        subscription in ``handed`` keeps what it had, with its retries.
+
+        After a broker ended uncleanly, messages that were due before its restart may have been
+        handed out. Until they are acknowledged they count as handed out: a message that all
+        subscriptions may have had is ``DELIVERED``. Cancelling again what is cancelled
+        changes nothing.
 
         Args:
           what: ids, receipts (of ``send`` and ``send_many``) or delivered messages of one

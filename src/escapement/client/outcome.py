@@ -18,8 +18,9 @@ Bools = npt.NDArray[np.bool_]
 class Outcome:
     """What became of one message.
 
-    ``handed`` names the subscriptions that had been handed it before: they keep it, whatever
-    became of it for the others. An ``id`` with offset -1 stands for a dedup key that is not
+    ``handed`` names the subscriptions that had been handed it before, or may have been by a
+    broker that ended uncleanly. A subscription that holds the message keeps it, whatever became
+    of it for the others. An ``id`` with offset -1 stands for a dedup key that is not
     known.
     """
 
@@ -82,11 +83,11 @@ class Outcomes:
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
-        """The names of those that had been handed any of them."""
+        """The names of those that had, or may have, been handed any of them."""
         return tuple(self._handed)
 
     def handed_to(self, subscription: str) -> Bools:
-        """Which of them this subscription had been handed before; bool[n]."""
+        """Which of them this subscription had, or may have, been handed before; bool[n]."""
         found = self._handed.get(subscription)
         return np.zeros(len(self), bool) if found is None else found
 

@@ -25,6 +25,7 @@ from escapement.broker.log.logreader import LogReader
 from escapement.broker.publishing.outcome import (
     Decision,
     Outcome,
+    PastTimes,
     decide,
     still_wanted,
 )
@@ -81,10 +82,11 @@ class Amending:
         """
         topic = self._registry.topic(TopicName.parse(topic_text))
         wanted, back = np.unique(offsets, return_inverse=True)
+        past = await self._past_times(topic, wanted)
         known = due_ms = np.zeros(0, np.int64)  # when some of them were due at first
         while True:
             self._check(topic, len(offsets))
-            decision = decide(topic, wanted, topic.subscriptions())
+            decision = decide(topic, wanted, topic.subscriptions(), past)
             unknown = _settle_by_time(topic, wanted, decision, known, due_ms)
             if not len(unknown):
                 break
@@ -98,6 +100,27 @@ class Amending:
             known, due_ms = known[order], due_ms[order]
         outcome = decision.outcome()
         self._cancel(topic, wanted, outcome, partial(done, outcome.take(back)))
+
+    async def _past_times(self, topic: Topic, offsets: Int64s) -> PastTimes:
+        """Look up the times of messages that a broker before us may have handed out.
+
+        Raises:
+          StorageUnavailable: the database cannot be reached.
+          LogDamaged: a row of the log fails its checksum.
+        """
+        open_rows = np.zeros(len(offsets), bool)
+        for one in topic.subscriptions():
+            if one.doubtful_until_ms:
+                open_rows |= ~one.was_handed(offsets)
+        open_rows &= (offsets >= 0) & (offsets < topic.doubtful_below)
+        asked, moves = offsets[open_rows], topic.amendments.moves
+        found = [PastTimes.none()]
+        while len(asked):
+            part, count = await self._log.published(topic.id, asked, moves, _STEP_BYTES)
+            due_ms = moves.current(part.offsets, part.due_ms)
+            found.append(PastTimes(part.offsets, due_ms, part.published_ms))
+            asked = asked[count:]
+        return PastTimes(*map(np.concatenate, zip(*found, strict=True)))
 
     def _cancel(
         self, topic: Topic, wanted: Int64s, outcome: Outcome, tell: Callable[[], None]

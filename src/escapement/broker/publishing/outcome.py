@@ -27,10 +27,38 @@ class Outcome(NamedTuple):
         return Outcome(self.fates[rows], handed)
 
 
+class PastTimes(NamedTuple):
+    """When messages from before the last start of the broker were due, and were published.
+
+    Columns of equal height; offsets ascend. A broker that ended uncleanly may have handed out
+    what was due to a shared subscription, and what was published to another one, without
+    having recorded it.
+    """
+
+    offsets: Int64s
+    due_ms: Int64s
+    published_ms: Int64s
+
+    @classmethod
+    def none(cls) -> PastTimes:
+        """Those of no message."""
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, nothing, nothing)
+
+    def may_have_had(self, subscription: Subscription, offsets: Int64s) -> Bools:
+        """Which of ``offsets`` the subscription may have been handed unrecorded; bool[n]."""
+        found = np.zeros(len(offsets), bool)
+        if subscription.doubtful_until_ms and len(self.offsets):
+            doubtful = subscription.may_have_had(self.due_ms, self.published_ms)
+            found |= np.isin(offsets, self.offsets[doubtful])
+        return found
+
+
 class Decision(NamedTuple):
     """Whether each message can still be changed, and what each subscription is done with.
 
-    ``settled`` has of each subscription that had been handed some, or has let them go, which;
+    ``settled`` has of each subscription that had been handed some, or may have been by a broker
+    that ended uncleanly, or has let them go, which;
     ``lapsed`` which of these it let go without having been handed them. In ``concerned`` stand
     those for which messages are changed.
     """
@@ -70,15 +98,21 @@ def still_wanted(
     return wanted
 
 
-def decide(topic: Topic, offsets: Int64s, concerned: Iterable[Subscription]) -> Decision:
+def decide(
+    topic: Topic, offsets: Int64s, concerned: Iterable[Subscription], past: PastTimes
+) -> Decision:
     """Whether each message can still be changed.
 
     Args:
       concerned: the subscriptions for which it would be.
+      past: the times of those from before the last start of the broker.
     """
     everyone = list(topic.subscriptions())
     names = frozenset(one.record.name for one in concerned)
-    settled = {one.record.name: one.was_handed(offsets) for one in everyone}
+    settled = {
+        one.record.name: one.was_handed(offsets) | past.may_have_had(one, offsets)
+        for one in everyone
+    }
     lapsed = {one.record.name: one.has_lapsed(offsets) for one in everyone if one.lets_go}
     masks = [settled[name] for name in names]
     everybody = np.logical_and.reduce(masks) if masks else np.zeros(1, bool)

@@ -17,7 +17,13 @@ import numpy as np
 import trio
 
 from escapement.broker.log.logreader import LogReader
-from escapement.broker.publishing.outcome import Decision, Outcome, decide, still_wanted
+from escapement.broker.publishing.outcome import (
+    Decision,
+    Outcome,
+    PastTimes,
+    decide,
+    still_wanted,
+)
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
@@ -188,7 +194,9 @@ def _decide(topic: Topic, found: Published) -> tuple[Decision, Int64s]:
     """What can become of each message now, and when it is due now."""
     offsets = found.offsets
     due_ms = topic.amendments.moves.current(offsets, found.due_ms)
-    decision = decide(topic, offsets, topic.shared.values())
+    before = offsets < topic.doubtful_below
+    past = PastTimes(offsets[before], due_ms[before], found.published_ms[before])
+    decision = decide(topic, offsets, topic.shared.values(), past)
     if topic.shared:
         # Of the subscriptions that were not handed it, one must be to get it at all.
         wanted = still_wanted(topic.shared.values(), offsets, due_ms, decision.settled)
@@ -214,7 +222,8 @@ def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
     """The log has forgotten these, because nobody is to get them any more."""
     cancelled = topic.amendments.cancelled.contains(offsets)
     fates = np.where(cancelled, Fate.CANCELLED, Fate.DELIVERED).astype(np.uint8)
-    return decide(topic, offsets, topic.subscriptions())._replace(fates=fates).outcome()
+    decision = decide(topic, offsets, topic.subscriptions(), PastTimes.none())
+    return decision._replace(fates=fates).outcome()
 
 
 def _times(delay_ms: int, at_ms: int, count: int) -> Times:

@@ -25,6 +25,10 @@ from escapement.traits import AUTO, SLOTS, KeyRange, have_keys, key_slots
 
 _REST: Final = -1  # in nobody's range
 _ANY: Final = -2  # without a key
+# The owners of all slots where nobody asks for a range, shared by all subscriptions: half a
+# megabyte each is too much for what most never use.
+_UNDIVIDED: Final = np.full(SLOTS, _REST, np.intp)
+_UNDIVIDED.flags.writeable = False
 
 
 def check_range(consumers: Sequence[Consumer], wanted: KeyRange) -> None:
@@ -48,7 +52,8 @@ class KeyRanges:
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
         self._consumers = len(consumers)
-        self._owners = np.full(SLOTS, _REST, np.intp)
+        self._divides = any(consumer.key_range is not None for consumer in consumers)
+        self._owners = _UNDIVIDED.copy() if self._divides else _UNDIVIDED
         for position, consumer in enumerate(consumers):
             if isinstance(consumer.key_range, tuple):
                 first, last = consumer.key_range
@@ -58,7 +63,6 @@ class KeyRanges:
             free = np.flatnonzero(self._owners == _REST)
             for position, part in zip(autos, np.array_split(free, len(autos)), strict=True):
                 self._owners[part] = position
-        self._divides = any(consumer.key_range is not None for consumer in consumers)
         self._rest = [at for at, consumer in enumerate(consumers) if consumer.key_range is None]
         self._turn = 0
 

@@ -70,7 +70,7 @@ class OrderedSubscription(Subscription):
         super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
         self.position = record.start_offset
         self.ages = Ages()  # of what is behind; looked at if there is a time to live
-        self._doubtful_until_ms = doubtful_until_ms
+        self.doubtful_until_ms = doubtful_until_ms
         self._doubtful_below = 0  # the offset after the last that was accepted by then
         self._buffer: deque[_AtHand] = deque()
         self._attempts: dict[int, int] = {}  # of messages that were given back
@@ -128,10 +128,8 @@ class OrderedSubscription(Subscription):
         self._reading = False
         if self._overtaken:
             return
-        for part in parts:
-            base_offset, due_ms, batch, accepted_at_ms = part
-            if accepted_at_ms <= self._doubtful_until_ms:
-                self._doubtful_below = max(self._doubtful_below, part.end_offset)
+        self._note_doubt(parts)
+        for base_offset, due_ms, batch, accepted_at_ms in parts:
             offsets = np.arange(base_offset, base_offset + len(batch))
             due_ms = self._amendments.moves.current(offsets, due_ms)
             wanted = offsets >= self.position
@@ -153,6 +151,12 @@ class OrderedSubscription(Subscription):
             rows = Rows(due_ms[at], offsets, attempts)
             self._buffer.append(_AtHand(rows, batch, accepted_at_ms))
         self.position = max(self.position, end_offset)
+
+    def _note_doubt(self, parts: Sequence[LogPart]) -> None:
+        """Remember which of these rows a broker before us may have handed out."""
+        for part in parts:
+            if part.accepted_at_ms <= self.doubtful_until_ms:
+                self._doubtful_below = max(self._doubtful_below, part.end_offset)
 
     def is_to_read(self, low: int, high: int) -> bool:
         """Whether any of ``[low, high)`` is to be read, or read again."""
@@ -176,6 +180,7 @@ class OrderedSubscription(Subscription):
           until_ms: what was due by then has expired. Of the log's tail only what was
             accepted by then is looked at.
         """
+        self._note_doubt(parts)
         in_tail = low >= self.ages.known_to
         waiting, _ = self.retries.waiting()
         for part in parts:
@@ -210,6 +215,7 @@ class OrderedSubscription(Subscription):
 
     def drop_first(self, parts: Sequence[LogPart], most: int) -> None:
         """Let the first ``most`` go of these rows of the log, but for what is in hands."""
+        self._note_doubt(parts)
         for part in parts:
             offsets = np.arange(part.base_offset, part.end_offset)
             rows = self._at_rest(Rows.fresh(part.due_ms, offsets)).pick(slice(0, most))
@@ -329,6 +335,9 @@ class OrderedSubscription(Subscription):
         kept = self.held.copy()
         kept.add(np.fromiter(self._attempts, np.int64, len(self._attempts)))
         return kept
+
+    def may_have_had(self, due_ms: Int64s, published_ms: Int64s) -> npt.NDArray[np.bool_]:
+        return published_ms <= self.doubtful_until_ms
 
     def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         found = np.zeros(len(offsets), bool)

@@ -68,7 +68,7 @@ class SharedSubscription(DueSubscription):
             that did not stop cleanly may have delivered it.
         """
         super().__init__(record, limits, submit, rng, now_ms, amendments, mark, on_dead)
-        self._doubtful_until_ms = doubtful_until_ms
+        self.doubtful_until_ms = doubtful_until_ms
         self._early_ms: int | None = None  # what is ready waits: the clock was set back
         self._turn = 0
         self._dealer = KeyRanges([])
@@ -168,8 +168,11 @@ class SharedSubscription(DueSubscription):
         first_ms = rows.due_ms
         if not self._amendments.moves.empty:
             first_ms = self._amendments.moves.first(rows.offsets, first_ms)
-        before = (rows.attempts > 1) | (first_ms <= self._doubtful_until_ms)
+        before = (rows.attempts > 1) | (first_ms <= self.doubtful_until_ms)
         return before if before.any() else None
+
+    def may_have_had(self, due_ms: Int64s, published_ms: Int64s) -> npt.NDArray[np.bool_]:
+        return due_ms <= self.doubtful_until_ms
 
     def _again(self, rows: Rows, *, waited: bool) -> None:
         self.expiry.keeps(int(rows.due_ms.min()))

@@ -58,6 +58,9 @@ from escapement.storage.policy import SubscriptionPolicy
 class Subscription(ABC):
     """State of one subscription; see the module's docstring."""
 
+    # Until when a broker before us may have handed out messages unrecorded; 0: not at all.
+    doubtful_until_ms: int
+
     def __init__(
         self,
         record: SubscriptionRecord,
@@ -255,6 +258,14 @@ class Subscription(ABC):
             handed[held] |= ~self._never_sent(offsets[held])
         return handed
 
+    @abstractmethod
+    def may_have_had(self, due_ms: Int64s, published_ms: Int64s) -> npt.NDArray[np.bool_]:
+        """Which messages a broker before us may have handed out unrecorded; bool[n].
+
+        Args:
+          due_ms, published_ms: of messages from before the last start; int64[n].
+        """
+
     @property
     def lets_go(self) -> bool:
         """Whether it ever let go of anything without having handed it out."""
@@ -266,7 +277,7 @@ class Subscription(ABC):
         if self.lapsed is not None:
             lapsed |= self.acked.contains(offsets) & self.lapsed.contains(offsets)
         if self.dead:
-            lapsed |= np.isin(offsets, _unsent(self.dead.rows))
+            lapsed |= np.isin(offsets, self._unsent(self.dead.rows))
         return lapsed
 
     def forget_lapses(self, gone: OffsetSet) -> bool:
@@ -390,7 +401,7 @@ class Subscription(ABC):
           offsets: those of them that are not acknowledged; int64[n].
           done: called when that is durable.
         """
-        unsent = _unsent(self.dead.take_next().rows)
+        unsent = self._unsent(self.dead.take_next().rows)
         unsent = unsent[np.isin(unsent, offsets)]
         self.held.discard(offsets)
         self.counts.dead_lettered += len(offsets)
@@ -416,7 +427,14 @@ class Subscription(ABC):
             self._on_dead(self)
         else:
             self.held.discard(rows.offsets)
-            self.acknowledge(rows.offsets, None, lapsed=_unsent(rows))
+            self.acknowledge(rows.offsets, None, lapsed=self._unsent(rows))
+
+    def _unsent(self, rows: Rows) -> Int64s:
+        """Those that nobody was ever handed, nor may have been by a broker before us."""
+        unsent = rows.attempts == 0
+        before = self.was_sent_before(rows)
+        offsets: Int64s = rows.offsets[unsent if before is None else unsent & ~before]
+        return offsets
 
     @property
     def may_let_go(self) -> bool:
@@ -570,9 +588,3 @@ class Subscription(ABC):
         for consumer in list(self.consumers):
             # That the broker stops is no failure of a message.
             self._leave(consumer, now_ms, None)
-
-
-def _unsent(rows: Rows) -> Int64s:
-    """Those that nobody was ever handed."""
-    unsent: Int64s = rows.offsets[rows.attempts == 0]
-    return unsent

@@ -53,6 +53,7 @@ class Topic:
         "claims",
         "dedup",
         "deleting",
+        "doubtful_below",
         "groups",
         "id",
         "name",
@@ -87,6 +88,8 @@ class Topic:
         self.namespace = namespace
         self.policy = policy
         self.next_offset = next_offset
+        # A broker before us may have handed out earlier messages without having recorded it.
+        self.doubtful_below = next_offset
         self.shared: dict[str, SharedSubscription] = {}
         self.ordered: dict[str, OrderedSubscription] = {}
         self.producers: dict[str, Producer] = {}
