@@ -113,6 +113,17 @@ class TimingWheel:
         return self._levels.tick * self.tick_ms
 
     @property
+    def earliest_ms(self) -> int:
+        """The earliest time of all entries; ``NEVER`` if there are none.
+
+        O(1); O(entries of one slot) after something was taken out.
+        """
+        earliest_ms = min(self._staging.earliest_ms, self._levels.earliest_ms)
+        if self._prepared is not None:
+            earliest_ms = min(earliest_ms, self._prepared.earliest_ms)
+        return earliest_ms
+
+    @property
     def size_bytes(self) -> int:
         """What the entries take, slots' room to grow included."""
         slots = sum(slot.size_bytes for levels in self._laid_out() for slot in levels)
@@ -204,9 +215,7 @@ class TimingWheel:
         is to be entered, a tick early enough to prepare it a portion at a time. O(1); O(entries
         of one slot) after something was taken out.
         """
-        earliest_ms = min(self._staging.earliest_ms, self._levels.earliest_ms)
-        if self._prepared is not None:
-            earliest_ms = min(earliest_ms, self._prepared.earliest_ms)
+        earliest_ms = self.earliest_ms
         if earliest_ms == NEVER:
             return None
         tick = -(-earliest_ms // self.tick_ms)

@@ -181,6 +181,8 @@ class Pump:
                 break  # it is woken when the log can be read, or what is being read was
             if isinstance(subscription, SharedSubscription):
                 now_ms = self._clock.now_ms()
+                if subscription.keeps_order:
+                    topic.offer_due(now_ms)
                 subscription.sweep(now_ms)
                 wanting = subscription.to_scan(now_ms)
                 if wanting or subscription.staged.wants_read:

@@ -338,10 +338,8 @@ class Registry:
                 lambda connection: catalog.update_subscription(connection, new), topic_id=topic.id
             )
             self._subscriptions[topic.id][name] = new
-            subscription = topic.subscription(name)
-            if subscription is not None:
-                subscription.set_policy(new.policy)
-                self._on_policy(topic)
+            topic.set_subscription_policy(name, new.policy, self._clock.now_ms())
+            self._on_policy(topic)
             return new
 
     async def delete_subscription(self, topic: Topic, name: str) -> None:

@@ -21,6 +21,12 @@ lower the mark again when the scan ends; those beyond the range are taken as if 
 band were not behind, if the scan is the one that catches up. So the mark only ever
 passes keys that are acknowledged, held or passed over, and nothing due is forgotten
 without traffic (invariant 4).
+
+Where an order is asked for, a band is stricter: of what was never sent, nothing is ready past
+the mark, or past what an offer has lowered it to. Offers beyond a scan wait for the next one, a
+scan gives up what it found past such an offer, and what is ready past an offer that finds no
+room goes back to the index. Otherwise a message could be handed out while an earlier one of
+its key is still to be read.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ import numpy as np
 
 from escapement.broker.subscription.ready import Ready, Rows
 from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
-from escapement.storage.index import Key
+from escapement.storage.index import KEY_MIN, Key
 from escapement.storage.offsets import OffsetSet
 from escapement.traits import priorities_of
 
@@ -58,6 +64,10 @@ class Queues(Protocol):
         """How many rows of a band there are that were never sent."""
         ...
 
+    def recall(self, which: int, key: Key) -> Int64s:
+        """Remove rows of a band, never sent, from this key on; returns their offsets."""
+        ...
+
 
 class Band:
     """See the module's docstring.
@@ -74,6 +84,7 @@ class Band:
     __slots__ = (
         "_fresh",
         "_held",
+        "_reached",
         "_scan_catches_up",
         "_scan_low",
         "_scan_over",
@@ -102,6 +113,7 @@ class Band:
         self._fresh = fresh
         self._held = held
         self._took = took
+        self._reached = KEY_MIN  # nothing in ``queues`` that was never sent is past this
         self._scan_until: Key | None = None  # a scan is under way up to here
         self._scan_catches_up = False  # and that is the frontier of when it began
         self._scan_low: Key | None = None  # the lowest key offered inside it
@@ -122,22 +134,34 @@ class Band:
             inside = rows_below(rows, self._scan_until)
             if inside:
                 self._scan_low = first if self._scan_low is None else min(self._scan_low, first)
+                self._recall(first)
             if inside < rows.height and self._scan_catches_up:
                 self._offer_beyond(rows.pick(slice(inside, None)), later)
             return
-        if self.mark is not None:
-            self.mark = min(self.mark, first)
+        if self.mark is None:
+            self.mark = first if later else self._take(rows, self._took)
+        elif first < self.mark:
+            self.mark = first
+        else:
             return
-        self.mark = first if later else self._take(rows, self._took)
+        if self.mark is not None:
+            self._recall(self.mark)
 
     def _offer_beyond(self, rows: Rows, later: bool) -> None:
         """These are past the scan under way, which is the one that catches up."""
+        later = later or self.queues is not None
         if self._scan_over is None:
             self._scan_over = _key(rows, 0) if later else self._take(rows, self._took)
         else:
             # Something found no room already. This may come before it in order: what the
             # wheel passes with its next tick is often due earlier than what came due at once.
             self._scan_over = min(self._scan_over, _key(rows, 0))
+
+    def _recall(self, key: Key) -> None:
+        """Where an order is asked for, what was never sent is not ready past an unread key."""
+        if self.queues is not None and key <= self._reached:
+            self._held.discard(self.queues.recall(self.which, key))
+            self._reached = key
 
     def fall_behind(self, key: Key) -> None:
         """Everything from ``key`` on may be in the index without having been offered."""
@@ -161,6 +185,7 @@ class Band:
                 rows = rows.once()
             if self.queues is not None:
                 self.queues.push(rows)
+                self._reached = max(self._reached, _key(rows, -1))
             else:
                 in_order = rows.traits is None
                 self.ready.push(rows if in_order else rows.in_order(self.ready.ageing_ms))
@@ -180,6 +205,10 @@ class Band:
     def wants_scan(self, piece: int) -> bool:
         """Behind, nothing being read, and room for a worthwhile piece."""
         return self.mark is not None and self._scan_until is None and self.room >= piece
+
+    def lies_below(self, key: Key) -> bool:
+        """Behind, and not as far as this key."""
+        return self.mark is not None and self.mark < key
 
     def may_join(self, piece: int) -> bool:
         """Whether there is some room, if another that is as far wants a scan."""
@@ -245,6 +274,8 @@ class Band:
         assert stop is not None
         self._scan_until = None
         marks = [self._scan_low]
+        if self.queues is not None and self._scan_low is not None:
+            rows = rows.pick(slice(0, rows_below(rows, self._scan_low)))
         self._scan_low = None
         if rows.height:
             marks.append(self._take(rows))

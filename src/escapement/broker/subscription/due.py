@@ -68,6 +68,8 @@ class DueSubscription(Subscription):
         self._ranges: KeyRanges | None = None  # where a consumer asked for keys
         self._skipping: Skipping | None = None  # where there is one of the two
         self._passed: Key | None = None  # the lowest key that was of nobody's range
+        # While its past is filled in: what is due earlier is all in the index.
+        self.filled_until_ms = 0
         self.staged = Staged()
         self.bands = Bands(self._make_band, mark)
 
@@ -124,6 +126,11 @@ class DueSubscription(Subscription):
         return rows.pick(wanted)
 
     # -- bands ---------------------------------------------------------------------
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether its policy asks for the order of due times, by key or of the topic."""
+        return self._order is not None
 
     @property
     def scatters(self) -> bool:
@@ -257,16 +264,27 @@ class DueSubscription(Subscription):
     def to_scan(self, now_ms: int) -> list[Band]:
         """The bands that are behind, and have room for a worthwhile piece or expired messages."""
         self._skip_keys(now_ms)
-        until_ms = self.expiry.until_ms(now_ms)
+        until_ms, limit = self.expiry.until_ms(now_ms), self._read_limit
         return [
             band
             for band in self.bands
-            if (
+            if (limit is None or band.lies_below(limit))
+            and (
                 self.may_let_go
                 if band.has_unread(until_ms)
                 else bool(self.consumers) and band.wants_scan(self._piece)
             )
         ]
+
+    @property
+    def _read_limit(self) -> Key | None:
+        """Where to stop reading; None if nowhere.
+
+        An order holds while the past is filled in, too: rows of the log come in the order in
+        which they were accepted, and no message is due before it was.
+        """
+        is_filled = self.record.fill_from >= self.record.fill_until
+        return None if self._order is None or is_filled else Key(self.filled_until_ms, 0)
 
     @property
     def is_stuck(self) -> bool:
@@ -288,7 +306,8 @@ class DueSubscription(Subscription):
         wanting = self.to_scan(now_ms)
         if not wanting:
             return None
-        until_ms = self.expiry.until_ms(now_ms)
+        until_ms, limit = self.expiry.until_ms(now_ms), self._read_limit
+        frontier = frontier if limit is None else min(frontier, limit)
         most = 2 * _PIECE if self.scatters else self.limits.ready_messages
         return self.bands.scan(wanting, self._piece, most, until_ms, frontier)
 

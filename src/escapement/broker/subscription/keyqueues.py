@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from escapement.broker.subscription.band import BANDS, NORMAL, bands_of
+from escapement.broker.subscription.band import BANDS, NORMAL, bands_of, rows_below
 from escapement.broker.subscription.keyloose import KeyLoose, Loose
 from escapement.broker.subscription.keyruns import KeyRuns, print_order
 from escapement.broker.subscription.keytable import (
@@ -35,6 +35,7 @@ from escapement.broker.subscription.keytable import (
 )
 from escapement.broker.subscription.ready import Pile, Rows, goes_before, order_of
 from escapement.message import Int64s
+from escapement.storage.index import Key
 
 # How many rows of each key stay in memory where there are too many: the first that will do.
 _KEPT_OF_EACH: Final = (64, 16, 4, 1, 0)
@@ -186,6 +187,20 @@ class KeyQueues:
         self._table.behind[:] = self._recount()
         at = np.flatnonzero(self._table.there)
         self._move_up(at[np.isin(self._table.heads.offsets[at], offsets)])
+
+    def recall(self, which: int, key: Key) -> Int64s:
+        """Remove rows of a band, never sent, from this key on; returns their offsets. O(rows)."""
+        rows = self.rows()
+        rows = rows.pick(rows.attempts == 0)
+        if rows.traits is not None:
+            rows = rows.pick(bands_of(rows.traits) == which)
+        elif which != NORMAL:
+            return rows.offsets[:0]
+        rows = rows.in_order()
+        gone: Int64s = rows.offsets[rows_below(rows, key) :]
+        if len(gone):
+            self.withdraw(gone)
+        return gone
 
     def drain(self) -> Rows:
         """Remove and return everything, in no order."""

@@ -205,6 +205,7 @@ class SharedSubscription(DueSubscription):
 
     def _set_order(self, policy: SubscriptionPolicy) -> None:
         old, ready = self._skipping, Rows.concat([store.drain() for store in self._stores])
+        begins = self._order is None and policy.order != ANY_ORDER
         self._order = None
         if policy.order != ANY_ORDER:
             self._dealer = KeyRanges(self.consumers)
@@ -217,6 +218,13 @@ class SharedSubscription(DueSubscription):
             band.queues = self._order
         either = self._order is not None or self._ranges is not None
         self._skipping = Skipping() if either else None
+        if begins and ready.height:
+            # Something earlier may be in no place of ours: what was never sent is read again.
+            fresh = ready.pick(ready.attempts == 0).in_order()
+            ready = ready.pick(ready.attempts > 0)
+            if fresh.height:
+                self.held.discard(fresh.offsets)
+                self.fall_behind(Key(int(fresh.due_ms[0]), int(fresh.offsets[0])))
         if ready.height:
             self._again(ready, waited=False)  # what has waited comes in its order now
         if old is not None:

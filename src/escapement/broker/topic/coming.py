@@ -16,6 +16,14 @@ subscription's read mark is lowered to it, so nothing is lost and nothing waits.
 *Frontier*: the time up to which everything has been handed back. It never lies before
 something that was, so whoever reads the index by himself up to there misses nothing.
 
+*Exact*: the wheel gives messages back at each tick. A message that is due when it arrives is
+handed back at once, and would pass messages that fell due earlier in the same tick. Where a
+subscription promises an order, the coming part is exact: ``place`` hands back what the wheel has
+due by now together with what arrives, in one order. For that the wheel turns by the millisecond,
+and still wakes the topic at its ticks only. A window that is being read, or that nobody has
+begun to read, may hold earlier messages too: ``pass_unread`` says from which key on subscriptions
+must read the index before they take what is due now.
+
 No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
 """
 
@@ -45,8 +53,11 @@ class Coming:
         "_index",
         "_index_next_ms",
         "_loading",
+        "_loading_from",
+        "_tick_ms",
         "_topic_id",
         "_wheel",
+        "exact",
         "frontier_ms",
         "granularity_ms",
     )
@@ -66,10 +77,13 @@ class Coming:
         self._index = index
         self._budget = budget
         self._counted = 0  # keys of our wheel that the budget knows of
+        self._tick_ms = tick_ms
+        self.exact = False  # see the module's docstring
         self._wheel = TimingWheel(tick_ms, now_ms)
         self._horizon = KEY_MIN
         self._index_next_ms: int | None = None  # no entry at or past the horizon is due earlier
         self._loading: TimingWheel | None = None  # the wheel that a window is being read for
+        self._loading_from = KEY_MIN  # that window has nothing before, or others were told of it
         self.begin_at(now_ms)
 
     def __len__(self) -> int:
@@ -85,6 +99,9 @@ class Coming:
         self._budget.used -= self._counted
         self._counted = 0
 
+    def _new_wheel(self, now_ms: int) -> TimingWheel:
+        return TimingWheel(1 if self.exact else self._tick_ms, now_ms)
+
     # -- messages arrive, and fall due -----------------------------------------------
 
     def place(self, arrived: Entries, now_ms: int) -> Iterator[Entries]:
@@ -92,7 +109,11 @@ class Coming:
         self._reach(now_ms)
         due = arrived.when_ms <= now_ms
         if due.any():
-            yield _in_order(arrived.take(due) if not due.all() else arrived)
+            first = _in_order(arrived.take(due) if not due.all() else arrived)
+            if self.exact:
+                before = self.advance(now_ms)
+                first = Entries.concat([before, first]).sorted() if len(before) else first
+            yield first
             if due.all():
                 return
             arrived = arrived.take(~due)
@@ -115,12 +136,19 @@ class Coming:
         if elapsed is not None:
             yield elapsed  # the wall clock went back a little, and the wheel has seen later
 
-    def pass_horizon(self, now_ms: int) -> Key | None:
-        """The horizon, if the clock got past it before a window was read; it moves to now."""
-        if self._index_next_ms is None or self._index_next_ms > now_ms:
-            return None
-        passed = self._horizon
-        self._set_horizon(max(passed, Key(now_ms + 1, 0)))
+    def pass_unread(self, now_ms: int) -> Key | None:
+        """The lowest key that is due and that the wheel may lack; each is told once.
+
+        It is the horizon, if the clock got past it before a window was read; the horizon moves
+        to now. Where exact, it may also be the beginning of a window that is being read.
+        """
+        passed = None
+        if self._index_next_ms is not None and self._index_next_ms <= now_ms:
+            passed = self._horizon
+            self._set_horizon(max(passed, Key(now_ms + 1, 0)))
+        if self.exact and self._loading is not None and self._loading_from.due_ms <= now_ms:
+            passed = self._loading_from if passed is None else min(passed, self._loading_from)
+            self._loading_from = Key(now_ms + 1, 0)
         return passed
 
     def advance(self, now_ms: int) -> Entries:
@@ -132,31 +160,39 @@ class Coming:
 
     def rewind(self, now_ms: int) -> bool:
         """The wall clock went back; whether by so much that all is begun anew."""
-        if self.frontier_ms - now_ms <= self._wheel.tick_ms:
+        if self.frontier_ms - now_ms <= self._tick_ms:
             return False
         self.frontier_ms = now_ms
-        self._wheel = TimingWheel(self._wheel.tick_ms, now_ms)
+        self._wheel = self._new_wheel(now_ms)
         self._loading = None
         self._count()
         self.begin_at(now_ms)
         return True
 
-    def set_tick(self, tick_ms: int, now_ms: int) -> Iterator[Entries]:
-        """Another tick from now on; no message's time moves. Gives what is due."""
-        if tick_ms == self._wheel.tick_ms:
+    def set_tick(self, tick_ms: int, exact: bool, now_ms: int) -> Iterator[Entries]:
+        """Go by these from now on; no message's time moves. Gives what is due."""
+        if (tick_ms, exact) == (self._tick_ms, self.exact):
             return
+        self._tick_ms, self.exact = tick_ms, exact
         waiting = self._wheel.drain()
         loading = self._loading is self._wheel
-        self._wheel = TimingWheel(tick_ms, now_ms)
+        self._wheel = self._new_wheel(now_ms)
         self._loading = self._wheel if loading else None
         yield from self._turn_in(waiting)
 
     def next_wake_ms(self) -> int | None:
         """When the wheel or a window has something to do; None for never."""
-        wakes = [self._wheel.next_wake_ms(), self._index_next_ms]
+        wakes = [self._wheel_wake_ms(), self._index_next_ms]
         if self._index_next_ms is not None and self._loading is None and self._window_fits():
             wakes.append(self._window_at_ms())
         return min([wake for wake in wakes if wake is not None], default=None)
+
+    def _wheel_wake_ms(self) -> int | None:
+        """The tick at which the wheel's next messages are due, or its wish to prepare a slot."""
+        wake_ms = self._wheel.next_wake_ms()
+        if wake_ms is None or wake_ms < self._wheel.earliest_ms:
+            return wake_ms
+        return -(-wake_ms // self._tick_ms) * self._tick_ms
 
     def _reach(self, now_ms: int) -> None:
         self.frontier_ms = max(self.frontier_ms, now_ms)
@@ -188,7 +224,7 @@ class Coming:
             self._topic_id, self._horizon, max(until, self._horizon), self._budget.window()
         )
         assert plan.files <= self._index.limits.most_segments, "too many files in a partition"
-        self._loading = self._wheel
+        self._loading, self._loading_from = self._wheel, Key(self._index_next_ms, 0)
         self._set_horizon(plan.stop)
         return plan
 

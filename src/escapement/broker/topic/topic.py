@@ -35,7 +35,7 @@ from escapement.storage.catalog import Namespace
 from escapement.storage.commit.group import Moved, Restated
 from escapement.storage.index import DelayedIndex, Plan
 from escapement.storage.offsets import OffsetSet
-from escapement.storage.policy import TopicPolicy
+from escapement.storage.policy import SubscriptionPolicy, TopicPolicy
 from escapement.timewheel import Entries
 from escapement.traits import traits_of
 
@@ -136,6 +136,7 @@ class Topic:
                 self.id, self._index, self._budget, tick_ms, granularity_ms, now_ms
             )
         self.shared[subscription.record.name] = subscription
+        self._set_tick(now_ms)
         self._introduce(subscription)
         self._begin(subscription)
 
@@ -193,8 +194,27 @@ class Topic:
     ) -> None:
         """Offer what is due; the rest is to come."""
         assert self._coming is not None
+        if self._coming.exact:
+            self._pass_unread(now_ms)
         for due in self._coming.place(_entries(due_ms, offsets, traits), now_ms):
             self._offer(due)
+
+    def offer_due(self, now_ms: int) -> None:
+        """Offer what the wheel has due by now: all of it where exact, else what its ticks passed.
+
+        Where an order is promised, nothing is handed out before.
+        """
+        if self._coming is not None:
+            self._pass_unread(now_ms)
+            self._offer(self._coming.advance(now_ms))
+
+    def _pass_unread(self, now_ms: int) -> None:
+        """What is due and not in the wheel subscriptions read from the index, in its order."""
+        assert self._coming is not None
+        passed = self._coming.pass_unread(now_ms)
+        if passed is not None:
+            for subscription in self.shared.values():
+                subscription.fall_behind(passed)
 
     def _offer(self, due: Entries) -> None:
         if not len(due):
@@ -302,12 +322,7 @@ class Topic:
     def advance(self, now_ms: int) -> None:
         """Move the frontier to ``now_ms``; offers, timeouts and retries follow."""
         self.quota_watch.advance(now_ms)
-        if self._coming is not None:
-            passed = self._coming.pass_horizon(now_ms)
-            if passed is not None:
-                for subscription in self.shared.values():
-                    subscription.fall_behind(passed)
-            self._offer(self._coming.advance(now_ms))
+        self.offer_due(now_ms)
         for any_kind in self.subscriptions():
             any_kind.advance(now_ms)
 
@@ -368,8 +383,22 @@ class Topic:
             self._govern(subscription)
         if self._coming is not None:
             self._coming.granularity_ms = namespace.granularity_ms
-            for due in self._coming.set_tick(namespace.tick_ms, now_ms):
-                self._offer(due)
+            self._set_tick(now_ms)
+
+    def set_subscription_policy(self, name: str, policy: SubscriptionPolicy, now_ms: int) -> None:
+        """Have a subscription, if it is served, go by another policy from now on."""
+        subscription = self.subscription(name)
+        if subscription is not None:
+            subscription.set_policy(policy)
+            if self._coming is not None:
+                self._set_tick(now_ms)
+
+    def _set_tick(self, now_ms: int) -> None:
+        """Exact as long as a subscription keeps an order: then nothing due is offered out of it."""
+        assert self._coming is not None
+        exact = any(subscription.keeps_order for subscription in self.shared.values())
+        for due in self._coming.set_tick(self.namespace.tick_ms, exact, now_ms):
+            self._offer(due)
 
     # -- windows ----------------------------------------------------------------------
 

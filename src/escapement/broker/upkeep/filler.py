@@ -130,14 +130,16 @@ class Filler:
             _STEP_BYTES,
         )
         found = [(np.arange(p.base_offset, p.end_offset), p.due_ms, p.batch) for p in parts]
+        accepted_ms = parts[-1].accepted_at_ms if parts else 0
         begin = parts[0].base_offset if parts else reached
         if record.fill_from < begin and not topic.amendments.moves.empty:
             early, reached = await self._read_before(topic, record.fill_from, begin)
-            found = [(early.offsets, early.due_ms, early.batch)]
+            found, accepted_ms = [(early.offsets, early.due_ms, early.batch)], 0
         if topic.shared.get(record.name) is not subscription:
             return False
         for offsets, due_ms, batch in found:
             self._take(topic, subscription, offsets, due_ms, batch)
+        subscription.filled_until_ms = max(subscription.filled_until_ms, accepted_ms)
         # Its policy may have changed while the log was read.
         subscription.record = replace(
             subscription.record, fill_from=min(reached, record.fill_until)
