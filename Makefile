@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # Tests run on so many processes, each with a database server of its own.
-JOBS ?= 2
+JOBS ?= $(shell nproc)
 VENV := .venv
 BIN := $(VENV)/bin
 # Another, of `make test-lowest`: it is made anew each time.
