@@ -384,6 +384,19 @@ async def test_opening_is_tried_again_or_refused_and_a_refusal_is_raised() -> No
 
 
 @on_both
+async def test_opening_says_whether_the_broker_is_away_or_does_not_answer() -> None:
+    """Q8: while its database takes no writes, a broker is connected and has no answer."""
+    async with Peer.running() as peer, connect(peer, heartbeat_s=None) as broker:
+        peer.silent = True
+        with pytest.raises(Disconnected, match="after 30 s: .* is connected and does not answer"):
+            await broker.producer("t")
+        peer.refuses_connections = True
+        await peer.cut()
+        with pytest.raises(Disconnected, match="after 30 s: the broker cannot be reached"):
+            await broker.producer("t")
+
+
+@on_both
 async def test_a_producer_the_broker_takes_away_fails_or_is_opened_again() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t")

@@ -127,10 +127,19 @@ class Attached(ABC):
                 await self._opened.wait()
         finally:
             if not self._opened.settled:
-                last = self._refusal or Disconnected("the broker cannot be reached")
+                last = self._refusal or self._unanswered()
                 self.failed(type(last)(f"gave up after {timeout_s:g} s: {last}"))
         if self.error is not None:
             raise copy(self.error)
+
+    def _unanswered(self) -> EscapementError:
+        """Why nothing was heard of it, as far as this side can tell."""
+        if self._line.link is None:
+            return Disconnected("the broker cannot be reached")
+        return Disconnected(
+            "the broker is connected and does not answer. Its database may take no writes:"
+            " see `database` in `escapement admin broker stats`"
+        )
 
     def _answered(self, answer: Answer) -> None:
         if self._state is State.FAILED:
