@@ -29,7 +29,7 @@ from escapement.durations import DEFAULT_MAX_DELAY_MS
 from escapement.errors import DelaysDisabled, EscapementError, InvalidRequest, NotFound
 from escapement.names import TopicName
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.shape import Shape
+from escapement.pipeline.shape import NULL_IS_NOW, NULL_IS_REFUSED, Shape
 from escapement.pipeline.staging import Stager
 from escapement.pipeline.transactions import Transactions
 from escapement.storage import catalog
@@ -49,6 +49,7 @@ WRITE_OPTIONS: Final = (
     "topic",
     "createTopics",
     "maxDelay",
+    "nullTimes",
     "jobId",
     "txnAppId",
     "txnVersion",
@@ -115,6 +116,7 @@ class BulkWrite:
     began_s: float  # when it was planned, Unix seconds
     start_ms: int  # delays count from here, by the database's clock
     max_delay_ms: int  # what is wanted later than this from there is refused
+    null_times: str  # whether a null time is refused, or means now
 
     @classmethod
     def plan(
@@ -153,6 +155,7 @@ class BulkWrite:
             time.time(),
             0,
             options.duration("maxDelay", DEFAULT_MAX_DELAY_MS),
+            options.choice("nullTimes", (NULL_IS_REFUSED, NULL_IS_NOW)),
         )
         return plan._checked()
 
@@ -257,7 +260,9 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
             for _ in batches:  # who hands them over expects that they are taken
                 pass
             return Part(plan.series, plan.version, Counted(part, name, 0), {}, 0, plan.began_s)
-        reader = RowReader(plan.shape, plan.topic, plan.start_ms, plan.max_delay_ms)
+        reader = RowReader(
+            plan.shape, plan.topic, plan.start_ms, plan.max_delay_ms, plan.null_times, part
+        )
         stager = Stager(
             transactions,
             Attempt(entered.id, part, name),

@@ -8,7 +8,7 @@ environment of whichever process connects, and is in no object that travels.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -90,6 +90,15 @@ class Options:
         if text.lower() not in ("true", "false"):
             raise InvalidRequest(f"the option {name} is true or false, not {text!r}")
         return text.lower() == "true"
+
+    def choice(self, name: str, words: Sequence[str]) -> str:
+        """One of these words, in any case; the first is the default. Raises ``InvalidRequest``."""
+        text = self.text(name)
+        if text is None:
+            return words[0]
+        if text.lower() not in words:
+            raise InvalidRequest(f"the option {name} is {' or '.join(words)}, not {text!r}")
+        return text.lower()
 
 
 @dataclass(frozen=True, slots=True)
