@@ -45,6 +45,11 @@ def check_ack_wait(
     topic: TopicName, subscription: str, ack_wait_ms: int, policy: SubscriptionPolicy
 ) -> None:
     """Raise ``InvalidRequest`` if a consumer asks for a longer ack_wait than it would get."""
+    if ack_wait_ms > CEILING_MS:  # it may be longer than any duration that has a text
+        raise InvalidRequest(
+            f"an ack_wait of {ack_wait_ms} ms is longer than {duration_text(CEILING_MS)}, which "
+            "is the most"
+        )
     asked, most_ms = duration_text(ack_wait_ms), policy.max_backoff_ms
     if 0 < most_ms < ack_wait_ms:
         raise InvalidRequest(
@@ -52,10 +57,6 @@ def check_ack_wait(
             f"{duration_text(most_ms)} for the subscription {subscription} of {topic.full}: ask "
             f"for at most {duration_text(most_ms)}, or raise max_backoff with `escapement admin "
             f"subscriptions update {topic.full} {subscription} --max-backoff {asked}`"
-        )
-    if ack_wait_ms > CEILING_MS:
-        raise InvalidRequest(
-            f"an ack_wait of {asked} is longer than {duration_text(CEILING_MS)}, which is the most"
         )
 
 
