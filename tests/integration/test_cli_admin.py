@@ -29,7 +29,7 @@ def test_delays_are_configured_by_namespace(say: Say) -> None:
     """P2: defaults, both options, and back again; as JSON, in milliseconds."""
     made = json.loads(say("admin", "namespaces", "create", "p2/eu", "-o", "json"))
     assert made["namespace"] == "p2/eu"
-    assert (made["granularity_ms"], made["tick_ms"]) == (300_000, 1000)
+    assert (made["granularity_ms"], made["tick_ms"]) == (300_000, 10)
     enable = ["admin", "namespaces", "enable-delayed-message"]
     say(*enable, "--time-partition-granularity", "1h", "--tick-duration", "500ms", "p2/eu")
     say(*enable, "-p", "2w", "p2/eu")
@@ -64,10 +64,10 @@ def test_a_namespace_is_shown_with_durations_in_words(say: Say) -> None:
     shown = {name.strip(): value.strip() for name, value in shown.items()}
     assert shown["namespace"] == "words/eu"
     assert shown["delays enabled"] == "yes"
-    assert (shown["granularity"], shown["tick"]) == ("5m", "1s")
+    assert (shown["granularity"], shown["tick"]) == ("5m", "10ms")
     head, *rows = say("admin", "namespaces", "list").splitlines()
     assert head.split() == ["namespace", "delays", "enabled", "granularity", "tick", "topics"]
-    assert ["words/eu", "yes", "5m", "1s", "0"] in [row.split() for row in rows]
+    assert ["words/eu", "yes", "5m", "10ms", "0"] in [row.split() for row in rows]
     assert json.loads(say("admin", "namespaces", "delete", "words/eu", "-o", "json")) == {
         "deleted": "words/eu"
     }

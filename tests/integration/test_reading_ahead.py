@@ -140,7 +140,8 @@ async def test_what_is_read_ahead_is_what_is_delivered(
                     await inbox.ack(got.offsets[~failed])
         (topic,) = world.server.registry.active.values()
         staged = topic.shared["s"].staged
-        assert staged.size_bytes <= staged_bytes
+        # The map of offsets comes on top: it grows with the span of the offsets.
+        assert staged.size_bytes - staged._places.size_bytes <= staged_bytes
         assert (staged.size_bytes > 0) == (staged_bytes > 0)
 
 

@@ -21,7 +21,9 @@ from escapement.storage.letters import eventgroup
 from escapement.storage.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 
 DEFAULT_GRANULARITY_MS: Final = 300_000
-DEFAULT_TICK_MS: Final = 1_000
+# Of new namespaces; each keeps its own in the database. A finer one costs a busy topic more
+# processor time, and an idle one nothing: docs/benchmarks.md.
+DEFAULT_TICK_MS: Final = 10
 # Rows of one page when everything is read: some megabytes.
 _PAGE_ROWS: Final = 10_000
 _SUBSCRIPTION: Final = (

@@ -54,7 +54,7 @@ def update_namespace(desk: Desk, namespace: str, policy: dict[str, Any]) -> None
 def create_namespace(desk: Desk, namespace: str) -> None:
     """Create a namespace, with delays enabled.
 
-    The time partition granularity is 5m and the tick 1s."""
+    The time partition granularity is 5m and the tick 10ms."""
     desk.ask("namespaces.create", _print, namespace=namespace)
 
 
@@ -92,7 +92,7 @@ def delete_namespace(desk: Desk, namespace: str, force: bool, dry_run: bool) -> 
     "tick_ms",
     type=positive_duration_ms,
     metavar="DURATION",
-    help="How late a message may be at most; as it is if not given, 1s at first.",
+    help="How late a message may be at most; as it is if not given, 10ms at first.",
 )
 @_namespace
 def enable_delayed_message(
