@@ -28,8 +28,8 @@ COLUMNS = "customer STRING, phone STRING, at STRING, zone STRING"
 
 def reminders(spark: SparkSession, file: Path) -> DataFrame:
     """A row for each appointment, as escapement wants it."""
-    # The header is held against the columns, and a row that lacks something is refused: without a
-    # time it would be sent at once.
+    # The header is held against the columns, and a row that lacks something is refused with its
+    # text. A time that cannot be parsed is null, which escapement refuses.
     appointments = spark.read.csv(
         str(file), schema=COLUMNS, header=True, enforceSchema=False, mode="FAILFAST"
     )

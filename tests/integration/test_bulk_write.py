@@ -317,7 +317,6 @@ def test_a_database_that_goes_away_for_a_moment_is_waited_for(
             "not both",
         ),
         ({"topic": "t/n/x", "txnAppId": "b"}, {}, InvalidRequest, "go together"),
-        ({"topic": "t/n/x", "nullTimes": "later"}, {}, InvalidRequest, "nullTimes is fail or now"),
         ({"topic": "t/n/x", "maxDelay": "a year"}, {}, InvalidRequest, "maxDelay: 'a year'"),
         ({"topic": "t/n/x", "topics": "y"}, {}, InvalidRequest, "unknown option 'topics'"),
         ({"topic": "t/n/x", "queryName": "y"}, {}, InvalidRequest, "unknown option 'queryname'"),
@@ -328,6 +327,12 @@ def test_a_database_that_goes_away_for_a_moment_is_waited_for(
             "unknown option 'checkpointlocation'",
         ),
         ({"topic": "t/n/x"}, {"payload": "float"}, InvalidRequest, "of type float"),
+        (
+            {"topic": "t/n/x", "nullTimes": "never"},
+            {},
+            InvalidRequest,
+            "the option nullTimes is fail or now, not 'never'",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(
@@ -360,8 +365,8 @@ def test_a_row_for_a_topic_that_takes_none_fails_its_task_and_is_named(
     why: str,
 ) -> None:
     """B7: the first that has it, of those that its partition has in all record batches."""
-    columns = {"payload": "binary", "topic": "string", "delay_ms": "bigint"}
-    write = plan(mysql_url, columns, nullTimes="now")
+    timed = {"payload": "binary", "topic": "string", "delay_ms": "bigint"}
+    write = plan(mysql_url, timed, nullTimes="now")
 
     def rows(*topics: str, delays: list[int | None]) -> pa.RecordBatch:
         columns = {"payload": [b"1"] * len(topics), "topic": topics}
@@ -371,9 +376,46 @@ def test_a_row_for_a_topic_that_takes_none_fails_its_task_and_is_named(
     late = [None, None, 5, None] if kind is DelaysDisabled else [None] * 4
     bad = rows("t/n/x", topic, topic, "t/n/x", delays=late)
     row = 6 if kind is DelaysDisabled else 5
-    with pytest.raises(kind, match=f"^row {row} of its partition: .*{why}"):
+    with pytest.raises(kind, match=f"^row {row} of partition 0: .*{why}"):
         bulk.write_part(write, 0, [good, bad])
     assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(0,)]
+
+
+@pytest.mark.parametrize("of_stream", [False, True])
+def test_null_time_fails_its_task_and_nothing_is_added_unless_null_is_said_to_mean_now(
+    mysql_url: str, engine: Engine, connection: Connection, of_stream: bool
+) -> None:
+    """B7: one bad column must not send a hundred thousand reminders at once."""
+
+    def rows(*delays: int | None) -> pa.RecordBatch:
+        columns = {
+            "payload": [b"%d" % n for n in range(len(delays))],
+            "key": ["c-42"] * len(delays),
+        }
+        return pa.RecordBatch.from_pydict({**columns, "delay_ms": pa.array(delays, pa.int64())})
+
+    def planned(**options: str) -> BulkWrite:
+        given = Options({"url": mysql_url, "topic": "t/n/x", **options})
+        columns = {"payload": "binary", "key": "string", "delay_ms": "bigint"}
+        write = BulkWrite.plan(given, columns, of_stream=of_stream)
+        return write.of_batch("query/1", 7)
+
+    write = planned()
+    bulk.write_part(write, 0, [rows(1, 2, 3)])
+    why = (
+        r"^1 row \(the first is row 5 of partition 1, with the key 'c-42'\) whose delay_ms is null"
+    )
+    with pytest.raises(InvalidRequest, match=why):
+        bulk.write_part(write, 1, [rows(1, 2, 3), rows(4, None)])
+    bulk.abandon(write)
+    assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(0,)]
+    assert adopted(engine, connection) == {}
+    write = planned(nullTimes="NOW")
+    if of_stream:
+        write = write.of_batch("query/2", 7)
+    parts = [bulk.write_part(write, part, [rows(1, None)]) for part in range(2)]
+    assert bulk.commit(write, parts).messages == 4
+    assert sum(map(len, adopted(engine, connection).values())) == 4
 
 
 def test_the_largest_message_is_taken_and_a_larger_one_named(
@@ -388,7 +430,7 @@ def test_the_largest_message_is_taken_and_a_larger_one_named(
         values = {"key": [b"", key], "priority": [7, 7], "delay_ms": [5, 5]}
         return pa.RecordBatch.from_pydict({"payload": pa.array(payloads[::-1]), **values})
 
-    why = r"1 row \(the first is row 4 of its partition\) too large: 8,388,545 bytes .* 8,388,544 "
+    why = r"1 row \(the first is row 4 of partition 0\) too large: 8,388,545 bytes .* 8,388,544 "
     with pytest.raises(InvalidRequest, match=why):
         bulk.write_part(write, 0, [rows(b"k" * 9), rows(b"k" * 10)])
     part = bulk.write_part(write, 0, [rows(b"k" * 9)])

@@ -63,19 +63,6 @@ async def test_what_a_consumer_asks_for_wins_and_the_bounds_hold_for_it_too(
             assert await attempts(world, inbox, 8) == [4]
 
 
-async def test_ack_wait_above_max_backoff_is_refused(mock_clock: trio.testing.MockClock) -> None:
-    """V4: a consumer gets the wait that it asked for, or is told why not."""
-    async with testing.start(config=CALM) as world, world.connect() as broker:
-        await broker.admin("subscriptions.create", **NAMES, policy={"max_backoff_ms": "10s"})
-        with pytest.raises(InvalidRequest, match=r"ack_wait of 11s .* max_backoff of 10s"):
-            async with broker.consumer("x", "s", ack_wait=timedelta(seconds=11)) as inbox:
-                await inbox.receive()
-        async with broker.consumer("x", "s", ack_wait=timedelta(seconds=10)) as inbox:
-            assert await arrived(inbox) == []
-        with pytest.raises(InvalidRequest, match=r"ack_wait of 1m .* max_backoff of 10s"):
-            await broker.admin("subscriptions.update", **NAMES, policy={"ack_wait_ms": "1m"})
-
-
 async def test_a_policy_survives_a_crash_and_a_nack_goes_by_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:

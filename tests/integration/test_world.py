@@ -656,36 +656,3 @@ async def test_the_end_of_a_world_is_not_taken_for_an_outage(
         elif end == "crashed":
             await world.crash()
     assert caplog.records == []
-
-
-async def test_default_tick_of_a_new_namespace_is_ten_milliseconds(
-    mock_clock: trio.testing.MockClock,
-) -> None:
-    """P2: nothing is configured, and a message is late by a hundredth of a second at most."""
-    async with testing.start() as world, world.connect() as broker:
-        async with broker.consumer("x", "s") as inbox:
-            await (await broker.producer("x")).send(b"soon", delay=timedelta(milliseconds=33))
-            await world.clock.advance(ms=32)
-            assert await arrived(inbox) == []
-            await world.clock.advance(ms=11)
-            assert [message.payload for message in await arrived(inbox)] == [b"soon"]
-            old = await broker.admin("namespaces.get", namespace="public/default")
-            assert old["tick_ms"] == 10
-
-
-async def test_namespace_keeps_the_tick_that_is_stored_for_it(
-    mock_clock: trio.testing.MockClock,
-) -> None:
-    """P2: a namespace of an earlier program had a second, and has it after a restart."""
-    async with testing.start() as world:
-        async with world.connect() as broker:
-            await broker.admin("namespaces.create", namespace="shop/eu")
-            await broker.admin(
-                "namespaces.enable_delayed_message", namespace="shop/eu", tick_ms=1_000
-            )
-            await world.stop()
-        await world.restart()
-        async with world.connect() as broker:
-            await broker.admin("namespaces.enable_delayed_message", namespace="shop/eu")
-            kept = await broker.admin("namespaces.get", namespace="shop/eu")
-            assert kept["tick_ms"] == 1_000

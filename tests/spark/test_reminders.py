@@ -84,7 +84,7 @@ async def test_fifty_thousand_reminders_of_a_file_are_scheduled_once_each_at_its
 def test_a_row_without_a_time_or_under_another_header_is_not_sent_at_once(
     spark: SparkSession, tmp_path: Path, text: str, said: str
 ) -> None:
-    """Without a time a message is due at once: the example refuses such a file."""
+    """The example refuses such a file, and shows the row."""
     file = tmp_path / "appointments.csv"
     file.write_text(text)
     reminders = runpy.run_path(str(EXAMPLE))["reminders"]

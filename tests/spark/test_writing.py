@@ -200,6 +200,22 @@ def test_a_write_that_fails_adds_nothing_and_takes_back_what_it_staged(
     assert log.jobs()[0].given_up_at_ms is not None
 
 
+def test_time_that_spark_cannot_parse_fails_the_write_instead_of_sending_at_once(
+    spark: SparkSession, log: Log
+) -> None:
+    """B7: the column is null then."""
+    rows = spark.range(20, numPartitions=2).select(
+        F.lit("secret").alias("payload"),
+        F.concat(F.lit("c-"), "id").alias("key"),
+        F.expr("try_to_timestamp(if(id = 15, '31.03.2030', '2030-03-31'))").alias("deliver_at"),
+    )
+    why = r"row 6 of partition 1, with the key 'c-15'\) whose deliver_at is null"
+    with pytest.raises(PySparkException, match=why) as failed:
+        log.write(rows, topic="shop/eu/a")
+    assert "secret" not in str(failed.value)
+    assert (log.take(), log.parcels()) == ({}, 0)
+
+
 def test_a_repeated_job_adds_nothing(spark: SparkSession, log: Log) -> None:
     """B7: delays count from one instant, and the job from one id."""
     rows = spark.range(3).selectExpr("cast(id as string) payload", "interval 5 minutes delay")

@@ -388,7 +388,7 @@ async def test_opening_says_whether_the_broker_is_away_or_does_not_answer() -> N
     """Q8: while its database takes no writes, a broker is connected and has no answer."""
     async with Peer.running() as peer, connect(peer, heartbeat_s=None) as broker:
         peer.silent = True
-        with pytest.raises(Disconnected, match="after 30 s: .* is connected and does not answer"):
+        with pytest.raises(Disconnected, match=r"after 30 s: .* is connected and does not answer"):
             await broker.producer("t")
         peer.refuses_connections = True
         await peer.cut()

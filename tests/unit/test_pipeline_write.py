@@ -16,7 +16,7 @@ from escapement.errors import DelayTooLong, InvalidRequest
 from escapement.message import Blobs, MessageBatch
 from escapement.pipeline.packing import encode_maps
 from escapement.pipeline.rows import RowReader, Rows
-from escapement.pipeline.shape import Shape
+from escapement.pipeline.shape import NULL_IS_NOW, NULL_IS_REFUSED, Shape
 
 START_MS = 1_700_000_000_000
 MAX_DELAY_MS = 1 << 51
@@ -78,7 +78,7 @@ def test_what_cannot_be_written_is_named(columns: dict[str, str], why: str) -> N
 
 
 def read(
-    columns: dict[str, pa.Array], topic: str = "t/n/x", *, null_times_now: bool = True
+    columns: dict[str, pa.Array], topic: str = "t/n/x", null_times: str = NULL_IS_NOW
 ) -> list[Rows]:
     kinds = {
         "payload": "binary",
@@ -91,7 +91,7 @@ def read(
         "priority": "int",
     }
     shape = Shape.of({name: kinds[name] for name in columns})
-    reader = RowReader(shape, topic, START_MS, MAX_DELAY_MS, null_times_now)
+    reader = RowReader(shape, topic, START_MS, MAX_DELAY_MS, null_times, partition=3)
     return list(reader.read(pa.RecordBatch.from_pydict(columns)))
 
 
@@ -178,28 +178,6 @@ def test_delays_count_from_the_one_instant_and_nothing_is_early() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "times"),
-    [
-        ("deliver_at", pa.array([1, None, None], pa.timestamp("us", "UTC"))),
-        ("delay", pa.array([1, None, None], pa.duration("us"))),
-        ("delay_ms", pa.array([1, None, None], pa.int64())),
-    ],
-)
-def test_null_time_is_refused_unless_it_is_asked_for(name: str, times: pa.Array) -> None:
-    """B7: Spark makes null of a string that it cannot parse, and it must not send at once."""
-    columns = {"payload": pa.array([b"1", b"2", b"3"]), name: times}
-    with pytest.raises(
-        InvalidRequest, match=rf"^2 rows \(the first is row 2 of .* {name} is null.* nullTimes"
-    ):
-        read(columns, null_times_now=False)
-    (rows,) = read(columns, null_times_now=True)
-    assert rows.at_ms is not None
-    assert rows.at_ms.tolist()[1:] == [-1, -1]
-    (rows,) = read({"payload": columns["payload"]}, null_times_now=False)
-    assert rows.at_ms is None
-
-
-@pytest.mark.parametrize(
     "times",
     [
         {"delay_ms": pa.array([0, MAX_DELAY_MS + 1])},
@@ -216,6 +194,37 @@ def test_a_time_that_no_broker_takes_is_refused_before_it_holds_up_others(
         DelayTooLong, match=r"^1 row \(the first is row 2 of .* wanted later .* maxDelay"
     ):
         read({"payload": pa.array([b"1", b"2"]), **times})
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"deliver_at": pa.array([1, None, 1, None], pa.timestamp("us", "UTC"))},
+        {"delay": pa.array([1, None, 1, None], pa.duration("us"))},
+        {"delay_ms": pa.array([1, None, 1, None])},
+    ],
+)
+def test_null_time_is_refused_and_its_row_named_by_place_and_key(
+    times: dict[str, pa.Array],
+) -> None:
+    """B7: a time that Spark cannot parse is null, and would be sent at once."""
+    (name,) = times
+    columns = {"payload": pa.array([b"secret"] * 4), **times}
+    for key, said in (
+        (b"c-42", ", with the key 'c-42'"),
+        (b"\xff" * 2, ", with the key '\\xff\\xff'"),
+        (b"k" * 500, f", with the key '{'k' * 100}'…"),
+        (b"", ""),
+        (None, ""),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            read({**columns, "key": pa.array([b"c-1", key, b"c-3", b"c-4"])}, null_times="fail")
+        assert str(refused.value) == (
+            f"2 rows (the first is row 2 of partition 3{said}) whose {name} is null: fill in the "
+            "time, drop these rows, or send them at once with the option nullTimes=now"
+        )
+    with pytest.raises(InvalidRequest, match=r"the first is row 2 of partition 3\)"):
+        read(columns, null_times="fail")
 
 
 @pytest.mark.parametrize(
@@ -243,11 +252,12 @@ def test_what_no_message_can_have_is_refused(
 
 def test_a_row_is_named_by_its_place_among_all_of_its_partition() -> None:
     """B7: which comes in several record batches."""
-    reader = RowReader(Shape.of({"payload": "binary"}), "x", START_MS, MAX_DELAY_MS, False)
+    shape = Shape.of({"payload": "binary"})
+    reader = RowReader(shape, "x", START_MS, MAX_DELAY_MS, NULL_IS_REFUSED, partition=3)
     for payloads in ([b"1", b"2"], [b"3", b"4", b"5"]):
         list(reader.read(pa.RecordBatch.from_pydict({"payload": pa.array(payloads)})))
     last = pa.RecordBatch.from_pydict({"payload": pa.array([b"6", None])})
-    with pytest.raises(InvalidRequest, match="row 7 of its partition"):
+    with pytest.raises(InvalidRequest, match="row 7 of partition 3"):
         list(reader.read(last))
 
 
@@ -256,8 +266,8 @@ def test_a_topic_that_is_no_text_comes_to_be_refused_as_a_name_with_its_row() ->
     topics = pa.array([b"x", b"\xff", b"x", b"\xff"], pa.binary()).view(pa.string())
     found = read({"payload": pa.array([b"1"] * 4), "topic": topics})
     assert [(rows.topic, rows.first()) for rows in found] == [
-        ("x", "row 1 of its partition"),
-        ("\\xff", "row 2 of its partition"),
+        ("x", "row 1 of partition 3"),
+        ("\\xff", "row 2 of partition 3"),
     ]
 
 

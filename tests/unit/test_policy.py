@@ -31,7 +31,7 @@ def test_nothing_decided_takes_no_bytes_and_reads_as_the_defaults(kind: type[Pol
     st.fixed_dictionaries(
         {},
         optional={
-            "ack_wait_ms": st.integers(0, 10**10),
+            "ack_wait_ms": st.integers(0, 10**6),
             "max_backoff_ms": st.integers(10**6, 10**10),
             "min_backoff_ms": st.integers(0, 10**6),
             "jitter": st.floats(0, 1),
@@ -81,12 +81,26 @@ def test_what_is_done_may_be_kept_for_as_long_as_a_law_says() -> None:
             {"min_backoff_ms": "1h", "max_backoff_ms": "1m"},
             "max_backoff_ms of 1m is shorter than min_backoff_ms of 1h",
         ),
+        (
+            {"ack_wait_ms": "1h", "max_backoff_ms": "1m"},
+            "ack_wait_ms of 1h is longer than max_backoff_ms of 1m",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SubscriptionPolicy().updated(changes)
     assert said in str(caught.value)
+
+
+def test_ack_wait_above_max_backoff_stored_by_an_earlier_version_blocks_no_other_change() -> None:
+    """V4: earlier versions took it. A pause, say, still works; the two fields must fit."""
+    policy = SubscriptionPolicy.decode('{"ack_wait_ms": 60000, "max_backoff_ms": 9000}')
+    assert policy.updated({"jitter": 0}).jitter == 0
+    for changes in ({"ack_wait_ms": "50s"}, {"max_backoff_ms": "10s"}):
+        with pytest.raises(InvalidRequest, match="is longer than max_backoff_ms of"):
+            policy.updated(changes)
+    assert policy.updated({"ack_wait_ms": "9s"}).ack_wait_ms == 9_000
 
 
 def test_what_a_newer_program_stored_is_kept() -> None:

@@ -111,7 +111,6 @@ def publish(setting: Setting, messages: int | None, window_ms: int) -> Measure:
 @measured(
     messages=Use(1_000_000, "How many in each run."),
     window_ms=Use(1000, "They are due at random within so much."),
-    tick_ms=Use("10ms", "Tick of the namespace."),
 )
 def burst(
     setting: Setting,
@@ -167,7 +166,6 @@ def burst(
     window_ms=Use(3000, "Random delays of up to so much (and 200 ms more)."),
     rate=Use(10_000, "Messages sent a second."),
     seconds=Use(None, f"How long each run sends; {_SECONDS:g} by default."),
-    tick_ms=Use("10ms", "Tick of the namespace."),
 )
 def lateness(
     setting: Setting,

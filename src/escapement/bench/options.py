@@ -91,7 +91,7 @@ _USUAL: Final = {
         f"{SINGLES_IN_FLIGHT} single ones.",
     ),
     "payload": Use("100", "Random bytes of each message, or a range such as 50-500."),
-    "tick_ms": Use("1s", "Tick of the namespace."),
+    "tick_ms": Use("10ms", "Tick of the namespace."),
     "pending": Use(0, "Messages that wait for their time meanwhile, on a topic beside."),
 }
 _ALWAYS: Final = (

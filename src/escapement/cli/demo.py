@@ -35,8 +35,6 @@ _NAMESPACE: Final = "demo/clock"
 _TOPIC: Final = f"{_NAMESPACE}/reminders"
 _SUBSCRIPTION: Final = "people"
 _CONSUMERS: Final = 3
-# Finer than the default, so that lateness is what the machine makes of it.
-_TICK_MS: Final = 10
 # So short that the demo sees several partitions of the delayed index.
 _GRANULARITY_MS: Final = 2000
 
@@ -150,7 +148,6 @@ class Demo:
                 "namespaces.enable_delayed_message",
                 namespace=_NAMESPACE,
                 granularity_ms=_GRANULARITY_MS,
-                tick_ms=_TICK_MS,
             )
             await broker.admin("subscriptions.create", topic=_TOPIC, subscription=_SUBSCRIPTION)
 

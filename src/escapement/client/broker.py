@@ -124,8 +124,9 @@ class Broker:
           position: where a new subscription begins: latest, earliest, an offset, or an aware
             datetime (shared: what is due from then on; otherwise: accepted from then on).
           permits: how many messages may wait here, beyond those taken out.
-          ack_wait: how long a message may go unacknowledged. None is the subscription's.
-            More than the subscription's ``max_backoff`` is refused.
+          ack_wait: how long a message may go unacknowledged; None is the
+            subscription's. The broker refuses a longer one than the subscription's
+            ``max_backoff``.
           serializer: see ``escapement.client.serializers``.
           name: of this consumer, for whoever looks at the broker.
           key_range: of a shared subscription, only messages whose keys have a slot in

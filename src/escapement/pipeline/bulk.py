@@ -29,7 +29,7 @@ from escapement.durations import DEFAULT_MAX_DELAY_MS
 from escapement.errors import DelaysDisabled, EscapementError, InvalidRequest, NotFound
 from escapement.names import TopicName
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.shape import Shape
+from escapement.pipeline.shape import NULL_IS_NOW, NULL_IS_REFUSED, Shape
 from escapement.pipeline.staging import Stager
 from escapement.pipeline.transactions import Transactions
 from escapement.storage import catalog
@@ -55,8 +55,6 @@ WRITE_OPTIONS: Final = (
     "txnVersion",
     "report",
 )
-# What becomes of a row whose column of times is null.
-NULL_TIMES: Final = ("fail", "now")
 # A stream also says where its checkpoints are, and Spark hands over the name that its query has.
 STREAM_OPTIONS: Final = (*WRITE_OPTIONS, "checkpointLocation", "queryName")
 # Those of them that no two streams have in common.
@@ -118,7 +116,7 @@ class BulkWrite:
     began_s: float  # when it was planned, Unix seconds
     start_ms: int  # delays count from here, by the database's clock
     max_delay_ms: int  # what is wanted later than this from there is refused
-    null_times_now: bool  # whether a null time means at once; otherwise its task fails
+    null_times: str  # whether a null time is refused, or means now
 
     @classmethod
     def plan(
@@ -157,7 +155,7 @@ class BulkWrite:
             time.time(),
             0,
             options.duration("maxDelay", DEFAULT_MAX_DELAY_MS),
-            options.word("nullTimes", NULL_TIMES) == "now",
+            options.choice("nullTimes", (NULL_IS_REFUSED, NULL_IS_NOW)),
         )
         return plan._checked()
 
@@ -263,7 +261,7 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
                 pass
             return Part(plan.series, plan.version, Counted(part, name, 0), {}, 0, plan.began_s)
         reader = RowReader(
-            plan.shape, plan.topic, plan.start_ms, plan.max_delay_ms, plan.null_times_now
+            plan.shape, plan.topic, plan.start_ms, plan.max_delay_ms, plan.null_times, part
         )
         stager = Stager(
             transactions,

@@ -91,11 +91,13 @@ class Options:
             raise InvalidRequest(f"the option {name} is true or false, not {text!r}")
         return text.lower() == "true"
 
-    def word(self, name: str, allowed: Sequence[str]) -> str:
-        """One of these words, the first of them by default. Raises ``InvalidRequest``."""
-        text = self.text(name) or allowed[0]
-        if text.lower() not in allowed:
-            raise InvalidRequest(f"the option {name} is {' or '.join(allowed)}, not {text!r}")
+    def choice(self, name: str, words: Sequence[str]) -> str:
+        """One of these words, in any case; the first is the default. Raises ``InvalidRequest``."""
+        text = self.text(name)
+        if text is None:
+            return words[0]
+        if text.lower() not in words:
+            raise InvalidRequest(f"the option {name} is {' or '.join(words)}, not {text!r}")
         return text.lower()
 
 

@@ -25,11 +25,13 @@ from escapement.message import (
     UInt8s,
 )
 from escapement.pipeline.packing import MOST_ENTRIES, encode_maps
-from escapement.pipeline.shape import Shape
+from escapement.pipeline.shape import NULL_IS_REFUSED, Shape
 from escapement.pipeline.staging import MAX_MESSAGE_BYTES, sizes_of
 
 _BYTES: Final = pa.large_binary()
 _LAST_PRIORITY: Final = 255
+# An error shows so much of a key.
+_SHOWN_KEY_CHARS: Final = 100
 
 Bools = npt.NDArray[np.bool_]
 
@@ -40,7 +42,8 @@ class Rows(NamedTuple):
     topic: str
     batch: MessageBatch
     at_ms: Int64s | None  # NO_TIME: at once; None: all of them
-    rows_before: int  # those of earlier record batches
+    partition: int  # of Spark's
+    rows_before: int  # those of its earlier record batches
     places: Int64s | None  # in their record batch; None: all of it
 
     def first(self, *, timed: bool = False) -> str:
@@ -50,7 +53,7 @@ class Rows(NamedTuple):
             assert self.at_ms is not None, "none has a time"
             at = int(np.argmax(self.at_ms != NO_TIME))
         place = at if self.places is None else int(self.places[at])
-        return f"row {self.rows_before + place + 1} of its partition"
+        return f"row {self.rows_before + place + 1} of partition {self.partition}"
 
 
 class RowReader:
@@ -60,19 +63,26 @@ class RowReader:
       topic: for rows that name none; "" if each must.
       start_ms: the instant that delays are counted from.
       max_delay_ms: what is wanted later than this from then is refused.
-      null_times_now: whether a null time means at once. Otherwise it is refused: it is what
-        Spark makes of a time that it cannot parse.
+      null_times: ``NULL_IS_REFUSED`` or ``NULL_IS_NOW``.
+      partition: Spark's number for where the rows are from; errors name it.
     """
 
     def __init__(
-        self, shape: Shape, topic: str, start_ms: int, max_delay_ms: int, null_times_now: bool
+        self,
+        shape: Shape,
+        topic: str,
+        start_ms: int,
+        max_delay_ms: int,
+        null_times: str,
+        partition: int,
     ) -> None:
         assert topic or "topic" in shape.places, "nothing says where to"
         self._shape = shape
         self._topic = topic
         self._start_ms = start_ms
         self._max_delay_ms = max_delay_ms
-        self._null_times_now = null_times_now
+        self._null_times = null_times
+        self._partition = partition
         self._rows_before = 0  # those of earlier record batches
 
     def read(self, rows: pa.RecordBatch) -> Iterator[Rows]:
@@ -98,7 +108,7 @@ class RowReader:
 
     def _by_topic(self, topics: Any, batch: MessageBatch, at_ms: Int64s | None) -> Iterator[Rows]:
         if topics is None or topics.null_count == len(topics):
-            yield Rows(self._topic, batch, at_ms, self._rows_before, None)
+            yield self._rows(self._topic, batch, at_ms, None)
             return
         coded = pc.dictionary_encode(topics)
         # What is no UTF-8 is no name either, and is refused as such.
@@ -116,7 +126,12 @@ class RowReader:
             whole = len(at) == len(codes)
             some = batch if whole else batch.take(at)
             times = at_ms if whole or at_ms is None else at_ms[at]
-            yield Rows(topic, some, times, self._rows_before, None if whole else at)
+            yield self._rows(topic, some, times, None if whole else at)
+
+    def _rows(
+        self, topic: str, batch: MessageBatch, at_ms: Int64s | None, places: Int64s | None
+    ) -> Rows:
+        return Rows(topic, batch, at_ms, self._partition, self._rows_before, places)
 
     def _refuse_large(self, batch: MessageBatch) -> None:
         sizes = sizes_of(batch)
@@ -134,36 +149,40 @@ class RowReader:
         if count:
             raise InvalidRequest(f"{self._named(wrong)} {why}")
 
-    def _named(self, wrong: Bools) -> str:
-        """How many rows these are, and which is the first."""
+    def _named(self, wrong: Bools, more: str = "") -> str:
+        """How many rows these are, and which is the first; ``more`` of that one."""
         count, first = int(np.count_nonzero(wrong)), self._rows_before + int(np.argmax(wrong)) + 1
-        return f"{count} row{'s' * (count > 1)} (the first is row {first} of its partition)"
+        place = f"row {first} of partition {self._partition}{more}"
+        return f"{count} row{'s' * (count > 1)} (the first is {place})"
+
+    def _refuse_null(self, rows: pa.RecordBatch, name: str, given: Bools) -> None:
+        """A time that Spark could not parse is null; sent at once, it may be far too early."""
+        if self._null_times == NULL_IS_REFUSED and not given.all():
+            named = self._named(~given, _key_shown(self._shape, rows, int(np.argmin(given))))
+            raise InvalidRequest(
+                f"{named} whose {name} is null: fill in the time, drop these rows, or send them "
+                "at once with the option nullTimes=now"
+            )
 
     def _optional(self, rows: pa.RecordBatch, name: str, read: Any) -> Any:
         place = self._shape.places.get(name)
         return None if place is None else read(rows.column(place))
 
     def _times(self, rows: pa.RecordBatch) -> Int64s | None:
-        places = self._shape.places
-        if "deliver_at" in places:
-            at_ms, given = _milliseconds(rows.column(places["deliver_at"]))
-        elif "delay" in places:
-            at_ms, given = _milliseconds(rows.column(places["delay"]))
-            at_ms = at_ms + self._start_ms
-        elif "delay_ms" in places:
-            column = rows.column(places["delay_ms"]).cast(pa.int64())
-            # Cut, so that the sum is not past what 64 bits have: that would be in the past.
-            delays_ms = np.minimum(_integers(column, 0), MAX_DURATION_MS)
-            at_ms, given = delays_ms + self._start_ms, _given(column)
-        else:
+        name = self._shape.when
+        if name is None:
             return None
-        if not self._null_times_now:
-            (name,) = {"deliver_at", "delay", "delay_ms"} & places.keys()
-            self._refuse(
-                ~given,
-                f"without a time: {name} is null, as when Spark cannot parse a string. Filter"
-                " such rows, or set the option nullTimes to now to send them at once",
-            )
+        column = rows.column(self._shape.places[name])
+        given = _given(column)
+        self._refuse_null(rows, name, given)
+        if name == "deliver_at":
+            at_ms = _milliseconds(column)
+        elif name == "delay":
+            at_ms = _milliseconds(column) + self._start_ms
+        else:
+            # Cut, so that the sum is not past what 64 bits have: that would be in the past.
+            delays_ms = np.minimum(_integers(column.cast(pa.int64()), 0), MAX_DURATION_MS)
+            at_ms = delays_ms + self._start_ms
         too_far = given & (at_ms > self._start_ms + self._max_delay_ms)
         if too_far.any():
             most = duration_text(self._max_delay_ms)
@@ -220,12 +239,28 @@ def _integers(column: pa.Array, absent: int) -> Int64s:
     return np.asarray(filled.cast(pa.int64()))
 
 
-def _milliseconds(column: pa.Array) -> tuple[Int64s, Any]:
+def _milliseconds(column: pa.Array) -> Int64s:
     """A column of timestamps or intervals, rounded up: nothing may come early."""
     unit = {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
     factor = 1_000 if column.type.unit == "s" else 1
     values = _integers(column.cast(pa.int64()), 0) * factor
-    return values // unit + (values % unit > 0), _given(column)
+    return values // unit + (values % unit > 0)
+
+
+def _key_shown(shape: Shape, rows: pa.RecordBatch, place: int) -> str:
+    """The key of a row, for an error; nothing if it has none."""
+    if "key" not in shape.places:
+        return ""
+    key = rows.column(shape.places["key"]).cast(_BYTES)[place].as_py() or b""
+    if not key:
+        return ""
+    try:
+        text = key.decode()
+        shown = repr(text[:_SHOWN_KEY_CHARS])
+    except UnicodeDecodeError:
+        text = key
+        shown = repr(key[:_SHOWN_KEY_CHARS])[1:]
+    return f", with the key {shown}{'…' * (len(text) > _SHOWN_KEY_CHARS)}"
 
 
 def _blobs(column: pa.Array, name: str) -> Blobs:

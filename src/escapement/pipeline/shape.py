@@ -28,6 +28,9 @@ _TYPES: Final[dict[str, tuple[str, ...]]] = {
 # How to write, in SQL, a type whose own word means another where the session says so.
 _SQL: Final = {"timestamp": "TIMESTAMP_LTZ"}
 _WHEN: Final = ("deliver_at", "delay", "delay_ms")
+# Values of the option nullTimes.
+NULL_IS_REFUSED: Final = "fail"
+NULL_IS_NOW: Final = "now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,12 @@ class Shape:
     @property
     def has_times(self) -> bool:
         """Whether messages may be given times."""
-        return any(name in self.places for name in _WHEN)
+        return self.when is not None
+
+    @property
+    def when(self) -> str | None:
+        """The column that says when messages are due; None without one."""
+        return next((name for name in _WHEN if name in self.places), None)
 
 
 def _fits(kind: str, wanted: tuple[str, ...]) -> bool:

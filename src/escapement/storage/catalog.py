@@ -21,7 +21,8 @@ from escapement.storage.letters import eventgroup
 from escapement.storage.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 
 DEFAULT_GRANULARITY_MS: Final = 300_000
-# Of a new namespace. A message is late by a tick at most, and an idle topic has no ticks.
+# Of new namespaces; each keeps its own in the database. A finer one costs a busy topic more
+# processor time, and an idle one nothing: docs/benchmarks.md.
 DEFAULT_TICK_MS: Final = 10
 # Rows of one page when everything is read: some megabytes.
 _PAGE_ROWS: Final = 10_000

@@ -11,7 +11,7 @@ newer program stored there and this one does not know is kept as it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, Self
 
@@ -117,11 +117,15 @@ class Policy:
             except InvalidRequest as error:
                 raise InvalidRequest(f"{name}: {error}") from None
         changed = replace(self, **read)
-        changed._check_together()
+        changed._check_together(read)
         return changed
 
-    def _check_together(self) -> None:
-        """Raise ``InvalidRequest`` for values that do not fit each other."""
+    def _check_together(self, given: Collection[str]) -> None:
+        """Raise ``InvalidRequest`` for values that do not fit each other.
+
+        Args:
+          given: the fields that were asked for; others may have been stored by an earlier version.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +234,7 @@ class SubscriptionPolicy(Policy):
     ack_wait_ms: int = rule.duration(
         0,
         "How long a message may go unacknowledged, where its consumer does not say; doubled "
-        "with each attempt.",
+        "with each attempt. Not longer than max_backoff.",
         "the broker's, or without end if not shared",
     )
     min_backoff_ms: int = rule.duration(
@@ -290,19 +294,15 @@ class SubscriptionPolicy(Policy):
         "the fewest.",
     )
 
-    def check_ack_wait(self, ack_wait_ms: int) -> None:
-        """Raise ``InvalidRequest`` if ``max_backoff_ms`` would cut this wait short."""
-        if 0 < self.max_backoff_ms < ack_wait_ms:
-            most = duration_text(self.max_backoff_ms)
-            raise InvalidRequest(
-                f"an ack_wait of {duration_text(ack_wait_ms)} is longer than the subscription's "
-                f"max_backoff of {most}. Ask for {most} at most, or raise max_backoff."
-            )
-
-    def _check_together(self) -> None:
+    def _check_together(self, given: Collection[str]) -> None:
         if 0 < self.max_backoff_ms < self.min_backoff_ms:
             raise InvalidRequest(
                 f"max_backoff_ms of {duration_text(self.max_backoff_ms)} is shorter than "
                 f"min_backoff_ms of {duration_text(self.min_backoff_ms)}"
             )
-        self.check_ack_wait(self.ack_wait_ms)
+        asked = "ack_wait_ms" in given or "max_backoff_ms" in given
+        if asked and 0 < self.max_backoff_ms < self.ack_wait_ms:
+            raise InvalidRequest(
+                f"ack_wait_ms of {duration_text(self.ack_wait_ms)} is longer than "
+                f"max_backoff_ms of {duration_text(self.max_backoff_ms)}, which bounds every wait"
+            )

@@ -17,6 +17,7 @@ from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.consumer import Consumer, Outlet
 from escapement.broker.subscription.deadletter import KEEPER
 from escapement.broker.subscription.keyranges import check_range
+from escapement.broker.subscription.policy_checks import check_ack_wait
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.handle import ConsumerHandle
 from escapement.broker.topic.topic import Topic
@@ -96,13 +97,18 @@ class Consuming:
         Raises:
           Conflict: the subscription is of another kind, or exclusive and taken; or somebody
             else has some of the keys.
-          InvalidRequest: a range of keys, and the subscription is not shared; or an
-            ``ack_wait_ms`` above the ``max_backoff_ms`` of its policy.
+          InvalidRequest: a range of keys, and the subscription is not shared; or an ack_wait
+            that is longer than the subscription's ``max_backoff``.
         """
         if key_range is not None and kind != "shared":
             raise InvalidRequest(f"a key range is for shared subscriptions, not {kind} ones")
         topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
         subscription = await self._ensure(topic, name, kind, position)
+        if ack_wait_ms:
+            # A policy that is being stored counts, or it would shorten this wait afterwards.
+            async with self._registry.alone(topic):
+                subscription = _subscription(topic, name)
+                check_ack_wait(topic.name, name, ack_wait_ms, subscription.record.policy)
         if subscription.record.kind != kind:
             raise Conflict(
                 f"the subscription {name} of {topic.name.full} is {subscription.record.kind}, "
@@ -113,7 +119,6 @@ class Consuming:
                 f"the exclusive subscription {name} of {topic.name.full} has a consumer; use "
                 "failover to let several stand by"
             )
-        subscription.record.policy.check_ack_wait(ack_wait_ms)
         check_range(subscription.consumers, key_range)
         self._last_id += 1
         default_ms = self._ack_wait_ms if kind == "shared" else 0
@@ -128,10 +133,7 @@ class Consuming:
         if topic.subscription(name) is None:
             with suppress(AlreadyExists):
                 await self.create(topic, name, kind, position)
-        subscription = topic.subscription(name)
-        if subscription is None:
-            raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
-        return subscription
+        return _subscription(topic, name)
 
     async def create(
         self,
@@ -275,3 +277,11 @@ class Consuming:
             consumer.closed = True
             subscription.consumers.remove(consumer)
             consumer.outlet.consumer_closed(consumer.wire_id, error)
+
+
+def _subscription(topic: Topic, name: str) -> Subscription:
+    """Raises ``NotFound``."""
+    found = topic.subscription(name)
+    if found is None:
+        raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
+    return found

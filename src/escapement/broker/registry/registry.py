@@ -10,7 +10,7 @@ Names are found here; what exists is changed in the database first and here afte
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -18,18 +18,18 @@ from typing import Any
 from escapement.broker.registry.changes import Changes, Transact
 from escapement.broker.registry.namespaces import Namespaces
 from escapement.broker.registry.producerbook import ProducerBook
-from escapement.broker.subscription import deadletter
 from escapement.broker.subscription.beginning import beginning
+from escapement.broker.subscription.policy_checks import check_consumers, check_policy
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import AlreadyExists, Busy, InvalidRequest, NotFound
+from escapement.errors import AlreadyExists, Busy, NotFound
 from escapement.names import TopicName
 from escapement.position import Position
 from escapement.storage import catalog
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.engine.base import Connection
 from escapement.storage.letters import inbox
-from escapement.storage.policy import SHARED_FIELDS, SubscriptionPolicy
+from escapement.storage.policy import SubscriptionPolicy
 from escapement.storage.producers import ProducerRecord
 
 MakeTopic = Callable[[TopicRecord, TopicName, Namespace, Iterable[SubscriptionRecord]], Topic]
@@ -256,7 +256,7 @@ class Registry:
         """
         async with self._changes.alone(topic.name.full):
             self._check_there(topic)
-            _check_policy(topic.name, name, kind, policy, policy.names())
+            check_policy(topic.name, name, kind, policy, policy.names())
             if name in self._subscriptions.get(topic.id, {}):
                 raise AlreadyExists(f"{topic.name.full} has a subscription {name} already")
             now_ms = self._clock.now_ms()
@@ -328,12 +328,16 @@ class Registry:
     ) -> SubscriptionRecord:
         """Change a subscription's policy; takes effect at once, also for its consumers.
 
-        Raises as ``Namespaces.update``.
+        Raises as ``Namespaces.update``, and ``Conflict`` if it would shorten a consumer's ack_wait.
         """
         async with self._changes.alone(topic.name.full):
             old = self.subscription_record(topic, name)
             new = replace(old, policy=old.policy.updated(changes))
-            _check_policy(topic.name, name, old.kind, new.policy, changes)
+            check_policy(topic.name, name, old.kind, new.policy, changes)
+            subscription = topic.subscription(name)
+            if subscription is not None:
+                consumers = subscription.consumers
+                check_consumers(topic.name, name, consumers, old.policy, new.policy)
             await self._changes.durably(
                 lambda connection: catalog.update_subscription(connection, new), topic_id=topic.id
             )
@@ -374,25 +378,3 @@ class Registry:
     def _check_there(self, topic: Topic) -> None:
         if self.active.get(topic.id) is not topic:
             raise NotFound(f"the topic {topic.name.full} was deleted")
-
-
-def _check_policy(
-    topic: TopicName,
-    subscription: str,
-    kind: catalog.Kind,
-    policy: SubscriptionPolicy,
-    given: Collection[str],
-) -> None:
-    """Raise ``InvalidRequest`` if a policy cannot be kept by this subscription.
-
-    Args:
-      given: the fields that were asked for; others may have been stored by an earlier version.
-    """
-    wished = policy.expired_to_dead_letter or policy.dropped_to_dead_letter
-    if policy.max_deliveries or wished or policy.dead_letter_topic:
-        deadletter.target(topic, subscription, policy)
-    default = SubscriptionPolicy()
-    for name in SHARED_FIELDS:
-        wanted = name in given and getattr(policy, name) != getattr(default, name)
-        if wanted and kind != "shared":
-            raise InvalidRequest(f"{name} is for shared subscriptions; {subscription} is {kind}")

@@ -55,8 +55,8 @@ class Consumer:
     """Credit, policy and outlet of one consumer."""
 
     __slots__ = (
-        "_ack_wait_ms",
         "_default_ack_wait_ms",
+        "asked_ack_wait_ms",
         "back_off",
         "closed",
         "halted",
@@ -94,14 +94,14 @@ class Consumer:
         self.permits = 0
         self.closed = False
         self.halted = False  # it is about to leave, and knows all that it was sent
-        self._ack_wait_ms = ack_wait_ms
+        self.asked_ack_wait_ms = ack_wait_ms
         self._default_ack_wait_ms = default_ack_wait_ms
         self.back_off = BackOff(ack_wait_ms)
 
     def obey(self, policy: SubscriptionPolicy) -> None:
         """Wait as the subscription's policy says, from the next delivery on."""
         self.back_off = BackOff(
-            self._ack_wait_ms or policy.ack_wait_ms or self._default_ack_wait_ms,
+            self.asked_ack_wait_ms or policy.ack_wait_ms or self._default_ack_wait_ms,
             policy.min_backoff_ms,
             policy.max_backoff_ms,
             policy.jitter,

@@ -1,0 +1,82 @@
+"""Whether a subscription can keep a policy, and whether a consumer's ack_wait fits that policy.
+
+``max_backoff`` bounds every wait, so a longer ack_wait would be shortened. Nothing shortens it
+silently: a consumer that asks for more is refused when it subscribes, and ``max_backoff`` cannot
+be lowered below the ack_wait of a connected consumer. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from escapement.broker.subscription import deadletter
+from escapement.broker.subscription.backoff import CEILING_MS
+from escapement.broker.subscription.consumer import Consumer
+from escapement.durations import format as duration_text
+from escapement.errors import Conflict, InvalidRequest
+from escapement.names import TopicName
+from escapement.storage.catalog import Kind
+from escapement.storage.policy import SHARED_FIELDS, SubscriptionPolicy
+
+
+def check_policy(
+    topic: TopicName,
+    subscription: str,
+    kind: Kind,
+    policy: SubscriptionPolicy,
+    given: Collection[str],
+) -> None:
+    """Raise ``InvalidRequest`` if a policy cannot be kept by this subscription.
+
+    Args:
+      given: the fields that were asked for; others may have been stored by an earlier version.
+    """
+    wished = policy.expired_to_dead_letter or policy.dropped_to_dead_letter
+    if policy.max_deliveries or wished or policy.dead_letter_topic:
+        deadletter.target(topic, subscription, policy)
+    default = SubscriptionPolicy()
+    for name in SHARED_FIELDS:
+        wanted = name in given and getattr(policy, name) != getattr(default, name)
+        if wanted and kind != "shared":
+            raise InvalidRequest(f"{name} is for shared subscriptions; {subscription} is {kind}")
+
+
+def check_ack_wait(
+    topic: TopicName, subscription: str, ack_wait_ms: int, policy: SubscriptionPolicy
+) -> None:
+    """Raise ``InvalidRequest`` if a consumer asks for a longer ack_wait than it would get."""
+    if ack_wait_ms > CEILING_MS:  # it may be longer than any duration that has a text
+        raise InvalidRequest(
+            f"an ack_wait of {ack_wait_ms} ms is longer than {duration_text(CEILING_MS)}, which "
+            "is the most"
+        )
+    asked, most_ms = duration_text(ack_wait_ms), policy.max_backoff_ms
+    if 0 < most_ms < ack_wait_ms:
+        raise InvalidRequest(
+            f"an ack_wait of {asked} is longer than max_backoff, which is "
+            f"{duration_text(most_ms)} for the subscription {subscription} of {topic.full}: ask "
+            f"for at most {duration_text(most_ms)}, or raise max_backoff with `escapement admin "
+            f"subscriptions update {topic.full} {subscription} --max-backoff {asked}`"
+        )
+
+
+def check_consumers(
+    topic: TopicName,
+    subscription: str,
+    consumers: Iterable[Consumer],
+    old: SubscriptionPolicy,
+    new: SubscriptionPolicy,
+) -> None:
+    """Raise ``Conflict`` if another ``max_backoff`` would shorten a consumer's ack_wait."""
+    most_ms = new.max_backoff_ms
+    if not most_ms or most_ms == old.max_backoff_ms:
+        return
+    longest = max(consumers, key=lambda one: one.asked_ack_wait_ms, default=None)
+    if longest is not None and longest.asked_ack_wait_ms > most_ms:
+        asked = duration_text(longest.asked_ack_wait_ms)
+        raise Conflict(
+            f"max_backoff of the subscription {subscription} of {topic.full} cannot be "
+            f"{duration_text(most_ms)} while the consumer {longest.name!r} is connected, which "
+            f"asked for an ack_wait of {asked}: choose at least {asked}, or have the consumer ask "
+            "for less first"
+        )
