@@ -33,8 +33,9 @@ async def damage_again_and_again(broker: BrokerProcess, times: int) -> None:
         producer = await client.producer("t")
         await producer.send_many([bytes(1_000)] * 20_000, delay=timedelta(days=1))
 
-        async def read() -> None:
+        async def read(task_status: trio.TaskStatus[None]) -> None:
             async with escapement.connect(broker.url, settings=PATIENT) as reader:
+                task_status.started()
                 while True:
                     with suppress(EscapementError):
                         async for _ in reader.read("t", page_messages=500):
@@ -55,7 +56,7 @@ async def damage_again_and_again(broker: BrokerProcess, times: int) -> None:
             nursery.start_soon(publish)
             nursery.start_soon(consume)
             for _ in range(READERS):
-                nursery.start_soon(read)
+                await nursery.start(read)
             for number in range(1, times + 1):
                 done = repairs(broker)
                 with trio.fail_after(60):
@@ -92,8 +93,9 @@ async def test_broker_stops_while_clients_read(tmp_path: Path) -> None:
         async with escapement.connect(broker.url, settings=PATIENT) as client:
             await (await client.producer("t")).send_many([bytes(1_000)] * 20_000)
 
-            async def read() -> None:
+            async def read(task_status: trio.TaskStatus[None]) -> None:
                 async with escapement.connect(broker.url, settings=PATIENT) as reader:
+                    task_status.started()
                     while True:
                         with suppress(EscapementError):
                             async for _ in reader.read("t", page_messages=500):
@@ -101,7 +103,7 @@ async def test_broker_stops_while_clients_read(tmp_path: Path) -> None:
 
             async with trio.open_nursery() as nursery:
                 for _ in range(READERS):
-                    nursery.start_soon(read)
+                    await nursery.start(read)
                 for _ in range(100):
                     await trio.sleep(0.1)
                     assert await trio.to_thread.run_sync(broker.stop) == 0, broker.complaints()

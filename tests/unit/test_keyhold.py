@@ -159,7 +159,8 @@ class Life:
         if not handed:
             self.made.withdraw(column(offset))
             self.done.add(offset)
-        self.made._amendments.cancelled.take(column(offset))
+        cancelled = self.made._amendments.cancelled
+        cancelled.take(cancelled.new_of(column(offset)))
 
     def expire(self, ttl_ms: int) -> None:
         """A time to live, for a moment: what is ready and older goes, and nothing else."""

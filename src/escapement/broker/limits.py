@@ -25,6 +25,8 @@ class BrokerLimits:
     idle_timeout_s: float = 90.0  # a connection without even a ping is closed
     outbound_bytes: int = 8 * MIB  # per connection; its consumers get nothing more until drained
     outbound_hard_bytes: int = 64 * MIB  # per connection; a peer that reads nothing is cut off
+    inbound_bytes: int = 64 * MIB  # of unfinished frames, of all; then large ones wait
+    inbound_patience_s: float = 5.0  # for a frame that others wait for; then its peer is cut off
     unconfirmed_bytes: int = 32 * MIB  # per connection; reading from it stops until receipts go out
 
     # -- messages

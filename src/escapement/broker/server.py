@@ -29,6 +29,7 @@ from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.session import Session
+from escapement.broker.session.inbound import Inbound
 from escapement.clock import SystemClock
 from escapement.errors import (
     Busy,
@@ -218,6 +219,8 @@ class Front:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._sessions: set[Session] = set()
+        limits = broker.config.limits
+        self._inbound = Inbound(limits.inbound_bytes, limits.inbound_patience_s)
         self._ending = False
         self._session_ended = trio.Event()
 
@@ -242,7 +245,7 @@ class Front:
         if self._broker.stopping or self._ending:
             await _turn_away(stream, ShuttingDown("the broker is stopping"))
             return
-        session = Session(self._broker, stream, limits)
+        session = Session(self._broker, stream, limits, self._inbound)
         self._sessions.add(session)
         try:
             await session.run()

@@ -106,6 +106,15 @@ class Connection:
         else:
             self._decoder.receive_data(data)
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that were received and not taken as events; of one frame, once none is left."""
+        return len(self._decoder)
+
+    def discard(self) -> None:
+        """Release what was received: the connection has ended."""
+        self._decoder.clear()
+
     def next_event(self) -> Command | Signal:
         """The next command, ``NEED_DATA``, or ``CLOSED``.
 

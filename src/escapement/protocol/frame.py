@@ -63,6 +63,11 @@ class FrameDecoder:
         else:
             self._tail.append(bytearray(data))
 
+    def clear(self) -> None:
+        """Release the bytes."""
+        self._chunk, self._at, self._held = b"", 0, 0
+        self._tail.clear()
+
     def next_frame(self) -> memoryview | None:
         """The next whole frame without its length, or None if more bytes are needed.
 

@@ -118,6 +118,11 @@ class Outbound:
         self.finished = True
         self._writable.set()
 
+    def discard(self) -> None:
+        """Release what is queued: the connection has ended."""
+        self._frames.clear()
+        self._size_bytes = 0
+
     def _queue(self, frames: list[Buffer]) -> None:
         self._frames += frames
         self._size_bytes += sum(map(len, frames))

@@ -21,6 +21,7 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.session.amendments import AmendmentsDesk
 from escapement.broker.session.consumers import Consumers
 from escapement.broker.session.desk import AtOnce, Desk, Waiting
+from escapement.broker.session.inbound import Inbound, Intake
 from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.producers import Producers
 from escapement.broker.session.reading import Reading
@@ -40,7 +41,6 @@ from escapement.protocol.limits import (
 
 _log = logging.getLogger(__name__)
 
-_READ_BYTES: Final = 256 * 1024
 # Requests of one connection that wait for the database at the same time.
 _REQUESTS: Final = 64
 # Room that a frame needs beside the body of its batch: times, sequence, field headers.
@@ -51,13 +51,16 @@ MAX_BATCH_BYTES: Final = MAX_FRAME_BYTES - FRAME_MARGIN_BYTES
 class Session:
     """See the module's docstring."""
 
-    def __init__(self, broker: Broker, stream: trio.abc.Stream, limits: BrokerLimits) -> None:
+    def __init__(
+        self, broker: Broker, stream: trio.abc.Stream, limits: BrokerLimits, inbound: Inbound
+    ) -> None:
         self._broker = broker
         self._stream = stream
         self._limits = limits
         self._protocol = Connection("broker")
         self._requests = trio.Semaphore(_REQUESTS)
         self._scope = trio.CancelScope()
+        self._intake = Intake(inbound, self._scope.cancel)
         self._outbound = Outbound(
             stream,
             self._protocol,
@@ -97,6 +100,10 @@ class Session:
             self._outbound.finish()
             for desk in self._desks:
                 desk.release()
+            # At once, not when the garbage collector finds the session.
+            self._intake.close()
+            self._outbound.discard()
+            self._protocol.discard()
             await trio.aclose_forcefully(self._stream)
 
     def say_goodbye(self, reason: str) -> None:
@@ -156,7 +163,10 @@ class Session:
         return False
 
     async def _receive(self) -> None:
-        self._protocol.receive_data(await self._stream.receive_some(_READ_BYTES))
+        size_bytes = await self._intake.next_read_bytes(self._protocol.unfinished_bytes)
+        data = await self._stream.receive_some(size_bytes)
+        self._intake.has_read()
+        self._protocol.receive_data(data)
 
     async def _handle_events(self, nursery: trio.Nursery) -> None:
         for command in self._protocol.events():

@@ -1,0 +1,80 @@
+"""Peers that leave frames unfinished, or come and go, take no memory beyond the bound."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import trio
+import trio.lowlevel
+
+import escapement
+from brokers import PATIENT, BrokerProcess, broker_process
+from escapement.protocol import commands as wire
+from escapement.protocol.connection import Connection
+from escapement.protocol.limits import MAX_FRAME_BYTES, PROTOCOL_VERSION
+
+MIB = 1 << 20
+
+
+def begin_a_large_frame(broker: BrokerProcess) -> socket.socket:
+    """Connect, greet, and send as much as is taken of a frame that lacks its end."""
+    peer = socket.create_connection(("127.0.0.1", broker.port))
+    protocol = Connection("client")
+    peer.sendall(b"".join(protocol.send(wire.Hello(PROTOCOL_VERSION, "unfinished", {}))))
+    peer.recv(65_536)
+    peer.setblocking(False)
+    size = MAX_FRAME_BYTES - 100
+    send_on(peer, size.to_bytes(4, "big"))
+    return peer
+
+
+def send_on(peer: socket.socket, data: bytes = bytes(MIB)) -> int:
+    """Send what the kernel takes; how much that was."""
+    try:
+        return peer.send(data)
+    except (BlockingIOError, ConnectionError):
+        return 0
+
+
+async def test_unfinished_frames_are_bounded_while_a_good_client_goes_on(tmp_path: Path) -> None:
+    """Invariant 9: 120 peers that each send 15.9 MiB and not the end."""
+    with broker_process(tmp_path / "broker") as broker:
+        before = most = broker.rss_bytes()
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            producer = await client.producer("t")
+            peers = [begin_a_large_frame(broker) for _ in range(120)]
+            left = dict.fromkeys(peers, MAX_FRAME_BYTES - MIB // 10)
+            async with client.consumer("t", "s") as inbox:
+                for number in range(100):
+                    for peer in peers:
+                        if left[peer] > 0:
+                            left[peer] -= send_on(peer, bytes(min(left[peer], MIB)))
+                    await producer.send(b"%d" % number)
+                    message = await inbox.receive(timeout_s=30)
+                    assert message is not None
+                    await message.ack()
+                    most = max(most, broker.rss_bytes())
+                    # A frame of several reads, each of which may have to wait.
+                    await producer.send_many([bytes(1_000)] * 300, delay=timedelta(days=1))
+        for peer in peers:
+            peer.close()
+        assert (most - before) / MIB < 250, f"{(most - before) / MIB:.0f} MiB more"
+        assert broker.stop() == 0
+
+
+async def test_buffers_end_with_their_session(tmp_path: Path) -> None:
+    """Invariant 9: peers that come and go leave nothing to the garbage collector."""
+    with broker_process(tmp_path / "broker") as broker:
+        sizes = []
+        for _ in range(9):
+            peers = [begin_a_large_frame(broker) for _ in range(20)]
+            for _ in range(40):
+                for peer in peers:
+                    send_on(peer)
+                await trio.lowlevel.checkpoint()
+            sizes.append(broker.rss_bytes())
+            for peer in peers:
+                peer.close()
+        assert (sizes[-1] - sizes[0]) / MIB < 150, [size // MIB for size in sizes]
