@@ -81,7 +81,7 @@ async def test_small_requests_never_wait(autojump_clock: MockClock) -> None:
 
 
 async def test_frames_that_are_not_read_are_not_cut_off(autojump_clock: MockClock) -> None:
-    """What waits for the database is not the fault of its peer."""
+    """A peer is not at fault when its batch waits for the database."""
     inbound = Inbound(MIB, PATIENCE_S)
     cut: list[str] = []
     slow = Intake(inbound, lambda: cut.append("slow"))

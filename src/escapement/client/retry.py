@@ -11,8 +11,8 @@ from collections.abc import Callable
 from random import random
 from typing import Final
 
-# For what a broker that is there refuses for now: asking is cheap, and what is refused
-# holds up all that comes after it. (For making connections see ``Settings``.)
+# For requests that a connected broker refuses for now: asking is cheap, and a refused publish
+# holds up all publishes behind it. (``Settings`` has the waits between connections.)
 FIRST_WAIT_S: Final = 0.05
 LONGEST_WAIT_S: Final = 1.0
 # No wait is longer than this while an outage is new. Below a second, because to connect and

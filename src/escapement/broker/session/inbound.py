@@ -1,14 +1,15 @@
-"""What peers have sent of frames that are not whole yet: bounded for all connections together.
+"""The bound on unfinished frames, for all connections together.
 
-A connection that is in the middle of a frame reads on only while there is room. What it may get
-with its next read is counted before the read. Where there is no room, two kinds read on all the
-same. The connection whose unfinished frame is the oldest does, so some frame becomes whole. So do
-those that hold less than their share of the bound, so large unfinished frames do not hold up
-smaller ones; together they have the bound once more at most. A connection between two frames reads
-a little without asking: requests that fit into one read never wait.
+A connection in the middle of a frame reads on only while there is room. The bytes of its next
+read count before the read. Two kinds of connections read on without room: the one whose
+unfinished frame is the oldest, so that some frame becomes whole, and those that hold less than
+their share of the bound, so that large frames do not hold up smaller ones. All shares together
+are the bound once more. A connection between two frames reads a little without asking, so a
+request that fits into one read never waits.
 
-While others wait, a peer is cut off if it sends nothing of its frame for ``STALL_S``, or does not
-finish it within ``patience_s``. Time in which its connection had to wait does not count.
+While other connections wait, a peer is cut off if it sends nothing of its frame for ``STALL_S``,
+or does not finish the frame within ``patience_s``. Time in which its own connection waits does
+not count.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _log = logging.getLogger(__name__)
 
 # One read of a connection that is in the middle of a frame.
 LARGE_READ_BYTES: Final = 256 * 1024
-# While others wait, a peer that is silent for so long in the middle of a frame is cut off.
+# A peer that is silent for this time in the middle of a frame is cut off while others wait.
 STALL_S: Final = 1.0
-# One read of a connection that is not: so much each of them may send beyond the bound.
+# One read of a connection between two frames. Each connection may send this beyond the bound.
 SMALL_READ_BYTES: Final = 64 * 1024
 
 
@@ -45,7 +46,7 @@ class Inbound:
         self._changed = trio.lowlevel.ParkingLot()
 
     def hold(self, intake: Intake, held_bytes: int) -> None:
-        """An intake holds so much from now on; 0 when it is between two frames."""
+        """Set the bytes that an intake holds; 0 when it is between two frames."""
         more = held_bytes - intake.held_bytes
         self.held_bytes += more
         intake.held_bytes = held_bytes
@@ -86,7 +87,7 @@ class Inbound:
 
 
 class Intake:
-    """What one connection has received of an unfinished frame.
+    """The unfinished frame of one connection.
 
     Args:
       cut_off: ends the connection, at once.
@@ -100,10 +101,10 @@ class Intake:
         self._read_s = 0.0  # how long it has read this frame, before that
 
     async def next_read_bytes(self, unfinished_bytes: int) -> int:
-        """Return how much to read next; wait first while there is no room.
+        """Wait for room, and return the number of bytes to read next.
 
         Args:
-          unfinished_bytes: what is there of a frame that is not whole.
+          unfinished_bytes: the bytes received of a frame that is not whole.
         """
         if not unfinished_bytes:
             self.close()
@@ -115,7 +116,7 @@ class Intake:
         return LARGE_READ_BYTES
 
     def has_read(self) -> None:
-        """The read has ended; what follows until the next is not the peer's time."""
+        """The read has ended. Time until the next read does not count against the peer."""
         if self._reads_since_s < inf:
             self._read_s += trio.current_time() - self._reads_since_s
             self._reads_since_s = inf
