@@ -32,6 +32,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
+from held import Held
 from lives.eventgroups import EventGroups
 from lives.fates import Fates
 from lives.model import ACK_WAIT_MS
@@ -66,7 +67,7 @@ class Life(Subscribers, EventGroups, Quotas, Owners, Fates):
 # What takes its time by itself, or ends the broker.
 MOVES_TIME = {
     "advance", "set_clock", "forget", "crash", "crash_in", "trouble", "restart", "lose_index",
-    "overtaken", "other_disk",
+    "overtaken", "other_disk", "checkpoint_before_commit",
 }  # fmt: skip
 WEIGHTED = {
     "publish": 10,
@@ -96,6 +97,7 @@ WEIGHTED = {
     "set_clock": 1,
     "crash": 1,
     "crash_in": 4,
+    "checkpoint_before_commit": 4,
     "trouble": 4,
     "restart": 1,
     "lose_index": 1,
@@ -149,12 +151,13 @@ async def test_a_random_life_keeps_the_invariants_on_mysql(
 
 async def live(seed: int, elsewhere: Path, database: Engine | None = None) -> None:
     """One life, from its beginning to its end; without a database, on one in memory."""
-    rng, outage = random.Random(seed), Outage(database)
+    rng, outage, held = random.Random(seed), Outage(database), Held()
     async with (
-        testing.start(config=TIGHT, engine=outage.engine) as world,
+        testing.start(config=TIGHT, engine=outage.engine, run=held) as world,
         trio.open_nursery() as nursery,
     ):
         life = Life(world, outage, nursery, rng)
+        life.held = held
         life.disks = [world.index_directory, elsewhere]
         await life.begin()
         # Each life is one-sided in its own way, so that what is rare meets itself.
