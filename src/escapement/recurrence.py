@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from itertools import islice, takewhile
+from itertools import count, islice, takewhile
 from typing import Final, Literal
 from zoneinfo import ZoneInfo
 
@@ -89,7 +89,18 @@ class Recurrence:
 
     def after(self, ms: int) -> int | None:
         """The first that is due later than ``ms``; None if there is none."""
+        if self.every_ms:
+            next_ms = self._next_every(ms)
+            return next_ms if self.until_ms is None or next_ms <= self.until_ms else None
         return next(self.occurrences(ms), None)
+
+    def until(self, after_ms: int, now_ms: int, limit: int) -> list[int]:
+        """Those that are due later than ``after_ms`` and by ``now_ms``: the first ``limit``."""
+        if self.every_ms:
+            end_ms = now_ms if self.until_ms is None else min(now_ms, self.until_ms)
+            return list(range(self._next_every(after_ms), end_ms + 1, self.every_ms)[:limit])
+        coming = self.occurrences(after_ms)
+        return list(islice(takewhile(lambda ms: ms <= now_ms, coming), limit))
 
     def latest(self, since_ms: int, now_ms: int) -> int:
         """The last one due by ``now_ms``; ``since_ms`` is one that is.
@@ -112,12 +123,12 @@ class Recurrence:
             window_ms *= _WINDOW_GROWTH
 
     def _every(self, after_ms: int) -> Iterator[int]:
-        ms = self.anchor_ms + max((after_ms - self.anchor_ms) // self.every_ms + 1, 1) * (
-            self.every_ms
-        )
-        while True:
-            yield ms
-            ms += self.every_ms
+        return count(self._next_every(after_ms), self.every_ms)
+
+    def _next_every(self, after_ms: int) -> int:
+        """The first multiple of ``every_ms`` from the anchor on that is later."""
+        passed = max((after_ms - self.anchor_ms) // self.every_ms, 0)
+        return self.anchor_ms + (passed + 1) * self.every_ms
 
     def _by_cron(self, after_ms: int) -> Iterator[int]:
         found = self._at_times_of_day if self._has_times_of_day else self._in_real_time
@@ -225,6 +236,5 @@ def due(
         if missed == "last":
             last_ms = recurrence.latest(next_ms, now_ms)
             return [last_ms], recurrence.after(last_ms)
-    coming = recurrence.occurrences(next_ms)
-    times = [next_ms, *islice(takewhile(lambda ms: ms <= now_ms, coming), limit - 1)]
+    times = [next_ms, *recurrence.until(next_ms, now_ms, limit - 1)]
     return times, recurrence.after(times[-1])

@@ -30,7 +30,8 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.letters.schedule import (
     Content,
-    advance_schedule,
+    Move,
+    advance_schedules,
     create_schedule,
     delete_schedule,
     read_schedules,
@@ -102,18 +103,54 @@ def test_a_schedule_is_kept_as_it_was_made_and_moves_only_from_where_it_is(engin
         create_schedule(connection, "t/n/a", "t/n/z", every, "last", 1, content, 7)
     assert list(read_schedules(connection, 0)) == made
     assert list(read_schedules(connection, 1)) == []
-    assert advance_schedule(connection, made[0], [5_000, 5_500], 9_000) == content
-    assert advance_schedule(connection, made[0], [5_000, 5_500], 9_000) is None
+
+    def advance(*moves: Move) -> dict[int, Content]:
+        connection.begin()
+        found = advance_schedules(engine.dialect, connection, moves)
+        connection.commit()
+        return found
+
+    move = Move(made[0], [5_000, 5_500], 9_000)
+    assert advance(move) == {made[0].id: content}
+    assert advance(move) == {}
     first, second = read_schedules(connection, 0)
     assert (first.next_ms, first.last_ms, first.published) == (9_000, 5_500, 2)
     set_paused(connection, second.id, True, second.next_ms)
-    assert advance_schedule(connection, second, [6_000], None) is None
+    assert advance(Move(second, [6_000], None)) == {}
     delete_schedule(connection, first.id)
     assert [one.paused for one in read_schedules(connection, 0)] == [True]
     set_paused(connection, second.id, False, 7_000)
     (last,) = read_schedules(connection, 0)
-    assert advance_schedule(connection, last, [], None) == Content(b"", b"")
+    assert advance(Move(first, [9_000], 10_000), Move(last, [], None)) == {
+        last.id: Content(b"", b"")
+    }
     assert next(read_schedules(connection, 0)).next_ms is None
+    connection.close()
+
+
+def test_many_schedules_move_at_once_and_each_gets_what_it_publishes(engine: Engine) -> None:
+    """B2: more of them than one statement names, some of which are not where they should be."""
+    schema.migrate(engine)
+    connection = engine.connect()
+    every = Recurrence(every_ms=5_000)
+    connection.begin()
+    made = [
+        create_schedule(
+            connection, f"t/n/{n}", "t/n/x", every, "all", n, Content(b"%d" % n, b"k"), 7
+        )
+        for n in range(1_300)
+    ]
+    for one in made[::100]:
+        set_paused(connection, one.id, True, one.next_ms)
+    connection.commit()
+    connection.begin()
+    moves = [Move(one, [n], 10_000 + n) for n, one in enumerate(made)]
+    found = advance_schedules(engine.dialect, connection, moves)
+    connection.commit()
+    assert found == {one.id: Content(b"%d" % n, b"k") for n, one in enumerate(made) if n % 100}
+    for n, one in enumerate(read_schedules(connection, 0)):
+        expected = (10_000 + n, n, 1) if n % 100 else (n, None, 0)
+        assert (one.next_ms, one.last_ms, one.published) == expected
     connection.close()
 
 

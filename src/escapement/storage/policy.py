@@ -178,6 +178,10 @@ class NamespacePolicy(Policy):
     total_quota_bytes: int = rule.size(
         "Of all topics together: the same for their size.", "no quota"
     )
+    # Of once a second each, they take a quarter of a core: docs/benchmarks.md.
+    max_schedules: int = rule.number(
+        10_000, 1 << 53, "Schedules that it may have; the next one is refused.", "no limit"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,30 @@
 
 The records of all schedules are in memory, in the order of their next times, and the
 timekeeper is told the first of these: no schedule has a task. When some are due, one
-statement moves them forward and writes their occurrences into the inbox as letters, a
-bounded number at a time; the postman carries those into the topics. In memory a schedule
-moves when that is durable.
+statement moves them forward and writes their occurrences into the inbox, as one letter for
+each topic; the postman carries those into the topics. In memory a schedule moves when that
+is durable.
 
-An occurrence is a letter with the source id ``schedule/<id>/<Unix ms>``; its message has
-the properties ``schedule`` (the full name) and ``occurrence_ms``. A topic that was deleted
-is created again by the next occurrence, as by a publish.
+However many schedules there are, they leave the broker to others: a *turn* publishes a
+bounded number of occurrences for a bounded number of topics, and the next one begins a
+rest after its end at the earliest (``BrokerLimits.schedule_...``). What falls due meanwhile
+is gathered.
+
+A message has the properties ``schedule`` (the full name) and ``occurrence_ms``. A letter's
+source id is ``schedule/<id>/<Unix ms>`` of its first occurrence; no other letter has that
+occurrence. A topic that was deleted is created again by the next occurrence, as by a publish.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Final
 
 import msgpack
 import trio
@@ -45,8 +52,9 @@ from escapement.storage.letters import inbox
 from escapement.storage.letters.letter import Letter
 from escapement.storage.letters.schedule import (
     Content,
+    Move,
     Schedule,
-    advance_schedule,
+    advance_schedules,
     create_schedule,
     delete_schedule,
     set_paused,
@@ -54,30 +62,10 @@ from escapement.storage.letters.schedule import (
 
 _logger = logging.getLogger(__name__)
 
-# Occurrences written in one transaction, and how much they may weigh together.
-_STEP_OCCURRENCES: Final = 1_000
-_STEP_BYTES: Final = 4 << 20
-# What a letter weighs beside payload and key, generously.
-_LETTER_BYTES: Final = 1_024
+# What an occurrence weighs beside payload and key, generously.
+_OCCURRENCE_BYTES: Final = 1_024
 # How soon it is tried again when the database is away.
 _RETRY_MS: Final = 1_000
-
-
-class _Step(NamedTuple):
-    """What one schedule publishes now, and where it goes on."""
-
-    schedule: Schedule
-    times: list[int]
-    next_ms: int | None
-
-    def passed(self) -> Schedule:
-        """The schedule when this is done."""
-        return replace(
-            self.schedule,
-            next_ms=self.next_ms,
-            last_ms=self.times[-1] if self.times else self.schedule.last_ms,
-            published=self.schedule.published + len(self.times),
-        )
 
 
 class Scheduler:
@@ -109,9 +97,11 @@ class Scheduler:
         self._on_posted = on_posted
         self._by_name: dict[str, Schedule] = {}
         self._by_id: dict[int, Schedule] = {}
+        self._counts: Counter[str] = Counter()  # of those in each namespace
         self._order = SortedList()  # (next_ms, id) of those that are to be published
         self._changing = trio.Lock()  # what is durable and what is here differ while it is held
         self._due = trio.Event()
+        self._rest_until_ms = 0  # when the next turn may begin
         self._stopping = False
         self.problems: dict[str, str] = {}  # name -> why it cannot go on
         for schedule in schedules:
@@ -171,8 +161,7 @@ class Scheduler:
         async with self._changing:
             if name.full in self._by_name:
                 raise AlreadyExists(f"the schedule {name.full} exists already")
-            if len(self._by_name) >= self._limits.schedules:
-                raise LimitExceeded(f"there are {len(self._by_name)} schedules already")
+            self._check_room(name.in_namespace)
             schedule = await self._changes.durably(
                 lambda connection: create_schedule(
                     connection, name.full, topic.full, recurrence, missed, next_ms, content, now_ms
@@ -181,6 +170,18 @@ class Scheduler:
             self._enter(schedule)
         self._tell()
         return schedule
+
+    def _check_room(self, namespace: NamespaceName) -> None:
+        """Raise ``LimitExceeded`` if there are too many already."""
+        if len(self._by_name) >= self._limits.schedules:
+            raise LimitExceeded(f"there are {len(self._by_name)} schedules already")
+        most, count = self._registry.namespaces.policy(namespace).max_schedules, self._counts
+        if most and count[namespace.full] >= most:
+            raise LimitExceeded(
+                f"the namespace {namespace.full} has {count[namespace.full]} schedules, and its "
+                f"max_schedules is {most}: delete some, or raise it with `escapement admin "
+                f"namespaces update {namespace.full} --max-schedules N`"
+            )
 
     async def pause(self, name: TopicName) -> Schedule:
         """Publish nothing until it is resumed. Raises ``NotFound``."""
@@ -218,11 +219,13 @@ class Scheduler:
 
     def _enter(self, schedule: Schedule) -> None:
         self._by_name[schedule.name] = self._by_id[schedule.id] = schedule
+        self._counts[_namespace_of(schedule)] += 1
         if schedule.next_ms is not None and not schedule.paused:
             self._order.add((schedule.next_ms, schedule.id))
 
     def _leave(self, schedule: Schedule) -> None:
         del self._by_name[schedule.name], self._by_id[schedule.id]
+        self._counts[_namespace_of(schedule)] -= 1
         if schedule.next_ms is not None:
             self._order.discard((schedule.next_ms, schedule.id))
         self.problems.pop(schedule.name, None)
@@ -246,8 +249,7 @@ class Scheduler:
             await self._due.wait()
             self._due = trio.Event()
             try:
-                while await self._publish():
-                    pass
+                await self._publish()
             except (StorageUnavailable, Busy, ShuttingDown) as error:
                 # Said once: an outage may be long.
                 level = logging.DEBUG if failing else logging.WARNING
@@ -259,35 +261,50 @@ class Scheduler:
                 self._tell()
 
     def _tell(self) -> None:
-        next_ms = int(self._order[0][0]) if self._order and not self._stopping else None
+        next_ms = None
+        if self._order and not self._stopping:
+            next_ms = max(int(self._order[0][0]), self._rest_until_ms)
         self._on_next(next_ms)
 
-    async def _publish(self) -> bool:
-        """Publish some of what is due; whether there may be more."""
+    async def _publish(self) -> None:
+        """Take a turn: publish some of what is due."""
         async with self._changing:
-            steps = self._plan(self._clock.now_ms())
-            if not steps or self._stopping:
-                return False
-            moved = await self._changes.durably(partial(self._write, steps, self._clock.now_ms()))
-            for step in steps:
-                if step.schedule.id in moved:
-                    self._leave(step.schedule)
-                    self._enter(step.passed())
-                else:
-                    self._give_up(step.schedule, "its row was changed by hand; restart the broker")
+            moves = self._plan(self._clock.now_ms())
+            if not moves or self._stopping:
+                return
+            moved = await self._changes.durably(partial(self._write, moves, self._clock.now_ms()))
+            for move in moves:
+                self._order.remove((move.schedule.next_ms, move.schedule.id))
+            self._move([move for move in moves if move.schedule.id in moved])
+            for move in moves:
+                if move.schedule.id not in moved:
+                    self._give_up(move.schedule, "its row was changed by hand; restart the broker")
+            self._rest_until_ms = self._clock.now_ms() + self._limits.schedule_rest_ms
         self._on_posted()
-        return True
 
-    def _plan(self, now_ms: int) -> list[_Step]:
-        """What to publish in one transaction: the first that are due, as many as fit."""
-        steps: list[_Step] = []
-        left, left_bytes = _STEP_OCCURRENCES, _STEP_BYTES
-        for _, id in list(islice(self._order.irange(maximum=(now_ms + 1,)), _STEP_OCCURRENCES)):
+    def _move(self, moves: list[Move]) -> None:
+        """These moves are durable."""
+        for move in moves:
+            schedule = move.schedule
+            schedule.next_ms, schedule.last_ms = move.next_ms, move.last_ms
+            schedule.published += len(move.times)
+        self._order.update(
+            (move.next_ms, move.schedule.id) for move in moves if move.next_ms is not None
+        )
+
+    def _plan(self, now_ms: int) -> list[Move]:
+        """What to publish in one turn: the first that are due, as many as fit."""
+        moves: list[Move] = []
+        topics: set[str] = set()
+        limits = self._limits
+        left, left_bytes = limits.schedule_turn_occurrences, limits.schedule_turn_bytes
+        for _, id in list(islice(self._order.irange(maximum=(now_ms + 1,)), left)):
             schedule = self._by_id[id]
             assert schedule.next_ms is not None
-            weight = schedule.size_bytes + _LETTER_BYTES
+            weight = schedule.size_bytes + _OCCURRENCE_BYTES
             fits = min(left, left_bytes // weight)
-            if steps and fits < 1:
+            topics.add(schedule.topic)
+            if moves and (fits < 1 or len(topics) > limits.schedule_turn_topics):
                 break
             try:
                 times, next_ms = due(
@@ -295,12 +312,13 @@ class Scheduler:
                 )
             except InvalidRequest as error:
                 # It was checked when it was made, and at the start.
+                self._order.remove((schedule.next_ms, id))
                 self._give_up(schedule, str(error))
                 continue
-            steps.append(_Step(schedule, times, next_ms))
+            moves.append(Move(schedule, times, next_ms))
             left -= max(len(times), 1)
             left_bytes -= weight * len(times)
-        return steps
+        return moves
 
     def _look_for_zone(self, schedule: Schedule) -> None:
         """Say at a start that its time zone is gone, and not only when it is due."""
@@ -308,31 +326,46 @@ class Scheduler:
             try:
                 schedule.recurrence.check_zone()
             except InvalidRequest as error:
+                self._order.remove((schedule.next_ms, schedule.id))
                 self._give_up(schedule, str(error))
 
     def _give_up(self, schedule: Schedule, why: str) -> None:
+        """Say that it publishes nothing any more; it is not among those in order."""
         _logger.error("the schedule %s cannot go on: %s", schedule.name, why)
-        self._order.remove((schedule.next_ms, schedule.id))
         self.problems[schedule.name] = why
 
-    def _write(self, steps: list[_Step], now_ms: int, connection: Connection) -> set[int]:
+    def _write(self, moves: list[Move], now_ms: int, connection: Connection) -> set[int]:
         """The statement: which schedules it moved. Runs in a thread, perhaps again."""
-        letters: list[Letter] = []
-        moved = set()
-        for schedule, times, next_ms in steps:
-            content = advance_schedule(connection, schedule, times, next_ms)
-            if content is not None:
-                moved.add(schedule.id)
-                letters += [_letter(schedule, content, at_ms) for at_ms in times]
+        contents = advance_schedules(self._engine.dialect, connection, moves)
+        by_topic: dict[str, list[tuple[int, int, Schedule]]] = {}
+        for schedule, times, _ in moves:
+            if schedule.id in contents:
+                coming = by_topic.setdefault(schedule.topic, [])
+                coming += [(at_ms, schedule.id, schedule) for at_ms in times]
+        letters = [_letter(topic, coming, contents) for topic, coming in by_topic.items() if coming]
         inbox.insert(self._engine, connection, letters, now_ms)
-        return moved
+        return set(contents)
 
 
-def _letter(schedule: Schedule, content: Content, at_ms: int) -> Letter:
-    properties: bytes = msgpack.packb({"schedule": schedule.name, "occurrence_ms": at_ms})
+def _namespace_of(schedule: Schedule) -> str:
+    return schedule.name.rpartition("/")[0]
+
+
+def _letter(
+    topic: str, coming: list[tuple[int, int, Schedule]], contents: Mapping[int, Content]
+) -> Letter:
+    """The occurrences of a topic's schedules, by their times."""
+    coming.sort(key=itemgetter(0, 1))
+    found = [contents[id] for _, id, _ in coming]
+    keys = [content.key for content in found]
+    properties: list[bytes] = [
+        msgpack.packb({"schedule": schedule.name, "occurrence_ms": at_ms})
+        for at_ms, _, schedule in coming
+    ]
     batch = MessageBatch(
-        Blobs.of([content.payload]),
-        Blobs.of([content.key]) if content.key else None,
-        Blobs.of([properties]),
+        Blobs.of([content.payload for content in found]),
+        Blobs.of(keys) if any(keys) else None,
+        Blobs.of(properties),
     )
-    return Letter(schedule.topic, f"schedule/{schedule.id}/{at_ms}", batch.encode(), 1)
+    first_ms, first_id, _ = coming[0]
+    return Letter(topic, f"schedule/{first_id}/{first_ms}", batch.encode(), len(coming))

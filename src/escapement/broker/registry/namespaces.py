@@ -16,6 +16,7 @@ from escapement.storage.catalog import Namespace
 from escapement.storage.engine.base import Connection
 from escapement.storage.letters import inbox
 from escapement.storage.letters.schedule import has_schedules
+from escapement.storage.policy import NamespacePolicy
 
 MIN_TICK_MS: Final = 1
 MAX_TICK_MS: Final = 3_600_000
@@ -69,6 +70,11 @@ class Namespaces:
         if found is None:
             raise NotFound(f"there is no namespace {name.full}; create it first")
         return found
+
+    def policy(self, name: NamespaceName) -> NamespacePolicy:
+        """What was decided for it; the defaults where there is none of this name."""
+        found = self._by_name.get(name.full)
+        return NamespacePolicy() if found is None else found.policy
 
     def full_name(self, namespace_id: int) -> str:
         """What the namespace of an id is called."""

@@ -87,7 +87,7 @@ class Waiting(NamedTuple):
 
 def insert(engine: Engine, connection: Connection, letters: Sequence[Letter], now_ms: int) -> None:
     """Put letters into their mailboxes; one that is there already stays as it is."""
-    boxes = {target: mailbox(engine, connection, target) for target in sorted(_targets(letters))}
+    boxes = mailboxes(engine, connection, {letter.target for letter in letters})
     insert_into(engine, connection, letters, boxes, now_ms)
 
 
@@ -118,8 +118,24 @@ def insert_into(
     )
 
 
-def _targets(letters: Iterable[Letter]) -> set[str]:
-    return {letter.target for letter in letters}
+def mailboxes(engine: Engine, connection: Connection, targets: Iterable[str]) -> dict[str, int]:
+    """The ids of targets' mailboxes, as ``mailbox`` gives each; always in the same order."""
+    wanted = sorted(targets)
+    found: dict[str, int] = {}
+    for low in range(0, len(wanted), _IDS_AT_ONCE):
+        some = [target.encode() for target in wanted[low : low + _IDS_AT_ONCE]]
+        # As many as the next power of two, so that few statements need preparing.
+        some += some[-1:] * ((1 << (len(some) - 1).bit_length()) - len(some))
+        rows = connection.execute(
+            f"SELECT target, id FROM mailboxes WHERE target IN ({', '.join('?' * len(some))})"
+            f"{engine.dialect.share_lock}",
+            some,
+        ).rows
+        found.update((_text(target), int(id)) for target, id in rows)
+    for target in wanted:
+        if target not in found:
+            found[target] = mailbox(engine, connection, target)
+    return found
 
 
 def mailbox(engine: Engine, connection: Connection, target: str) -> int:

@@ -9,19 +9,21 @@ table until then; a broker keeps the rest in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from escapement.errors import AlreadyExists
 from escapement.recurrence import Missed, Recurrence
-from escapement.storage.engine.base import Connection, DuplicateKey
+from escapement.storage.engine.base import Connection, Dialect, DuplicateKey
 
 # Rows of one page when everything is read.
 _PAGE_ROWS: Final = 1_000
+# Ids in one statement: its text stays short.
+_IDS_AT_ONCE: Final = 512
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Schedule:
     """One schedule, without what it publishes. ``next_ms`` is None when it has ended."""
 
@@ -43,6 +45,19 @@ class Content(NamedTuple):
 
     payload: bytes
     key: bytes
+
+
+class Move(NamedTuple):
+    """One schedule moves past these occurrences, which the caller publishes."""
+
+    schedule: Schedule
+    times: list[int]
+    next_ms: int | None
+
+    @property
+    def last_ms(self) -> int | None:
+        """The last occurrence that is published then."""
+        return self.times[-1] if self.times else self.schedule.last_ms
 
 
 def create_schedule(
@@ -99,31 +114,38 @@ def set_paused(connection: Connection, id: int, paused: bool, next_ms: int | Non
     )
 
 
-def advance_schedule(
-    connection: Connection, schedule: Schedule, times: list[int], next_ms: int | None
-) -> Content | None:
-    """Move it past ``times``, which the caller publishes in the same transaction.
+def advance_schedules(
+    dialect: Dialect, connection: Connection, moves: Sequence[Move]
+) -> dict[int, Content]:
+    """Move these schedules; the caller publishes their occurrences in the same transaction.
 
     Returns:
-      What to publish, or None if it is not where ``schedule`` says: then nothing is done.
+      By id, what each publishes. One that is not where its ``Schedule`` says, or is paused, is
+      left out: nothing is done to it.
     """
-    moved = connection.execute(
-        "UPDATE schedules SET next_ms = ?, last_ms = ?, published = published + ?"
-        " WHERE id = ? AND next_ms = ? AND paused = 0",
-        (
-            next_ms,
-            times[-1] if times else schedule.last_ms,
-            len(times),
-            schedule.id,
-            schedule.next_ms,
-        ),
-    ).affected
-    if not moved:
-        return None
-    ((payload, key),) = connection.execute(
-        "SELECT payload, message_key FROM schedules WHERE id = ?", (schedule.id,)
-    ).rows
-    return Content(bytes(payload), bytes(key))
+    by_id = {move.schedule.id: move for move in moves}
+    found: dict[int, Content] = {}
+    ids = list(by_id)
+    for low in range(0, len(ids), _IDS_AT_ONCE):
+        some = ids[low : low + _IDS_AT_ONCE]
+        # As many as the next power of two, so that few statements need preparing.
+        some += some[-1:] * ((1 << (len(some) - 1).bit_length()) - len(some))
+        rows = connection.execute(
+            "SELECT id, next_ms, payload, message_key FROM schedules WHERE paused = 0 AND id IN"
+            f" ({', '.join('?' * len(some))}){dialect.update_lock}",
+            some,
+        ).rows
+        for id, next_ms, payload, key in rows:
+            if next_ms == by_id[id].schedule.next_ms:
+                found[id] = Content(bytes(payload), bytes(key))
+    if found:
+        there = [by_id[id] for id in found]
+        moved = connection.execute_many(
+            "UPDATE schedules SET next_ms = ?, last_ms = ?, published = published + ? WHERE id = ?",
+            [(one.next_ms, one.last_ms, len(one.times), one.schedule.id) for one in there],
+        )
+        assert moved == len(there), "rows that this transaction has locked are gone"
+    return found
 
 
 def has_schedules(connection: Connection, namespace: str) -> bool:
