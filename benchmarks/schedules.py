@@ -142,7 +142,9 @@ async def measure(options: argparse.Namespace) -> None:
                     data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                     log = None
                     if options.mysql:
-                        log = stack.enter_context(database(options)).new_database()
+                        server = stack.enter_context(database(options))
+                        server.admin("CREATE DATABASE bench")
+                        log = server.url("bench")
                     write_schedules(data, log, count, options.topics)
                     async with broker(sides[name], data, log) as on:
                         one = await run(on, count, options.topics, options.seconds)

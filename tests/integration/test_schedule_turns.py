@@ -64,11 +64,21 @@ async def create(broker: escapement.Broker, count: int, topics: int) -> None:
     [
         ({"schedule_turn_occurrences": 3}, 8, 1, [3, 3, 2]),
         ({"schedule_turn_topics": 2}, 5, 5, [2, 2, 1]),
+        ({"schedule_turn_topics": 2}, 9, 3, [6, 3]),
+        ({"schedule_turn_topics": 2, "schedule_topic_rest_ms": 25}, 5, 5, [2, 2, 1]),
         ({"schedule_turn_bytes": 2 * 1_100}, 5, 2, [2, 2, 1]),
         ({"schedule_turn_bytes": 1}, 3, 1, [1, 1, 1]),
         ({}, 8, 3, [8]),
     ],
-    ids=["occurrences", "topics", "bytes", "one larger than a turn", "default"],
+    ids=[
+        "occurrences",
+        "topics",
+        "all of some topics",
+        "rest by topics",
+        "bytes",
+        "one larger than a turn",
+        "default",
+    ],
 )
 async def test_schedules_that_are_due_together_are_published_in_turns_with_a_rest_between(
     mock_clock: trio.testing.MockClock,

@@ -65,10 +65,11 @@ class BrokerLimits:
     # -- schedules
     schedules: int = 100_000  # a few hundred bytes each; the next one is refused
     schedule_bytes: int = 256 * KIB  # payload and key of each; larger ones are refused
-    schedule_turn_occurrences: int = 1_000  # published at once; the rest waits for the next turn
+    schedule_turn_occurrences: int = 2_000  # published at once; the rest waits for the next turn
     schedule_turn_bytes: int = 4 * MIB  # published at once, unless one is larger
     schedule_turn_topics: int = 200  # that are published to at once
     schedule_rest_ms: int = 50  # between two turns; what falls due meanwhile is gathered
+    schedule_topic_rest_ms: int = 1  # the same for each topic of the turn, where that is longer
 
     # -- groups
     groups: int = 10_000  # of a topic; messages that name another are refused

@@ -178,7 +178,7 @@ class NamespacePolicy(Policy):
     total_quota_bytes: int = rule.size(
         "Of all topics together: the same for their size.", "no quota"
     )
-    # Of once a second each, they take a quarter of a core: docs/benchmarks.md.
+    # Of once a second each, they take some 0.3 of a core: docs/benchmarks.md.
     max_schedules: int = rule.number(
         10_000, 1 << 53, "Schedules that it may have; the next one is refused.", "no limit"
     )

@@ -62,6 +62,9 @@ from escapement.storage.letters.schedule import (
 
 _logger = logging.getLogger(__name__)
 
+# How many due schedules are looked at, of those that a turn may publish: some may be for a topic
+# that has to wait.
+_LOOK_AHEAD: Final = 4
 # What an occurrence weighs beside payload and key, generously.
 _OCCURRENCE_BYTES: Final = 1_024
 # How soon it is tried again when the database is away.
@@ -279,8 +282,13 @@ class Scheduler:
             for move in moves:
                 if move.schedule.id not in moved:
                     self._give_up(move.schedule, "its row was changed by hand; restart the broker")
-            self._rest_until_ms = self._clock.now_ms() + self._limits.schedule_rest_ms
+            self._rest_until_ms = self._clock.now_ms() + self._rest_ms(moves)
         self._on_posted()
+
+    def _rest_ms(self, moves: list[Move]) -> int:
+        """How long to leave the broker to others; each topic's letter costs it an append."""
+        topics = len({move.schedule.topic for move in moves})
+        return max(self._limits.schedule_rest_ms, self._limits.schedule_topic_rest_ms * topics)
 
     def _move(self, moves: list[Move]) -> None:
         """These moves are durable."""
@@ -293,18 +301,23 @@ class Scheduler:
         )
 
     def _plan(self, now_ms: int) -> list[Move]:
-        """What to publish in one turn: the first that are due, as many as fit."""
+        """What to publish in one turn: the first that are due, as many as fit.
+
+        Where there are too many topics, those of the earliest have all that is due for them.
+        """
         moves: list[Move] = []
         topics: set[str] = set()
         limits = self._limits
         left, left_bytes = limits.schedule_turn_occurrences, limits.schedule_turn_bytes
-        for _, id in list(islice(self._order.irange(maximum=(now_ms + 1,)), left)):
+        for _, id in list(islice(self._order.irange(maximum=(now_ms + 1,)), _LOOK_AHEAD * left)):
             schedule = self._by_id[id]
+            if schedule.topic not in topics and len(topics) >= limits.schedule_turn_topics:
+                continue
             assert schedule.next_ms is not None
             weight = schedule.size_bytes + _OCCURRENCE_BYTES
             fits = min(left, left_bytes // weight)
             topics.add(schedule.topic)
-            if moves and (fits < 1 or len(topics) > limits.schedule_turn_topics):
+            if moves and fits < 1:
                 break
             try:
                 times, next_ms = due(
