@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -109,24 +109,19 @@ async def test_passive_topic_goes_on_with_its_offsets_and_named_producers(
 async def test_passive_topic_still_knows_what_no_broker_before_can_have_delivered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B1: what was published since a crash is cancelled, though it was due before the crash."""
+    """B1: what was published since a crash is cancelled, though its time lies before the crash."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
-            await broker.admin("subscriptions.create", topic="old", subscription="s")
-        past = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC)
+            await broker.admin("subscriptions.create", topic="t", subscription="s")
         await world.clock.advance(seconds=60)
         await world.crash()
         await world.restart()
+        world.clock.set_back(30_000)
         async with world.connect() as broker:
             await world.clock.advance(seconds=5)
-            await broker.admin("subscriptions.create", topic="new", subscription="s")
-            for topic in ("old", "new"):
-                await publish(broker, topic, b"cancelled", b"delivered", at=past)
+            await publish(broker, "t", b"x")
             assert await passivate(world) == []
-            outcomes = await broker.cancel([MessageId("public/default/old", 0)])
-            assert outcomes.done.all()
-            async with broker.consumer("new", "s") as inbox:
-                assert [m.redelivered for m in await testing.arrived(inbox)] == [False, False]
+            assert (await broker.cancel([MessageId("public/default/t", 0)])).done.all()
 
 
 async def test_topic_that_is_used_or_acts_by_itself_stays_active(

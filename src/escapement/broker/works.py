@@ -50,6 +50,7 @@ from escapement.broker.recovery.replay import Replay
 from escapement.broker.recovery.revival import Revival
 from escapement.broker.registry.changes import Changes
 from escapement.broker.registry.registry import Registry
+from escapement.broker.registry.topicbatches import TopicBatches
 from escapement.broker.settlement import Settlement
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.backlog import Backlogs
@@ -258,6 +259,7 @@ class Works:
     def _serve(self, config: BrokerConfig) -> None:
         """The parts that do what clients ask for: publishers first, then consumers."""
         clock, limits = self._clock, config.limits
+        self.topic_batches = TopicBatches(self.registry, Changes(self.pipeline.transact), clock)
         self.publishing = Publishing(
             self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
         )

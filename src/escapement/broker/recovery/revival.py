@@ -117,9 +117,8 @@ class Revival:
 
     def _subscription(self, topic: Topic, record: SubscriptionRecord, *, new: bool) -> Subscription:
         now_ms = self._clock.now_ms()
-        # Of a new subscription no broker before us has delivered anything.
-        new_here = new or record.created_at_ms > self.recovered_at_ms
-        doubtful_until_ms = 0 if new_here else self.doubtful_until_ms
+        # Of a new subscription nothing was delivered yet.
+        doubtful_until_ms = 0 if new else self.doubtful_until_ms
         subscription: SharedSubscription | OrderedSubscription
         if record.kind == "shared":
             subscription = SharedSubscription(

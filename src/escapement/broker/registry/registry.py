@@ -99,6 +99,12 @@ class Registry:
         self.topics[full] = record
         self._names[record.id] = full
 
+    def enter(self, topic: TopicRecord, subscription: SubscriptionRecord | None) -> None:
+        """A topic was created, and a subscription of it."""
+        self._enter_topic(topic)
+        if subscription is not None:
+            self._subscriptions[topic.id] = {subscription.name: subscription}
+
     def _in_use(self, namespace: Namespace) -> bool:
         return any(record.namespace_id == namespace.id for record in self.topics.values())
 
