@@ -78,7 +78,7 @@ def test_every_bench_measures_and_loses_nothing(words: str) -> None:
 
 
 def test_restart_with_many_topics_is_timed_to_the_first_overdue_message() -> None:
-    """B3: and those that nobody asks for stay passive."""
+    """B5: the other topics stay passive."""
     found = bench("topics --topics 50 --runs 1")
     assert found["bench"] == "topics"
     assert found["seconds"] >= found["serving_after_s"] > 0

@@ -1,4 +1,4 @@
-"""Topics that nobody uses lose their runtime, and nothing else."""
+"""Unused topics lose their runtime and keep their state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def passivate(world: World) -> list[str]:
 
 
 def figures(stats: dict[str, Any]) -> dict[str, Any]:
-    """What a topic's figures say; how far its subscriptions have read starts anew."""
+    """A topic's figures, without the read positions of its subscriptions."""
     return stats | {"subscriptions": [one | {"behind": None} for one in stats["subscriptions"]]}
 
 
@@ -41,7 +41,7 @@ async def publish(broker: escapement.Broker, topic: str, *values: bytes, **optio
 async def test_passive_topic_delivers_as_if_it_had_stayed_active(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B3, B5: what is acknowledged, cancelled or moved stays so, and the figures stay, too."""
+    """P6, B1: acknowledgements, cancellations, new times and figures stay."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="t", subscription="s")
         async with await broker.producer("t") as producer:
@@ -93,7 +93,7 @@ async def test_crash_of_a_broker_with_passive_topics_loses_nothing(
 async def test_passive_topic_goes_on_with_its_offsets_and_named_producers(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P6: what a named producer sent before it is not stored again."""
+    """B3: a named producer keeps its sequence."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         for sequence in range(3):
             async with await broker.producer("t", name="p") as producer:
@@ -109,7 +109,7 @@ async def test_passive_topic_goes_on_with_its_offsets_and_named_producers(
 async def test_passive_topic_still_knows_what_no_broker_before_can_have_delivered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B1: what was published since a crash is cancelled, though its time lies before the crash."""
+    """B1: a message published since a crash is cancelled, also with a time before the crash."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", topic="t", subscription="s")
@@ -148,7 +148,7 @@ async def test_topic_that_is_used_or_acts_by_itself_stays_active(
 
 
 async def test_runtime_that_somebody_refers_to_stays(mock_clock: trio.testing.MockClock) -> None:
-    """Whoever looked a topic up and waits goes on with the same object."""
+    """A task that looked a topic up goes on with the same object."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await publish(broker, "t", b"x")
         (topic,) = world.server.registry.active.values()
@@ -177,10 +177,10 @@ async def test_topic_is_not_passivated_before_its_change_is_in_the_database(
         assert await passivate(world) == []
 
 
-async def test_what_passive_topics_are_done_with_leaves_the_index(
+async def test_acknowledged_messages_of_passive_topics_leave_the_index(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B6: a merge asks the topics of which something may be done, and no others."""
+    """P3: a merge makes only those topics active that have acknowledged messages."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         for topic in ("done", "waiting"):
             await broker.admin("subscriptions.create", topic=topic, subscription="s")
@@ -204,7 +204,7 @@ async def test_what_passive_topics_are_done_with_leaves_the_index(
 async def test_namespace_that_gets_a_limit_makes_its_passive_topics_active(
     policy: dict[str, int], mock_clock: trio.testing.MockClock
 ) -> None:
-    """V7, P10: from then on something may happen to them while nobody asks."""
+    """P10: their messages may expire or be dropped from then on."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         for number in range(3):
             await broker.admin("subscriptions.create", topic=f"t/n/{number}", subscription="s")
@@ -216,7 +216,7 @@ async def test_namespace_that_gets_a_limit_makes_its_passive_topics_active(
 async def test_broker_keeps_no_more_topics_active_than_its_limit_says(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B3: beyond it those go that had their runtime first."""
+    """B5: the topics that became active first become passive first."""
     config = BrokerConfig(limits=BrokerLimits(active_topics=10), seed=0)
     async with testing.start(config=config) as world, world.connect() as broker:
         for number in range(30):
@@ -227,7 +227,7 @@ async def test_broker_keeps_no_more_topics_active_than_its_limit_says(
 
 
 class Twin:
-    """A broker that lives through random steps; what it delivers is told."""
+    """A broker that lives through random steps and notes its deliveries and answers."""
 
     def __init__(self, world: World, seed: int, passivates: bool) -> None:
         self.world = world
@@ -295,7 +295,7 @@ class Twin:
 async def test_broker_that_passivates_at_random_delivers_as_its_twin_that_never_does(
     seed: int, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V1, V2, B1: what a consumer gets, and what an amendment answers, does not depend on it."""
+    """V1, V2, B1: deliveries and answers do not depend on passivation."""
     told = []
     for passivates in (True, False):
         async with testing.start(config=CALM) as world:

@@ -17,7 +17,7 @@ NAMES = [f"t/n/{number}" for number in range(1200)]
 async def test_topics_are_created_once_each_with_a_subscription(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """O1: more than one statement takes, in two namespaces, some of them there already."""
+    """B5: more than one statement takes, in two namespaces, some of them there already."""
     async with testing.start(engine=engine) as world:
         async with world.connect() as broker:
             await broker.admin("topics.create", topic="t/n/7")
@@ -41,7 +41,7 @@ async def test_topics_are_created_once_each_with_a_subscription(
 async def test_subscription_of_a_new_topic_gets_its_first_message(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """O1, V1: delayed or not; though nobody had used the topic before."""
+    """V1: delayed or not, and though the topic was never used."""
     async with testing.start() as world, world.connect() as broker:
         await broker.admin("topics.create_many", topics=["t"], subscription="s")
         assert not world.server.registry.active
@@ -56,7 +56,7 @@ async def test_subscription_of_a_new_topic_gets_its_first_message(
 async def test_those_who_create_the_same_topics_at_once_all_find_them(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """O1: one by one and many at once; each topic is created by one of them."""
+    """B5: one by one and many at once; each topic is created by one of them."""
     async with testing.start() as world, world.connect() as broker:
         answers: list[dict[str, int]] = []
         refused = 0
@@ -83,10 +83,10 @@ async def test_those_who_create_the_same_topics_at_once_all_find_them(
 
 
 @pytest.mark.parametrize("topics", [[], "t", [1], ["a/b"], ["x"] * 10_001])
-async def test_what_is_no_list_of_topics_is_refused(
+async def test_anything_but_a_list_of_topics_is_refused(
     topics: object, mock_clock: trio.testing.MockClock
 ) -> None:
-    """O1: and nothing is created."""
+    """B5: and nothing is created."""
     async with testing.start() as world, world.connect() as broker:
         with pytest.raises(escapement.InvalidRequest):
             await broker.admin("topics.create_many", topics=topics)

@@ -1,9 +1,9 @@
-"""What many topics cost: creating them, what the broker weighs, and how soon it is back.
+"""The cost of many topics: creations a second, memory, and the time of a restart.
 
-Each topic has a shared subscription and one message, due in some hours. In each run one topic
-gets a message that falls due while nobody takes it; then the broker is killed with SIGKILL and
-started again. The clock runs from the start of the process until a consumer has that message.
-What weighs is the whole process, at its peak and at its end, before the kill and after the start.
+Each topic has a shared subscription and one message that is due in some hours. In each run one
+topic gets another message, which falls due without a consumer. Then the broker is killed with
+SIGKILL and started again. The clock runs from the start of the process until a consumer has the
+overdue message. The memory is that of the broker process, before the kill and after the start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from escapement.client.connect import connect
 from escapement.errors import StorageError
 
 SUBSCRIPTION: Final = "bench"
-# What one request creates.
+# Topics in one request.
 _CREATED_AT_ONCE: Final = 5_000
 # Producers that publish at the same time, over one connection.
 _PUBLISHERS: Final = 64

@@ -63,7 +63,7 @@ class BrokerLimits:
     inbox_round_bytes: int = 4 * MIB  # letters of all targets in memory
 
     # -- topics
-    active_topics: int = 10_000  # some 18 KiB each; beyond, those that nobody uses are passivated
+    active_topics: int = 10_000  # some 18 KiB each; beyond, unused ones become passive
 
     # -- schedules
     schedules: int = 100_000  # a few hundred bytes each; the next one is refused

@@ -17,7 +17,7 @@ topic that wants to be woken) is joined here, by callables. Nothing runs before 
     Razing          namespaces that are being deleted with all that is in them
     Housekeeper     new log generations, what deletes left behind, idle producers
     Forgetter       old log generations that nobody needs any more
-    Passivator      runtimes of topics that nobody uses
+    Passivator      runtimes of unused topics
 """
 
 from __future__ import annotations

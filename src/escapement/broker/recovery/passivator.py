@@ -1,17 +1,17 @@
-"""Passivates topics that nobody uses, so that memory follows the topics that are in use.
+"""Makes unused topics passive, so that memory follows the topics in use.
 
-Beyond ``active_topics`` topics with a runtime, those that had theirs first and are idle lose it
-(broker/topic/dormant.py). Nothing needs to happen while a topic is passive: it has no consumer,
-so what falls due waits in the index, as it does behind a consumer that is away. Whoever asks for
-the topic brings it to life (``Registry.activate``), and it is then as after a start.
+The passivator acts when more than ``active_topics`` topics have a runtime. It then makes idle
+topics passive (broker/topic/dormant.py), in the order in which they became active. A passive topic
+needs no timer: it has no consumer, and its due messages wait in the index for the next one.
+``Registry.activate`` makes the topic active again. The topic is then as after a start.
 
-A topic is passivated in one synchronous step, and only if
+A topic becomes passive in one synchronous step, and only under three conditions:
 
-1. nothing of it has changed since the last checkpoint, and nothing of it waits for a commit: so
-   the database has all that the runtime had;
-2. it is idle (``is_idle``): so its rows say all there is to know;
-3. nobody refers to its runtime: who looked a topic up and waits for the database goes on with
-   that very object. A weak reference tells.
+1. It has not changed since the last checkpoint, and none of its items waits for a commit. So the
+   database has its whole state.
+2. It is idle (``is_idle``). So rows and records hold its whole state.
+3. No task refers to its runtime, as a weak reference shows. A task that looked the topic up and
+   waits for the database must not go on with an object that the registry has given up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from escapement.storage.commit.commit import CommitPipeline
 LOOK_S: Final = 1.0
 # Topics looked at in one synchronous step: a few milliseconds.
 _STEP_TOPICS: Final = 64
-# Where most topics are in use, all of them are looked at again when so many more are active.
+# When most topics are in use, the next round waits until the number of active ones has grown.
 _GROWTH: Final = 1.25
 
 
@@ -63,7 +63,7 @@ class Passivator:
         self._unschedule = unschedule
 
     async def run(self) -> None:
-        """Look at each second whether too many topics are active, for ever."""
+        """Check each second whether too many topics are active; never returns."""
         most = self._active_topics
         while True:
             await trio.sleep(LOOK_S)
@@ -72,7 +72,7 @@ class Passivator:
                 most = max(self._active_topics, int(len(self._registry.active) * _GROWTH))
 
     async def round(self, stay: int = 0) -> None:
-        """Passivate what may be, the longest active first, until ``stay`` topics are active."""
+        """Make idle topics passive, the longest active first, until ``stay`` topics are active."""
         if self._progress.touched:
             await self._checkpointer.checkpoint()
         active = self._registry.active
@@ -87,7 +87,7 @@ class Passivator:
             await trio.lowlevel.checkpoint()
 
     def _passivate(self, topic_id: int) -> None:
-        """Take away a topic's runtime, if it may go."""
+        """Make a topic passive if the three conditions hold."""
         topic = self._registry.active[topic_id]
         if not is_idle(topic):
             return

@@ -1,9 +1,9 @@
-"""What is known of passive topics: those that exist and have no runtime.
+"""The state of passive topics, as rows of bytes.
 
-A topic has a *runtime* (:class:`~escapement.broker.topic.topic.Topic` and its subscriptions,
-some 18 KiB) while somebody uses it. Without one, what a checkpoint wrote of it waits here as
-bytes: the rows of its sets of offsets, of moved messages, of attempts, of dedup keys and of
-groups. A start fills this from the database, and whoever passivates a topic adds to it.
+A *passive* topic exists and has no runtime. The *runtime* of an active topic is its
+:class:`~escapement.broker.topic.topic.Topic` with its subscriptions, some 18 KiB. The rows are
+those that checkpoints write: sets of offsets, moved messages, attempts, dedup keys and groups. A
+start fills this object from the database. The passivator adds each topic that it makes passive.
 
 Invariant: for each topic either its runtime or this object has the rows, never both.
 
@@ -32,7 +32,7 @@ NumberedRows = dict[int, list[tuple[int, bytes]]]
 
 
 class Figures(NamedTuple):
-    """What only this broker's memory knows of a topic that it has served."""
+    """The figures of a topic since this broker serves it; no checkpoint has them."""
 
     published: int
     doubtful_below: int
@@ -40,7 +40,7 @@ class Figures(NamedTuple):
 
 
 class Remains(NamedTuple):
-    """What remains of a topic whose runtime goes."""
+    """The state of a topic whose runtime ends."""
 
     topic_id: int
     next_offset: int
@@ -99,10 +99,10 @@ class Dormant:
         """Whether there are attempts of a subscription."""
         return subscription_id in self._attempts
 
-    # -- a topic gets a runtime ------------------------------------------------
+    # -- a topic becomes active ------------------------------------------------
 
     def move_topic(self, topic: Topic) -> None:
-        """Give a new runtime what is known of its topic."""
+        """Move a topic's rows into its new runtime."""
         id = topic.id
         for _, data in self._keys.pop(id, []):
             topic.dedup.load(decode_keys(data))
@@ -115,7 +115,7 @@ class Dormant:
             topic.doubtful_below = figures.doubtful_below
 
     def move_subscription(self, subscription: Subscription) -> None:
-        """Give a new runtime what is known of its subscription."""
+        """Move a subscription's rows into its new runtime."""
         record = subscription.record
         self._move_set(record.id, subscription.acked)
         if lapses_id(record.id) in self._chunks:
@@ -134,10 +134,10 @@ class Dormant:
         self._lengths.pop(id, None)
         self._uncounted.discard(id)
 
-    # -- a topic loses its runtime ---------------------------------------------
+    # -- a topic becomes passive ---------------------------------------------
 
     def keep(self, remains: Remains) -> None:
-        """Take over what remains of a topic."""
+        """Take over the state of a topic."""
         for id, (length, rows) in remains.sets.items():
             self._chunks[id] = rows
             self._lengths[id] = length
@@ -148,7 +148,7 @@ class Dormant:
     # -- compaction ------------------------------------------------------------
 
     def count(self) -> Iterator[None]:
-        """Count the sets that nobody has counted yet, one at each step."""
+        """Count the sets that are not counted yet, one at each step."""
         while self._uncounted:
             id = self._uncounted.pop()
             self._lengths[id] = _length(self._chunks[id])
@@ -157,7 +157,7 @@ class Dormant:
     def may_have_dead(
         self, record: TopicRecord, subscriptions: Iterable[SubscriptionRecord]
     ) -> bool:
-        """Whether some of a topic's messages may be wanted by nobody any more."""
+        """Whether a topic may have messages that no subscription is to get any more."""
         if record.id in self._moves or cancellations_id(record.id) in self._chunks:
             return True
         return any(one.start_offset or one.id in self._chunks for one in subscriptions)
@@ -172,7 +172,7 @@ class Dormant:
 
 
 def remains_of(topic: Topic) -> Remains:
-    """What to keep of a topic that is idle."""
+    """Return the state of an idle topic."""
     sets: dict[int, OffsetSet] = {cancellations_id(topic.id): topic.amendments.cancelled}
     counts = {}
     for one in topic.subscriptions():
@@ -193,11 +193,10 @@ def remains_of(topic: Topic) -> Remains:
 
 
 def is_idle(topic: Topic) -> bool:
-    """Whether a topic's rows and records say all there is to know of it.
+    """Whether rows and records hold the whole state of a topic.
 
-    That is so where nobody uses it and nothing of it is under way. A topic that acts by itself
-    (:attr:`Topic.is_governed <escapement.broker.topic.topic.Topic.is_governed>`) is never idle,
-    nor is one with dedup keys or groups, whose time comes while nobody asks.
+    An idle topic has no user and nothing under way. A topic with a time to live, a quota, dedup
+    keys or groups is never idle: its state changes by itself as time passes.
     """
     return not (
         topic.is_governed
