@@ -77,6 +77,16 @@ def test_every_bench_measures_and_loses_nothing(words: str) -> None:
             assert str(found["setting"][setting]) == given[given.index(option) + 1]
 
 
+def test_restart_with_many_topics_is_timed_to_the_first_overdue_message() -> None:
+    """B5: the other topics stay passive."""
+    found = bench("topics --topics 50 --runs 1")
+    assert found["bench"] == "topics"
+    assert found["seconds"] >= found["serving_after_s"] > 0
+    assert 1 <= found["active_topics"] <= 50
+    assert found["setting"]["topics"] == 50
+    assert found["setting"]["created a second"] > 0
+
+
 def test_a_steady_rate_is_that_of_the_sending_not_of_the_wait_for_the_last() -> None:
     found = bench("lateness --messages 300 --rate 1000 --window-ms 500 --runs 1")
     assert found["messages"] == 300

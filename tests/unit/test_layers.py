@@ -61,7 +61,7 @@ STORAGE_FLOORS: list[set[str]] = [
     },
     {"log", "letters", "lag", "policy", "producers"},
     {"journal", "archive", "catalog"},
-    {"commit", "forgetting", "freeing", "lagtable", "spareroom"},
+    {"commit", "forgetting", "freeing", "lagtable", "spareroom", "topicbatch"},
     {"checkpoint"},
     {"state"},
     {"topicstate"},

@@ -17,6 +17,7 @@ from escapement.bench import pending as pendings
 from escapement.bench import publish as publishing
 from escapement.bench import restart as restarts
 from escapement.bench import steady
+from escapement.bench import topics as many
 from escapement.bench.filling import Dress
 from escapement.bench.options import Measure, Use, measured, need_own_broker
 from escapement.bench.stage import Setting
@@ -205,6 +206,28 @@ def restart(setting: Setting, messages: int, window_ms: int, at_once: bool) -> M
     need_own_broker(setting, "`bench restart`")
     load = restarts.Restart(messages, window_ms, 0 if at_once else restarts.SETTLE_MS)
     return functools.partial(restarts.measure, setting, load)
+
+
+@bench.command(
+    name="topics",
+    short_help="What many topics cost, and how soon they are back.",
+    epilog="\b\nExamples:\n  escapement bench topics\n"
+    "  escapement bench topics --topics 20000 --runs 3 -o json",
+)
+@click.option(
+    "--topics",
+    type=click.IntRange(1, 10_000_000),
+    default=100_000,
+    show_default=True,
+    help="How many; each has a shared subscription and a message that waits for its time.",
+)
+@measured()
+def topics(setting: Setting, topics: int) -> Measure:
+    """Creating many topics, what the broker weighs with them, and a restart with all of them."""
+    need_own_broker(setting, "`bench topics`")
+    if setting.runs > topics:
+        raise click.UsageError("--runs: each run takes a topic of its own, so have more --topics.")
+    return functools.partial(many.measure, setting, many.Topics(topics))
 
 
 @bench.command(

@@ -38,6 +38,7 @@ from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Rescheduling
 from escapement.broker.recovery.recovery import survey
 from escapement.broker.registry.registry import Registry
+from escapement.broker.registry.topicbatches import TopicBatches
 from escapement.broker.topic.topic import Topic
 from escapement.broker.works import Works
 from escapement.clock import Clock
@@ -111,6 +112,10 @@ class Broker:
     @property
     def registry(self) -> Registry:
         return self.works.registry
+
+    @property
+    def topic_batches(self) -> TopicBatches:
+        return self.works.topic_batches
 
     @property
     def publishing(self) -> Publishing:

@@ -62,6 +62,9 @@ class BrokerLimits:
     inbox_step_bytes: int = 1 * MIB  # letters of one target moved at once, unless one is larger
     inbox_round_bytes: int = 4 * MIB  # letters of all targets in memory
 
+    # -- topics
+    active_topics: int = 10_000  # some 18 KiB each; beyond, unused ones become passive
+
     # -- schedules
     schedules: int = 100_000  # a few hundred bytes each; the next one is refused
     schedule_bytes: int = 256 * KIB  # payload and key of each; larger ones are refused

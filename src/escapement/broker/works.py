@@ -17,6 +17,7 @@ topic that wants to be woken) is joined here, by callables. Nothing runs before 
     Razing          namespaces that are being deleted with all that is in them
     Housekeeper     new log generations, what deletes left behind, idle producers
     Forgetter       old log generations that nobody needs any more
+    Passivator      runtimes of unused topics
 """
 
 from __future__ import annotations
@@ -43,13 +44,17 @@ from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Rescheduling
 from escapement.broker.razing import Razing
+from escapement.broker.recovery.passivator import Passivator
 from escapement.broker.recovery.recovery import Ground
 from escapement.broker.recovery.replay import Replay
 from escapement.broker.recovery.revival import Revival
 from escapement.broker.registry.changes import Changes
 from escapement.broker.registry.registry import Registry
+from escapement.broker.registry.topicbatches import TopicBatches
 from escapement.broker.settlement import Settlement
+from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.backlog import Backlogs
+from escapement.broker.topic.dormant import Dormant
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.compactor import Compactor
@@ -97,6 +102,15 @@ class Works:
         self._run = run
         self._limits = config.limits
         self._progress = Progress(dict(ground.index_positions))
+        state = ground.state
+        self._dormant = Dormant(
+            chunks=state.chunks,
+            moves=state.moves,
+            attempts=state.attempts,
+            keys=state.keys,
+            members=state.members,
+            closings=state.closings,
+        )
         self._keep(ground, engine, config)
         self._move(ground, engine, config)
         self._serve(config)
@@ -144,11 +158,12 @@ class Works:
             clock,
             self.pipeline.transact,
             lambda *record: self.revival.topic(*record),
+            self._activated,
             self._look_at,
             config.auto_create_topics,
             lambda: ground.index.forgotten_until_ms,
         )
-        self.compactor = Compactor(ground.index, self.registry, clock, run)
+        self.compactor = Compactor(ground.index, self.registry, self._dormant, clock, run)
         self.checkpointer = Checkpointer(
             engine,
             lease,
@@ -231,24 +246,20 @@ class Works:
             self.pipeline,
             ground.index,
             self._filler,
+            self._dormant,
             clock,
             limits,
             np.random.default_rng(config.seed),
-            chunks=ground.state.chunks,
-            moves=ground.state.moves,
-            attempts=ground.state.attempts,
-            keys=ground.state.keys,
-            members=ground.state.members,
-            closings=ground.state.closings,
             end_offsets=ground.tail.next_offsets(),
             doubtful_until_ms=lease.delivered_until_ms(clock.now_ms()),
             on_change=self.reschedule,
-            on_dead=lambda *dead: self.undertaker.take(*dead),
+            on_dead=self._dead,
         )
 
     def _serve(self, config: BrokerConfig) -> None:
         """The parts that do what clients ask for: publishers first, then consumers."""
         clock, limits = self._clock, config.limits
+        self.topic_batches = TopicBatches(self.registry, Changes(self.pipeline.transact), clock)
         self.publishing = Publishing(
             self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
         )
@@ -301,6 +312,15 @@ class Works:
             limits,
             self.postman.wake,
         )
+        self.passivator = Passivator(
+            self.registry,
+            self.revival,
+            self.pipeline,
+            self.checkpointer,
+            self._progress,
+            limits.active_topics,
+            lambda topic_id: self.timekeeper.schedule(topic_id, None),
+        )
         self.undertaker = Undertaker(
             self.index,
             self.reader,
@@ -320,6 +340,7 @@ class Works:
             ground,
             self.registry,
             self.revival,
+            self._dormant,
             self._progress,
             self.checkpointer,
             self._run,
@@ -344,6 +365,7 @@ class Works:
                 self.razing,
                 self.housekeeper,
                 self.forgetter,
+                self.passivator,
             ):
                 nursery.start_soon(part.run)
             for topic in self.registry.active.values():
@@ -396,6 +418,13 @@ class Works:
     def _look_at(self, topic: Topic) -> None:
         self.pump.wake(topic)
         self.reschedule(topic)
+
+    def _activated(self, topic: Topic) -> None:
+        if not self.revival.replaying:  # afterwards all topics are looked at
+            self._look_at(topic)
+
+    def _dead(self, subscription: Subscription) -> None:
+        self.undertaker.take(self.registry.active[subscription.record.topic_id], subscription)
 
     def _step_back(self, now_ms: int) -> None:
         _log.warning("the wall clock went back; the frontier follows it")

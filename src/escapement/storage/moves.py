@@ -182,6 +182,12 @@ class Moves:
         changed, self._changed = sorted(self._changed), set()
         return {chunk_no: self._row(chunk_no) for chunk_no in changed}
 
+    def rows(self) -> list[tuple[int, bytes]]:
+        """All rows, as ``load_chunk`` takes them back."""
+        self._merge()
+        chunks = np.unique(self._old.offsets >> _CHUNK_BITS).tolist()
+        return [(chunk_no, self._row(chunk_no)) for chunk_no in chunks]
+
     def load_chunk(self, chunk_no: int, row: Buffer) -> None:
         """Take back a row of ``dirty_chunks``.
 

@@ -27,6 +27,13 @@ class Arguments:
             raise InvalidRequest(f"{self._verb} needs {name!r} as text")
         return value
 
+    def texts(self, name: str, most: int) -> list[str]:
+        value = self._left.pop(name, None)
+        fits = isinstance(value, list) and 0 < len(value) <= most
+        if not fits or not all(isinstance(one, str) for one in value):
+            raise InvalidRequest(f"{self._verb} needs {name!r} as a list of 1 to {most} texts")
+        return list(value)
+
     def optional_text(self, name: str) -> str | None:
         return self.text(name) if self._left.get(name) is not None else self._left.pop(name, None)
 

@@ -81,6 +81,15 @@ async def _create_topic(broker: Broker, given: Arguments) -> Plain:
     return {"topic": name.full}
 
 
+async def _create_topics(broker: Broker, given: Arguments) -> Plain:
+    texts = given.texts("topics", MAX_ROWS)
+    subscription = given.optional_text("subscription")
+    given.end()
+    names = [TopicName.parse(text) for text in texts]
+    created = await broker.topic_batches.create(names, subscription)
+    return {"created": len(created), "existed": len(set(names)) - len(created)}
+
+
 async def _delete_topic(broker: Broker, given: Arguments) -> Plain:
     name = TopicName.parse(given.text("topic"))
     force = given.flag("force")
@@ -106,5 +115,6 @@ VERBS: Final[dict[str, Verb]] = {
     "topics.update": _update_topic,
     "topics.stats": _topic_stats,
     "topics.create": _create_topic,
+    "topics.create_many": _create_topics,
     "topics.delete": _delete_topic,
 }

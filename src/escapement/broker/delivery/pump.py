@@ -125,23 +125,29 @@ class Pump:
             nursery.start_soon(self._collector)
 
     async def _worker(self) -> None:
+        # A task that rests refers to no topic, or that could not be passivated.
         while True:
-            work = next((work for work in self._woken if work not in self._busy), None)
-            if work is None:
+            if not await self._serve_next():
                 await self._resting.park()
-                continue
-            del self._woken[work]
-            self._busy.add(work)
-            topic, subscription = work
-            try:
-                if subscription is None:
-                    await self._serve_topic(topic)
-                else:
-                    await self._serve(topic, subscription)
-            finally:
-                self._busy.remove(work)
-            if self._woken:
+            elif self._woken:
                 await trio.lowlevel.checkpoint()
+
+    async def _serve_next(self) -> bool:
+        """Serve who was woken first and is not being served; False if there is nobody."""
+        work = next((work for work in self._woken if work not in self._busy), None)
+        if work is None:
+            return False
+        del self._woken[work]
+        self._busy.add(work)
+        topic, subscription = work
+        try:
+            if subscription is None:
+                await self._serve_topic(topic)
+            else:
+                await self._serve(topic, subscription)
+        finally:
+            self._busy.remove(work)
+        return True
 
     async def _collector(self) -> None:
         """Send what waited out a back-off: it lies on disk, and fresh messages do not wait
@@ -151,12 +157,14 @@ class Pump:
             if not self._aside:
                 self._aside_work = trio.Event()
                 await self._aside_work.wait()
-            (topic, subscription), hands = next(iter(self._aside.items()))
-            for hand in hands:
-                await self._send(topic, subscription, hand, fresh=False)
-            del self._aside[topic, subscription]
-            self._add((topic, subscription))
+            await self._collect(*next(iter(self._aside.items())))
             await trio.lowlevel.checkpoint()
+
+    async def _collect(self, work: tuple[Topic, Subscription], hands: list[HandOver]) -> None:
+        for hand in hands:
+            await self._send(*work, hand, fresh=False)
+        del self._aside[work]
+        self._add(work)
 
     # -- windows -------------------------------------------------------------------
 
@@ -222,24 +230,30 @@ class Pump:
     async def _reader(self) -> None:
         """Read backlogs, while what is ready goes out."""
         while True:
-            # One reads for a subscription at a time: two would read what they do not know of
-            # each other to be reading, and both compete with its deliveries for the processor.
-            work = next((work for work in self._reads if work[1] not in self._reading), None)
-            if work is None:
-                if self._reads_work.is_set():
-                    self._reads_work = trio.Event()
-                await self._reads_work.wait()
+            if await self._read_next():
+                await trio.lowlevel.checkpoint()
                 continue
-            del self._reads[work]
-            topic, subscription = work
-            self._reading.add(subscription)
-            try:
-                await self._read(topic, subscription)
-            finally:
-                self._reading.remove(subscription)
-                self._reads_work.set()
-            self._add((topic, subscription))
-            await trio.lowlevel.checkpoint()
+            if self._reads_work.is_set():
+                self._reads_work = trio.Event()
+            await self._reads_work.wait()
+
+    async def _read_next(self) -> bool:
+        """Read for the next who wants it; False if there is nobody."""
+        # One reads for a subscription at a time: two would read what they do not know of
+        # each other to be reading, and both compete with its deliveries for the processor.
+        work = next((work for work in self._reads if work[1] not in self._reading), None)
+        if work is None:
+            return False
+        del self._reads[work]
+        topic, subscription = work
+        self._reading.add(subscription)
+        try:
+            await self._read(topic, subscription)
+        finally:
+            self._reading.remove(subscription)
+            self._reads_work.set()
+        self._add((topic, subscription))
+        return True
 
     async def _read(self, topic: Topic, subscription: SharedSubscription) -> None:
         if subscription.staged.wants_read:

@@ -16,6 +16,7 @@ from escapement.broker.recovery.revival import Revival
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.dormant import Dormant
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.progress import Progress
 from escapement.groupnames import Member
@@ -33,6 +34,7 @@ class Replay:
         ground: Ground,
         registry: Registry,
         revival: Revival,
+        dormant: Dormant,
         progress: Progress,
         checkpointer: Checkpointer,
         run: Run,
@@ -40,6 +42,7 @@ class Replay:
         self._ground = ground
         self._registry = registry
         self._revival = revival
+        self._dormant = dormant
         self._progress = progress
         self._checkpointer = checkpointer
         self._run = run
@@ -67,7 +70,7 @@ class Replay:
         self._replay_groups()
         await self._replay_rows()
         self._progress.positions.update(state.journal_ends)
-        self._activate()
+        await self._activate()
 
     def _producers(self) -> Iterator[ProducerRecord]:
         marks = self._ground.tail.producers()
@@ -134,7 +137,7 @@ class Replay:
 
     def _replay_keys(self) -> None:
         # What is stored is brought to life at once, because it has to be forgotten in time.
-        for topic_id in self._revival.keyed_topics:
+        for topic_id in self._dormant.keyed_topics:
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id)
                 self._progress.keyed.add(topic_id)
@@ -145,7 +148,7 @@ class Replay:
                     self._progress.keyed.add(topic_id)
 
     def _replay_groups(self) -> None:
-        for topic_id in self._revival.closed_topics:
+        for topic_id in self._dormant.closed_topics:
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id)
         for row in self._ground.tail.rows:
@@ -183,18 +186,16 @@ class Replay:
             if index.needs_checkpoint:
                 await self._checkpointer.checkpoint()
 
-    def _activate(self) -> None:
-        """Make every topic alive that has something to deliver."""
+    async def _activate(self) -> None:
+        """Bring to life the topics that have something to do before anybody asks for them."""
         registry, index = self._registry, self._ground.index
         for topic_id in index.topics():
             if not registry.exists(topic_id):
                 index.drop_topic(topic_id)
-            elif registry.has_shared(topic_id):
-                registry.activate(topic_id)
         for record in list(registry.all_subscriptions()):
-            if record.fill_from < record.fill_until or self._revival.has_attempts(record.id):
+            if record.fill_from < record.fill_until or self._dormant.has_attempts(record.id):
                 registry.activate(record.topic_id)
-        registry.activate_governed()
+        await registry.activate_governed()
         now_ms = self._revival.recovered_at_ms
         self._revival.replaying = False
         for topic in registry.active.values():

@@ -1,48 +1,36 @@
-"""Brings topics and subscriptions to life from what is stored of them.
+"""Makes the runtimes of topics and subscriptions from what is stored of them.
 
-A topic is made when somebody first uses it, or at recovery if it has something to
-deliver. Until then, what the last checkpoint says of its subscriptions (bitmaps,
-attempts) waits here as bytes.
+A topic has its runtime made when somebody uses it, or at recovery if the journal speaks of it.
+Until then what the last checkpoint says of it waits as bytes (broker/topic/dormant.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 
 import numpy as np
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.subscription.ordered import OrderedSubscription
-from escapement.broker.subscription.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.budget import WindowBudget
 from escapement.broker.topic.dedup import DedupKeys, KeyBudget
+from escapement.broker.topic.dormant import Dormant, Remains
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.filler import Filler
 from escapement.clock import Clock
 from escapement.names import TopicName
-from escapement.storage.attempts import decode_attempts
 from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
-from escapement.storage.checkpoint import MemberRow
 from escapement.storage.commit.commit import CommitPipeline
-from escapement.storage.dedupkeys import decode_keys
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key
-from escapement.storage.journal.journalentry import cancellations_id, lapses_id
-from escapement.storage.letters.eventgroup import Closing
 
 
 class Revival:
     """See the module's docstring.
 
     Args:
-      chunks: bitmap chunks by subscription id, or that of a topic's cancellations; taken out
-        as they are used.
-      moves: the times of moved messages by topic id, likewise.
-      attempts: their parts by subscription id, likewise.
-      keys: dedup keys in parts by topic id, likewise.
-      members, closings: of groups by topic id, likewise.
+      dormant: what is stored of topics; taken out as they are used.
       end_offsets: where the log goes on, of topics that have grown since the checkpoint.
       doubtful_until_ms: of what was accepted by then, a broker before us may have delivered
         more than is recorded.
@@ -53,20 +41,15 @@ class Revival:
         pipeline: CommitPipeline,
         index: DelayedIndex,
         filler: Filler,
+        dormant: Dormant,
         clock: Clock,
         limits: BrokerLimits,
         rng: np.random.Generator,
         *,
-        chunks: dict[int, list[tuple[int, bytes]]],
-        moves: dict[int, list[tuple[int, bytes]]],
-        attempts: dict[int, list[tuple[int, bytes]]],
-        keys: dict[int, list[tuple[int, bytes]]],
-        members: dict[int, list[MemberRow]],
-        closings: dict[int, list[Closing]],
         end_offsets: Mapping[int, int],
         doubtful_until_ms: int,
         on_change: Callable[[Topic], None],
-        on_dead: Callable[[Topic, Subscription], None],
+        on_dead: Callable[[Subscription], None],
     ) -> None:
         self._pipeline = pipeline
         self._index = index
@@ -76,12 +59,7 @@ class Revival:
         self._budget = WindowBudget(limits.window_messages)
         self._key_budget = KeyBudget(limits.dedup_keys)
         self._rng = rng
-        self._chunks = chunks
-        self._moves = moves
-        self._attempts = attempts
-        self._keys = keys
-        self._members = members
-        self._closings = closings
+        self._dormant = dormant
         self._end_offsets = end_offsets
         self.doubtful_until_ms = doubtful_until_ms
         self._on_change = on_change
@@ -89,20 +67,6 @@ class Revival:
         self.recovered_at_ms = clock.now_ms()
         self.replaying = True  # the journal may still add to what is brought to life
         self.subscriptions: dict[int, Subscription] = {}  # every living one, by id
-
-    @property
-    def keyed_topics(self) -> list[int]:
-        """The ids of topics whose dedup keys wait to be brought to life."""
-        return list(self._keys)
-
-    @property
-    def closed_topics(self) -> list[int]:
-        """The ids of topics with closed groups that wait to be brought to life."""
-        return list(self._closings)
-
-    def has_attempts(self, subscription_id: int) -> bool:
-        """Whether attempts of this one wait to be brought to life."""
-        return subscription_id in self._attempts
 
     def topic(
         self,
@@ -123,17 +87,17 @@ class Revival:
             self._budget,
             DedupKeys(self._key_budget),
         )
-        for _, data in self._keys.pop(record.id, []):
-            topic.dedup.load(decode_keys(data))
-        for chunk, data in self._chunks.pop(cancellations_id(record.id), []):
-            topic.amendments.cancelled.load_chunk(chunk, data)
-        for chunk, data in self._moves.pop(record.id, []):
-            topic.amendments.moves.load_chunk(chunk, data)
-        topic.groups.load(self._members.pop(record.id, []), self._closings.pop(record.id, []))
+        self._dormant.move_topic(topic)
         self._pipeline.open_topic(record.id, end)
         for subscription in subscriptions:
             self._subscription(topic, subscription, new=False)
         return topic
+
+    def passivated(self, remains: Remains) -> None:
+        """A topic has no runtime any more."""
+        self._dormant.keep(remains)
+        for record in remains.records:
+            del self.subscriptions[record.id]
 
     def new_subscription(self, topic: Topic, record: SubscriptionRecord) -> None:
         """Serve a subscription that was just created."""
@@ -166,7 +130,7 @@ class Revival:
                 topic.amendments,
                 _first_mark(topic, record, new=new),
                 doubtful_until_ms,
-                partial(self._on_dead, topic),
+                self._on_dead,
             )
         else:
             subscription = OrderedSubscription(
@@ -177,7 +141,7 @@ class Revival:
                 now_ms,
                 topic.amendments,
                 doubtful_until_ms,
-                partial(self._on_dead, topic),
+                self._on_dead,
             )
         self._remember(subscription, now_ms)
         self.subscriptions[record.id] = subscription
@@ -190,15 +154,7 @@ class Revival:
         return subscription
 
     def _remember(self, subscription: Subscription, now_ms: int) -> None:
-        subscription_id = subscription.record.id
-        for chunk, data in self._chunks.pop(subscription_id, []):
-            subscription.acked.load_chunk(chunk, data)
-        for chunk, data in self._chunks.pop(lapses_id(subscription_id), []):
-            subscription.lapses().load_chunk(chunk, data)
-        for _, data in self._attempts.pop(subscription_id, []):
-            table = decode_attempts(data)
-            rows = Rows.recalled(table.due_ms, table.offsets, table.attempts)
-            subscription.attempts.recover(rows, table.next_ms, stored=True)
+        self._dormant.move_subscription(subscription)
         if not self.replaying:
             subscription.begin(now_ms)
 

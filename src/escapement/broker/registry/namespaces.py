@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
+
+import trio
 
 from escapement.broker.registry.changes import Changes
 from escapement.clock import Clock
@@ -31,7 +33,7 @@ class Namespaces:
 
     Args:
       in_use: whether a namespace has topics.
-      on_change: called when a namespace has other settings from now on.
+      on_change: awaited when a namespace has other settings from now on.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Namespaces:
         clock: Clock,
         changes: Changes,
         in_use: Callable[[Namespace], bool],
-        on_change: Callable[[Namespace], None],
+        on_change: Callable[[Namespace], Awaitable[None]],
     ) -> None:
         self._clock = clock
         self._changes = changes
@@ -159,7 +161,8 @@ class Namespaces:
     async def _change(self, name: NamespaceName, new: Namespace) -> None:
         await self._changes.durably(lambda connection: catalog.update_namespace(connection, new))
         self._by_name[name.full] = new
-        self._on_change(new)
+        with trio.CancelScope(shield=True):  # it is stored: so it takes effect
+            await self._on_change(new)
 
     def check_open(self, namespace: Namespace) -> None:
         """Raise ``Conflict`` if nothing new may come into being in it."""

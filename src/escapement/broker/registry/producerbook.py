@@ -44,6 +44,18 @@ class ProducerBook:
                 known.id, known.name, known.epoch, known.last_sequence, known.last_offset
             )
 
+    def leave(self, topic_id: int, producers: Iterable[Producer]) -> None:
+        """The topic has no runtime any more: its producers are records again."""
+        now_ms = self._clock.now_ms()
+        records = [
+            ProducerRecord(
+                one.id, topic_id, one.name, one.epoch, one.last_sequence, one.last_offset, now_ms
+            )
+            for one in producers
+        ]
+        if records:
+            self._waiting[topic_id] = {record.name: record for record in records}
+
     def drop_topic(self, topic_id: int) -> None:
         """The topic was deleted."""
         self._waiting.pop(topic_id, None)

@@ -1,8 +1,8 @@
 """Everything that has a name: topics and their subscriptions; with them namespaces, producers.
 
 Records of all of them are in memory; a :class:`~escapement.broker.topic.topic.Topic`, which
-has a state that moves, is made only for a topic that somebody uses or that has messages
-to deliver. An idle topic is a record of some hundred bytes, so there may be many.
+has a state that moves, is made only for a topic that somebody uses. Any other is a record of some
+hundred bytes, so there may be many (broker/topic/dormant.py).
 
 Names are found here; what exists is changed in the database first and here afterwards
 (:mod:`changes <escapement.broker.registry.changes>`).
@@ -15,11 +15,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import trio
+
 from escapement.broker.registry.changes import Changes, Transact
 from escapement.broker.registry.namespaces import Namespaces
 from escapement.broker.registry.producerbook import ProducerBook
 from escapement.broker.subscription.beginning import beginning
 from escapement.broker.subscription.policy_checks import check_consumers, check_policy
+from escapement.broker.topic.amount import quota_of, total_quota_of
+from escapement.broker.topic.dormant import Remains
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import AlreadyExists, Busy, NotFound
@@ -40,6 +44,7 @@ class Registry:
 
     Args:
       make_topic: builds the runtime of a topic that is used for the first time.
+      on_active: called with a topic that has its runtime now.
       on_policy: called with a topic whose settings, or those of a subscription, have changed:
         there may be work, or other times.
       auto_create: whether topics come into being when they are first used.
@@ -51,6 +56,7 @@ class Registry:
         clock: Clock,
         transact: Transact,
         make_topic: MakeTopic,
+        on_active: Callable[[Topic], None],
         on_policy: Callable[[Topic], None],
         auto_create: bool,
         forgotten_until_ms: Callable[[], int],
@@ -58,6 +64,7 @@ class Registry:
         self._clock = clock
         self._changes = Changes(transact)
         self._make_topic = make_topic
+        self._on_active = on_active
         self._on_policy = on_policy
         self._auto_create = auto_create
         self._forgotten_until_ms = forgotten_until_ms
@@ -92,11 +99,17 @@ class Registry:
         self.topics[full] = record
         self._names[record.id] = full
 
+    def enter(self, topic: TopicRecord, subscription: SubscriptionRecord | None) -> None:
+        """A topic was created, and a subscription of it."""
+        self._enter_topic(topic)
+        if subscription is not None:
+            self._subscriptions[topic.id] = {subscription.name: subscription}
+
     def _in_use(self, namespace: Namespace) -> bool:
         return any(record.namespace_id == namespace.id for record in self.topics.values())
 
-    def _namespace_changed(self, namespace: Namespace) -> None:
-        self.activate_governed()
+    async def _namespace_changed(self, namespace: Namespace) -> None:
+        await self.activate_governed()
         now_ms = self._clock.now_ms()
         for topic in self.active.values():
             if topic.namespace.id == namespace.id:
@@ -130,19 +143,36 @@ class Registry:
             )
             self.producers.enter(topic)
             self.active[topic_id] = topic
+            self._on_active(topic)
         return topic
 
-    def activate_governed(self) -> None:
-        """Bring to life what waits for nobody's use, but has a limit that acts by itself.
+    def passivated(self, remains: Remains) -> None:
+        """A topic has no runtime any more; it was taken out of ``active``."""
+        full = self._names[remains.topic_id]
+        self.topics[full] = replace(self.topics[full], next_offset=remains.next_offset)
+        for record in remains.records:
+            self._subscriptions[remains.topic_id][record.name] = record
+        self.producers.leave(remains.topic_id, remains.producers)
 
-        That is: topics with subscriptions that read the log, of which nothing is in the index.
-        """
-        for record in list(self.all_subscriptions()):
-            if record.kind != "shared" and record.topic_id not in self.active:
-                policy = self.namespace_of(record.topic_id).policy
-                ttl_ms = self.topics[self._names[record.topic_id]].policy.ttl_ms or policy.ttl_ms
-                if ttl_ms or policy.total_quota_messages or policy.total_quota_bytes:
-                    self.activate(record.topic_id)
+    async def activate_governed(self) -> None:
+        """Bring to life the topics that nobody uses, but that have a limit that acts by itself."""
+        for topic_id in [id for id in self._subscriptions if id not in self.active]:
+            if topic_id in self._names and self._is_governed(topic_id):
+                self.activate(topic_id)
+                await trio.lowlevel.checkpoint()
+
+    def _is_governed(self, topic_id: int) -> bool:
+        own, namespace = self.record(topic_id).policy, self.namespace_of(topic_id).policy
+        quotas = quota_of(own, namespace), total_quota_of(namespace)
+        return bool(own.ttl_ms or namespace.ttl_ms) or any(quota.there for quota in quotas)
+
+    def record(self, topic_id: int) -> TopicRecord:
+        """What is stored of a topic that exists."""
+        return self.topics[self._names[topic_id]]
+
+    def subscriptions_of(self, topic_id: int) -> Iterable[SubscriptionRecord]:
+        """What is stored of a topic's subscriptions."""
+        return self._subscriptions.get(topic_id, {}).values()
 
     def exists(self, topic_id: int) -> bool:
         """Whether a topic of this id exists."""
@@ -151,11 +181,6 @@ class Registry:
     def namespace_of(self, topic_id: int) -> Namespace:
         """The namespace of a topic that exists."""
         return self.namespaces.find(TopicName.parse(self._names[topic_id]).in_namespace)
-
-    def has_shared(self, topic_id: int) -> bool:
-        """Whether the topic has a shared subscription."""
-        records = self._subscriptions.get(topic_id, {}).values()
-        return any(record.kind == "shared" for record in records)
 
     def all_subscriptions(self) -> Iterable[SubscriptionRecord]:
         """Every subscription there is."""
@@ -202,7 +227,7 @@ class Registry:
                 lambda connection: catalog.update_topic(connection, new), topic_id=new.id
             )
             self.topics[name.full] = new
-            if new.policy.ttl_ms:
+            if self._is_governed(new.id):
                 self.activate(new.id)
             topic = self.active.get(new.id)
             if topic is not None:

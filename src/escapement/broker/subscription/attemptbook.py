@@ -121,6 +121,11 @@ class AttemptBook:
         """Whether something became known that no checkpoint has taken."""
         return self.has_stated or self._in_flight.has_unstored
 
+    @property
+    def is_used(self) -> bool:
+        """Whether something is in it that no checkpoint has taken, or nobody has come to yet."""
+        return self.has_new or bool(self._recovered)
+
     def take_new(self) -> AttemptTable:
         """What became known since this was last asked; the last that is said counts.
 

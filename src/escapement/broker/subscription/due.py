@@ -42,6 +42,8 @@ from escapement.storage.offsets.offsetbits import OffsetBits
 # Where messages are read ahead, so many are worth a scan, and one of twice as many does not take
 # too long: what is ready must last until what is read is there.
 _PIECE: Final = 32_768
+# Above every offset.
+_ANY_OFFSET: Final = 1 << 62
 
 
 class DueSubscription(Subscription):
@@ -89,6 +91,13 @@ class DueSubscription(Subscription):
         if max_due_ms < self.record.start_due_ms:
             low = max(low, self.record.start_offset)
         return self.acked.first_missing(low) < high or self.acked.is_waiting(low, high)
+
+    @property
+    def keeps_nothing(self) -> bool:
+        # What is ready and was never sent is read again from the index.
+        held = self.held.to_array(0, _ANY_OFFSET) if len(self.held) else None
+        unsent = held is None or bool(self._never_sent(held).all())
+        return super().keeps_nothing and unsent and not self.bands.is_reading
 
     def _fresh(self, rows: Rows) -> Rows:
         """Those of the rows that are mine, neither acknowledged nor held, and asked for."""

@@ -145,6 +145,19 @@ class Subscription(ABC):
         """Whether nothing could come of serving it, unless something happens to it. O(1)."""
         return False
 
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether its cursor, which is durable, says all there is to know of it."""
+        return not (
+            self.consumers
+            or len(self.in_flight)
+            or len(self.acked.undurable)
+            or self.dead
+            or self.attempts.is_used
+            or self.keep_most is not None
+            or self.record.fill_from < self.record.fill_until
+        )
+
     # -- consumers -------------------------------------------------------------
 
     def join(self, consumer: Consumer) -> None:

@@ -93,6 +93,11 @@ class DedupKeys:
     def __len__(self) -> int:
         return sum(len(run.offsets) for run in self._runs)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether there are keys, stored or waiting."""
+        return bool(self._runs or self._waiting or self._unstated)
+
     # -- publishing ----------------------------------------------------------------
 
     def sort_out(self, digests: Digests, since_ms: int) -> Int64s:

@@ -47,6 +47,11 @@ class Producer:
         self.holder: object | None = None
         self.bucket: TokenBucket | None = None  # where its rate is limited
 
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody holds it, or something of it is under way or owed."""
+        return self.holder is not None or bool(self.pending) or self.bucket is not None
+
     def admit(self, holder: object, sequence: int, count: int, after: int) -> int:
         """How many of the first messages of a batch are known already, 0 to ``count``.
 

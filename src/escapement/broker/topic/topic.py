@@ -9,7 +9,7 @@ No I/O, no clock, no task. All methods are synchronous; time arrives as an argum
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class Topic:
     """Runtime state of one topic; see the module's docstring."""
 
     __slots__ = (
+        "__weakref__",
         "_budget",
         "_coming",
         "_index",
@@ -109,6 +110,16 @@ class Topic:
         self._index = index
         self._budget = budget
         self._coming: Coming | None = None  # while there is a shared subscription
+
+    @property
+    def is_governed(self) -> bool:
+        """Whether something may happen to its backlog while nobody uses it."""
+        ttl_ms = self.policy.ttl_ms or self.namespace.policy.ttl_ms
+        return bool(ttl_ms) or self.quota.there or self.total_quota.there
+
+    def releasing(self) -> Callable[[], None]:
+        """What to call once this object is gone: it gives back what it had of the budget."""
+        return (lambda: None) if self._coming is None else self._coming.close
 
     # -- subscriptions ------------------------------------------------------------
 

@@ -24,6 +24,8 @@ import trio
 
 from escapement.broker.crash import one_error
 from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.dormant import Dormant
+from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.checkpointer import FAR_MS
 from escapement.clock import Clock
 from escapement.errors import IndexDamaged, StorageError
@@ -44,9 +46,12 @@ _STEP_OFFSETS: Final = 1 << 18
 class Compactor:
     """See the module's docstring."""
 
-    def __init__(self, index: DelayedIndex, registry: Registry, clock: Clock, run: Run) -> None:
+    def __init__(
+        self, index: DelayedIndex, registry: Registry, dormant: Dormant, clock: Clock, run: Run
+    ) -> None:
         self._index = index
         self._registry = registry
+        self._dormant = dormant
         self._clock = clock
         self._run = run
         self._alone = trio.Lock()
@@ -83,6 +88,8 @@ class Compactor:
     async def merge_some(self) -> None:
         """Merge what is worth it now, after whatever is being merged. Raises ``StorageError``."""
         async with self._alone:
+            for _ in self._dormant.count():
+                await trio.lowlevel.checkpoint()
             names = self._index.choose_compaction(self._live_count)
             if names:
                 await self.merge(names)
@@ -97,17 +104,37 @@ class Compactor:
         """
         most = last_offset - first_offset + 1
         topic = self._registry.active.get(topic_id)
-        if topic is None:
+        if topic is None and not self._registry.exists(topic_id):
             return most
-        uncancelled = topic.next_offset - len(topic.amendments.cancelled)
-        wanted = uncancelled if not topic.shared else 0
-        for one in topic.shared.values():
-            start = one.record.start_offset
+        if topic is not None:
+            uncancelled = topic.next_offset - len(topic.amendments.cancelled)
+            left = [(one.record, topic.unacknowledged(one)) for one in topic.shared.values()]
+        else:
+            end_offset = self._registry.record(topic_id).next_offset
+            uncancelled = end_offset - self._dormant.cancelled(topic_id)
+            left = [
+                (record, end_offset - self._dormant.done(record.id))
+                for record in self._registry.subscriptions_of(topic_id)
+                if record.kind == "shared"
+            ]
+        wanted = uncancelled if not left else 0
+        for record, unacknowledged in left:
+            start = record.start_offset
             since = last_offset - max(first_offset, start) + 1
             # Of what was published before it began it gets what is due later.
-            covered = max(since, 0) + (due_from(one.record.start_due_ms) if start else 0)
-            wanted = max(wanted, min(topic.unacknowledged(one), covered))
+            covered = max(since, 0) + (due_from(record.start_due_ms) if start else 0)
+            wanted = max(wanted, min(unacknowledged, covered))
         return min(most, wanted)
+
+    def _worth_asking(self, topic_id: int) -> Topic | None:
+        """The topic, unless it does not exist or all of it is wanted."""
+        registry = self._registry
+        if topic_id in registry.active or not registry.exists(topic_id):
+            return registry.active.get(topic_id)
+        records = registry.subscriptions_of(topic_id)
+        if not self._dormant.may_have_dead(registry.record(topic_id), records):
+            return None
+        return registry.activate(topic_id)
 
     async def merge(self, names: list[str]) -> None:
         """Merge the segments named into one, without what is dead. Raises ``StorageError``."""
@@ -116,7 +143,7 @@ class Compactor:
         try:
             for topic_id, first, last in compaction.ranges():
                 for low in range(first, last + 1, _STEP_OFFSETS):
-                    topic = self._registry.active.get(topic_id)
+                    topic = self._worth_asking(topic_id)
                     if topic is not None:
                         high = min(low + _STEP_OFFSETS, last + 1)
                         claims = topic.claims

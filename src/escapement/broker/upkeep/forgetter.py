@@ -229,16 +229,23 @@ class Forgetter:
         return all(newer[id] >= most for id, most in limited.items())
 
     def _pinned(self, held: list[Holding]) -> bool:
-        return any(
-            self._registry.activate(one.topic_id).claims.pins(one.first_offset, one.end_offset)
-            for one in held
-            if self._registry.exists(one.topic_id)
-        )
+        return any(self._pins(one) for one in held if self._registry.exists(one.topic_id))
+
+    def _subscription_ids(self, topic_id: int) -> frozenset[int]:
+        return frozenset(record.id for record in self._registry.subscriptions_of(topic_id))
+
+    def _pins(self, held: Holding) -> bool:
+        """Whether someone is still to read what a topic has there from the log itself."""
+        id, registry = held.topic_id, self._registry
+        # A shared subscription reads the log only while its past is filled in: then it is active.
+        shared = all(record.kind == "shared" for record in registry.subscriptions_of(id))
+        if shared and id not in registry.active:
+            return False
+        return registry.activate(id).claims.pins(held.first_offset, held.end_offset)
 
     def _still_empty(self, held: list[Holding]) -> bool:
         return all(
-            self._empty.get(one.topic_id)
-            == _subscription_ids(self._registry.activate(one.topic_id))
+            self._empty.get(one.topic_id) == self._subscription_ids(one.topic_id)
             for one in held
             if self._registry.exists(one.topic_id)
         )
@@ -252,10 +259,13 @@ class Forgetter:
             for one in held:
                 if not self._registry.exists(one.topic_id):
                     continue
-                topic = self._registry.activate(one.topic_id)
-                ids = _subscription_ids(topic)
-                if self._empty.get(topic.id) == ids:
+                ids = self._subscription_ids(one.topic_id)
+                if self._empty.get(one.topic_id) == ids:
                     continue
+                await trio.lowlevel.checkpoint()
+                if not self._registry.exists(one.topic_id):
+                    continue
+                topic = self._registry.activate(one.topic_id)
                 if not await self._emptied_of(connection, oldest, one, topic):
                     return False
                 self._empty[topic.id] = ids
@@ -350,7 +360,3 @@ class Forgetter:
 
 def _lapsing(topic: Topic) -> list[Subscription]:
     return [one for one in topic.subscriptions() if one.lapsed]
-
-
-def _subscription_ids(topic: Topic) -> frozenset[int]:
-    return frozenset(one.record.id for one in topic.subscriptions())

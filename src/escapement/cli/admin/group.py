@@ -34,7 +34,10 @@ class Desk:
 
     def ask(self, verb: str, show: Callable[[Any], None], **arguments: Any) -> None:
         """Carry out ``verb``; ``show`` prints the answer where a table is wanted."""
-        answer = self.answer(verb, **arguments)
+        self.tell(self.answer(verb, **arguments), show)
+
+    def tell(self, answer: Any, show: Callable[[Any], None]) -> None:
+        """Print an answer, with ``show`` where a table is wanted."""
         if self._output == "json":
             click.echo(json.dumps(answer, indent=2))
         else:

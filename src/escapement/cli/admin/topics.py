@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections import Counter
+from typing import Any, Final, TextIO
 
 import click
 
@@ -13,6 +14,8 @@ from escapement.cli.table import print_record, print_rows
 from escapement.storage.policy import TopicPolicy
 
 _PRODUCER_COLUMNS: Final = ("name", "connected", "last_sequence")
+# More in one request is refused.
+_CREATED_AT_ONCE: Final = 10_000
 _print: Final = policy_printer(TopicPolicy)
 
 
@@ -73,6 +76,22 @@ def update_topic(desk: Desk, topic: str, policy: dict[str, Any]) -> None:
 def create_topic(desk: Desk, topic: str) -> None:
     """Create a topic, and its namespace if need be."""
     desk.ask("topics.create", print_record, topic=topic)
+
+
+@verb(topics, "create-many", "- --subscription billing")
+@click.option("--subscription", help="Give each new topic a shared subscription of this name.")
+@click.argument("file", type=click.File("r"))
+def create_topics(desk: Desk, file: TextIO, subscription: str | None) -> None:
+    """Create the topics that FILE names, one in a line; "-" is the standard input.
+
+    Topics that exist stay as they are. Their namespaces are created if need be.
+    """
+    names = [line.strip() for line in file if line.strip()]
+    total: Counter[str] = Counter(created=0, existed=0)
+    for low in range(0, len(names), _CREATED_AT_ONCE):
+        some = names[low : low + _CREATED_AT_ONCE]
+        total.update(desk.answer("topics.create_many", topics=some, subscription=subscription))
+    desk.tell(dict(total), print_record)
 
 
 @verb(topics, "delete", "shop/eu/orders")

@@ -129,6 +129,14 @@ class CommitPipeline:
         assert topic_id not in self._next_offsets, f"topic {topic_id} is open"
         self._next_offsets[topic_id] = next_offset
 
+    def shut_topic(self, topic_id: int, next_offset: int) -> None:
+        """Nothing goes into the topic until it is opened again, and nothing waits of it."""
+        assert self._next_offsets.pop(topic_id) == next_offset
+
+    def topics(self) -> set[int]:
+        """The ids of topics of which something waits, or is being written."""
+        return {id for lane in self._lanes for id in lane.topics()}
+
     def close_topic(self, topic_id: int) -> None:
         """Nothing more goes into the topic; what still waits of it fails with ``NotFound``.
 

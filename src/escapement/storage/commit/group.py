@@ -11,8 +11,9 @@ in a group becomes one row of the log, split only where it would grow too large
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -138,6 +139,11 @@ class Group:
         """What of it goes into the log, as it was handed in."""
         appends: list[Append | Restate] = [a for topic in self.topics for a in topic.appends]
         return appends + [restated.item for restated in self.restated]
+
+    @property
+    def items(self) -> Iterator[Item]:
+        """All that was handed in."""
+        return chain(self.log_items, self.acks, self.attempts, self.statements)
 
     @property
     def letter_ids(self) -> list[int]:

@@ -110,6 +110,13 @@ class Lane:
     def idle(self) -> bool:
         return not self._queue and self._group is None
 
+    def topics(self) -> set[int]:
+        """The ids of topics of which something waits, or is being written."""
+        found = {item.topic_id for item in self._queue}
+        if (group := self._group) is not None:
+            found.update(item.topic_id for item in group.items)
+        return found
+
     def writes_to(self, generation: Generation) -> bool:
         """Whether a group that is under way goes there."""
         return self._group is not None and self._group.generation.id == generation.id

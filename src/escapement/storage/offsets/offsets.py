@@ -371,6 +371,11 @@ class OffsetSet:
         if any(chunk_no in self._full for chunk_no in self._changed):
             self._changed.add(FULL_CHUNKS)
 
+    def rows(self) -> list[tuple[int, bytes]]:
+        """All rows of the set, as ``load_chunk`` takes them back."""
+        full = [FULL_CHUNKS] if self._full else []
+        return [(no, self._row(no, None)) for no in (*full, *sorted(self._chunks))]
+
     def mark_clean(self) -> None:
         """Confirm that the rows ``dirty_chunks`` last gave are durable.
 

@@ -1,0 +1,104 @@
+"""Makes unused topics passive, so that memory follows the topics in use.
+
+The passivator acts when more than ``active_topics`` topics have a runtime. It then makes idle
+topics passive (broker/topic/dormant.py), in the order in which they became active. A passive topic
+needs no timer: it has no consumer, and its due messages wait in the index for the next one.
+``Registry.activate`` makes the topic active again. The topic is then as after a start.
+
+A topic becomes passive in one synchronous step, and only under three conditions:
+
+1. It has not changed since the last checkpoint, and none of its items waits for a commit. So the
+   database has its whole state.
+2. It is idle (``is_idle``). So rows and records hold its whole state.
+3. No task refers to its runtime, as a weak reference shows. A task that looked the topic up and
+   waits for the database must not go on with an object that the registry has given up.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from escapement.broker.recovery.revival import Revival
+from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.dormant import is_idle, remains_of
+from escapement.broker.upkeep.checkpointer import Checkpointer
+from escapement.broker.upkeep.progress import Progress
+from escapement.storage.commit.commit import CommitPipeline
+
+LOOK_S: Final = 1.0
+# Topics looked at in one synchronous step: a few milliseconds.
+_STEP_TOPICS: Final = 64
+# When most topics are in use, the next round waits until the number of active ones has grown.
+_GROWTH: Final = 1.25
+
+
+class Passivator:
+    """See the module's docstring.
+
+    Args:
+      active_topics: how many topics may be active before some are passivated.
+      unschedule: called with the id of a topic that wants to be woken no more.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        revival: Revival,
+        pipeline: CommitPipeline,
+        checkpointer: Checkpointer,
+        progress: Progress,
+        active_topics: int,
+        unschedule: Callable[[int], None],
+    ) -> None:
+        self._registry = registry
+        self._revival = revival
+        self._pipeline = pipeline
+        self._checkpointer = checkpointer
+        self._progress = progress
+        self._active_topics = active_topics
+        self._unschedule = unschedule
+
+    async def run(self) -> None:
+        """Check each second whether too many topics are active; never returns."""
+        most = self._active_topics
+        while True:
+            await trio.sleep(LOOK_S)
+            if len(self._registry.active) > most:
+                await self.round(self._active_topics // 2)
+                most = max(self._active_topics, int(len(self._registry.active) * _GROWTH))
+
+    async def round(self, stay: int = 0) -> None:
+        """Make idle topics passive, the longest active first, until ``stay`` topics are active."""
+        if self._progress.touched:
+            await self._checkpointer.checkpoint()
+        active = self._registry.active
+        ids = list(active)
+        for at in range(0, len(ids), _STEP_TOPICS):
+            busy = self._pipeline.topics() | self._progress.touched
+            for topic_id in ids[at : at + _STEP_TOPICS]:
+                if len(active) <= stay:
+                    return
+                if topic_id in active and topic_id not in busy:
+                    self._passivate(topic_id)
+            await trio.lowlevel.checkpoint()
+
+    def _passivate(self, topic_id: int) -> None:
+        """Make a topic passive if the three conditions hold."""
+        topic = self._registry.active[topic_id]
+        if not is_idle(topic):
+            return
+        remains, release = remains_of(topic), topic.releasing()
+        runtime = weakref.ref(topic)
+        del topic, self._registry.active[topic_id]
+        if (used := runtime()) is not None:
+            self._registry.active[topic_id] = used
+            return
+        release()
+        self._registry.passivated(remains)
+        self._revival.passivated(remains)
+        self._pipeline.shut_topic(topic_id, remains.next_offset)
+        self._unschedule(topic_id)
