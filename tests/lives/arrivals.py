@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import escapement
 from lives.arrival import Arrival, slot_of
+from lives.dueorder import note_order
 from lives.logorder import note_passed
 from lives.model import LATE_MS, NO_QUOTA, Claim, Hand, Model
 
@@ -23,6 +24,8 @@ def arrive(model: Model, arrival: Arrival) -> None:
     if claim.in_log_order:
         note_passed(model, arrival)
         claim.back.discard(offset)
+    else:
+        note_order(model, arrival)
     claim.waits.pop(offset, None)
     if offset not in claim.acked:  # on the way to us when it was
         slot = slot_of(arrival.key)

@@ -27,7 +27,9 @@ class Fates(Life):
     held: Held  # holds back the commits of the broker
 
     async def advance(self) -> None:
-        await self.world.clock.advance(seconds=self.rng.choice([0.5, 1, 7, 25, 61, 400, 5000]))
+        await self.world.clock.advance(
+            seconds=self.rng.choice([0.013, 0.2, 0.5, 1, 7, 25, 61, 400, 5000])
+        )
 
     async def set_clock(self) -> None:
         """The wall clock is set back, or ahead."""
@@ -37,7 +39,7 @@ class Fates(Life):
             # What has timed out and found no credit is in nobody's hands.
             claim.hands = {o: h for o, h in claim.hands.items() if h.until_ms > self.now_ms}
             claim.ordered_from = self.model.end
-        self.model.rated_from = self.model.end
+        self.model.rated_from = self.model.steady_from = self.model.end
         self.calm = False  # much less time has passed than it seems
         self.world.clock.set_back(seconds * 1000)
         await self.world.clock.advance(seconds=1)

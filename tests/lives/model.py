@@ -120,6 +120,7 @@ class Claim:
     passed_ms: list[int] = field(default_factory=list)  # deliveries since the rate was set
     ordered_from: int = 0  # what lies before in the log may come in any order
     heads: dict[int, int] = field(default_factory=dict)  # lay ready between two steps: when due
+    crowded: bool = True  # so much was due, and has been since, that ready may have been full
     # Of one in the order of the log: given back at once, and to be read again before all others.
     back: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)  # by a quota
@@ -127,6 +128,9 @@ class Claim:
     settled: int = 0  # how much was done then
     # When something came, what should perhaps have come before it, of that what had come, and what.
     passed: list[tuple[int, set[int], set[int], int]] = field(default_factory=list)
+    # What came, and what of its key should perhaps have come before it, with when that is due.
+    outrun: list[tuple[int, dict[int, int]]] = field(default_factory=list)
+    unplaced: set[int] = field(default_factory=set)  # handed out before the present order began
 
     @property
     def in_log_order(self) -> bool:
@@ -210,6 +214,7 @@ class Model:
         self.schedule_ms: int | None = None  # since when something recurs
         self.schedule_high_ms = 0  # the latest that it was since then
         self.high_ms = 0  # the latest that it ever was
+        self.steady_from = 0  # from this offset on the clock was not set
         self.doubtful_ms = -1  # what was due by then may be marked redelivered
         self.crashes: list[int] = []  # when
         self.started_ms = -1  # the latest that it was at any start

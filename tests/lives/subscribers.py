@@ -63,7 +63,10 @@ class Subscribers(Life):
             if name:
                 names = {"topic": TOPIC, "subscription": name}
                 await self.broker.admin("subscriptions.update", **names, policy=policy)
-                self.model.claims[name].passed_ms = []
+                claim = self.model.claims[name]
+                claim.passed_ms = []
+                if "order" in policy:
+                    claim.unplaced |= claim.seen.keys()
             else:
                 await self.broker.admin("topics.update", topic=TOPIC, policy=policy)
                 self.model.pass_time(self.now_ms)

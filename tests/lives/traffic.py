@@ -28,7 +28,7 @@ from lives.model import (
     Sent,
 )
 
-DELAYS_S = [0, 0, 5, 60, 300, 4000, 90_000]
+DELAYS_S = [0, 0, 0.03, 0.456, 2.6, 5, 60, 300, 4000, 90_000]
 # A race takes no longer.
 _RACE_MS = 4_000
 KEYS = [None, None, "p", "q", "r", "s"]
@@ -39,16 +39,18 @@ GROUPS = [None, None, None, None, "g", "h"]
 class Traffic(Life):
     """Messages come, are taken, and change."""
 
-    async def publish(self, delays_s: Sequence[int] = DELAYS_S) -> None:
+    async def publish(
+        self, delays_s: Sequence[float] = DELAYS_S, keys: Sequence[str | None] = KEYS
+    ) -> None:
         model, count = self.model, self.rng.choice([1, 1, 3, 20])
         group, producer = self.rng.choice(GROUPS), self.rng.choice(self.producers)
         values = self.values(count)
         for value in values:
-            delay_ms = self.rng.choice(delays_s) * 1000
+            delay_ms = round(self.rng.choice(delays_s) * 1000)
             dedup = self.rng.choice([None, None, None, "k", "l", "m", "n"])
             model.sent[value] = Sent(
                 delay_ms,
-                key=self.rng.choice(KEYS),
+                key=self.rng.choice(keys),
                 priority=self.rng.choice([50, 50, 50, 0, 200]),
                 dedup=dedup,
                 group=self.rng.choice([None, group]),
@@ -181,7 +183,9 @@ class Traffic(Life):
     ) -> set[int]:
         """Returns what is to come again at once."""
         at_once = set()
-        delay = self.rng.choice([None, timedelta(0), *[timedelta(seconds=90)] * 2])
+        delay = self.rng.choice(
+            [None, timedelta(0), timedelta(milliseconds=256), *[timedelta(seconds=90)] * 2]
+        )
         back = self.rng.choice([inbox.nack, inbox.nack, inbox.release])
         claim, now_ms = self.model.claims[name], self.now_ms
         for message in messages:

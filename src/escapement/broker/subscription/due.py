@@ -216,9 +216,24 @@ class DueSubscription(Subscription):
     def _make_band(self, which: int, mark: Key | None) -> Band:
         ageing_ms = self.record.policy.priority_ageing_ms
         limit = self.limits.ready_messages
-        band = Band(which, limit, ageing_ms, mark, self._fresh, self.held, self._took)
+        band = Band(which, limit, ageing_ms, mark, self._fresh, self.held, self._took, self._recall)
         band.queues = self._order
         return band
+
+    def _recall(self, which: int, key: Key) -> None:
+        """Give back to the index what of a band was never sent, from a key on: it waits in order.
+
+        So nothing is skipped any longer. Of a key that is, ready has the first messages, and what
+        was sent before comes behind them.
+        """
+        assert self._order is not None
+        self.held.discard(self._order.queues.recall(which, key))
+        self._skip_none()
+
+    def _skip_none(self) -> None:
+        """Read what was skipped, and skip it no longer."""
+        if self._skipping is not None:
+            self._read_from(self._skipping.skip_none())
 
     def offer(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None) -> None:
         """These are due; sorted by key. Takes what it may, remembers the rest by marks."""

@@ -1,0 +1,28 @@
+"""Messages of few keys fall due within a tick, while others are sent and taken (Q9)."""
+
+from __future__ import annotations
+
+from lives.model import KINDS
+from lives.subscribers import Subscribers
+from lives.traffic import Traffic
+
+
+class Hurries(Subscribers, Traffic):
+    """Much happens in little time, where an order is promised."""
+
+    async def hurry(self) -> None:
+        await self.patiently(self.subscribe)
+        await self.patiently(self.keep_order)
+        for _ in range(self.rng.choice([3, 6])):
+            await self.patiently(lambda: self.publish([0, 0.03, 0.456], ["p", "q"]))
+            await self.settle()
+            await self.world.clock.advance(ms=self.rng.choice([7, 130, 300]))
+            await self.settle()
+            await self.patiently(self.consume)
+            await self.settle()
+
+    async def keep_order(self) -> None:
+        """Most subscriptions that have consumers promise an order from now on."""
+        for name in sorted({name for name, _, _ in self.inboxes if KINDS[name] == "shared"}):
+            if self.rng.random() < 0.7:
+                await self.limit(name, {"order": self.rng.choice(["key", "topic"])})
