@@ -1,16 +1,16 @@
 """The order of the messages of one key, or of the topic, where a subscription asks for it (Q9).
 
-It is that of ranks: ``due + (priority - 50) * priority_ageing``, then the offset. It holds at every
-moment, whatever the tick, so nothing here allows for lateness. When a message comes, no other one
-of its key that goes before it may be
+Messages are ordered by rank, ``due + (priority - 50) * priority_ageing``, then by offset. The order
+holds at every moment, whatever the tick, so the check allows for no lateness. When a message
+arrives, no other message of its key with a lower rank may be
 
 - due and never handed out, if both have the same priority;
-- due, never handed out and surely in ready when the step began, if their priorities differ: what
-  of a band was not read yet is compared with no other band (V5);
-- handed out before, and not done, unless the policy lets retries be passed.
+- due, never handed out and certainly in ready when the step began, if their priorities differ (V5
+  compares only messages that the bands have read);
+- handed out before and not done, unless the policy lets retries be passed.
 
-Each arrival is looked at when it is entered in the model. What it seems to have passed is looked at
-again after the step, when it is known what was cancelled, moved, dropped or has died.
+``note_order`` notes the messages that an arrival seems to have passed. ``check_order_of_keys``
+runs after the step, when the model knows which were cancelled, moved, dropped or have died.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lives.ranks import AGEING_MS
 
 
 def note_order(model: Model, arrival: Arrival) -> None:
-    """Note what should perhaps have come before this, which is not entered in the model yet."""
+    """Note messages that should perhaps have come before this arrival, which is not entered yet."""
     claim, policy, slot = model.claims[arrival.name], arrival.policy, arrival.slot
     if policy is None:
         claim.unplaced.add(arrival.offset)
@@ -34,7 +34,7 @@ def note_order(model: Model, arrival: Arrival) -> None:
         return
     whole = policy.get("order") == "topic"
     if arrival.offset < model.steady_from or (whole and arrival.ranged):
-        return  # what is in nobody's range holds up none
+        return  # messages outside all ranges hold up no other
     ageing_ms = policy.get("priority_ageing_ms", AGEING_MS)
     rank = arrival.due_ms + (arrival.priority - 50) * ageing_ms, arrival.offset
     passed = {}
@@ -56,9 +56,9 @@ def _counts(model: Model, claim: Claim, arrival: Arrival, offset: int, other: St
     """Whether a message that ranks before an arrival, and is not done, must come before it."""
     if offset in claim.seen:
         policy = arrival.policy or {}
-        # A crash may have forgotten that it was handed out; then bands are read anew.
+        # After a crash the broker may not know that it was handed out, and reads it again.
         known = other.priority == arrival.priority or claim.seen[offset] == len(model.crashes)
-        is_mortal = bool(policy.get("max_deliveries"))  # whether it has died is known later
+        is_mortal = bool(policy.get("max_deliveries"))  # it may have died
         return policy.get("on_retry", "hold") == "hold" and known and not is_mortal
     if model.due_ms(claim, offset) > arrival.now_ms:
         return False
@@ -68,10 +68,10 @@ def _counts(model: Model, claim: Claim, arrival: Arrival, offset: int, other: St
 
 
 def check_order_of_keys(model: Model, claim: Claim, *, calm: bool) -> None:
-    """Asked once it is known what was cancelled, moved, dropped or has died.
+    """Fail if an arrival has passed a message that was still wanted.
 
     Args:
-      calm: whether messages became durable when they were accepted; otherwise others go first.
+      calm: whether messages became durable when they were accepted; later ones may pass others.
     """
     wanted = model.wanted(claim) - claim.perhaps - claim.lucky - claim.gone - claim.over()
     for first, passed in claim.outrun if calm else ():

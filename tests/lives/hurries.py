@@ -1,4 +1,4 @@
-"""Messages of few keys fall due within a tick, while others are sent and taken (Q9)."""
+"""Messages of two keys fall due within a tick, while others are published and consumed (Q9)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lives.traffic import Traffic
 
 
 class Hurries(Subscribers, Traffic):
-    """Much happens in little time, where an order is promised."""
+    """Steps of milliseconds, on subscriptions with an order."""
 
     async def hurry(self) -> None:
         await self.patiently(self.subscribe)
@@ -22,7 +22,7 @@ class Hurries(Subscribers, Traffic):
             await self.settle()
 
     async def keep_order(self) -> None:
-        """Most subscriptions that have consumers promise an order from now on."""
+        """Give most subscriptions with consumers an order."""
         for name in sorted({name for name, _, _ in self.inboxes if KINDS[name] == "shared"}):
             if self.rng.random() < 0.7:
                 await self.limit(name, {"order": self.rng.choice(["key", "topic"])})

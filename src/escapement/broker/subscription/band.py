@@ -22,11 +22,11 @@ band were not behind, if the scan is the one that catches up. So the mark only e
 passes keys that are acknowledged, held or passed over, and nothing due is forgotten
 without traffic (invariant 4).
 
-Where an order is asked for, a band is stricter: of what was never sent, nothing is ready past
-the mark, or past what an offer has lowered it to. Offers beyond a scan wait for the next one, a
-scan gives up what it found past such an offer, and what is ready past an offer that finds no
-room goes back to the index. Otherwise a message could be handed out while an earlier one of
-its key is still to be read.
+Where an order is asked for, a band is stricter: it keeps no message that was never sent in
+ready past a key that it has not read. Offers beyond a scan wait for the next scan. A scan drops
+the keys past an offer that came inside it. When an offer finds no room, messages that are ready
+past it go back to the index. Otherwise a message could be handed out while an earlier one of its
+key is still unread.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Band:
       fresh: of some rows, those that the subscription wants and does not hold.
       held: the subscription's; what goes into ready is added to it.
       took: told what of an offer went into ready.
-      recall: gives back to the index what of a band was never sent, from a key on.
+      recall: gives messages of a band that were never sent back to the index, from a key on.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class Band:
         self._held = held
         self._took = took
         self._recall = recall
-        self._reached = KEY_MIN  # nothing in ``queues`` that was never sent is past this
+        self._reached = KEY_MIN  # no message in ``queues`` that was never sent is past this
         self._scan_until: Key | None = None  # a scan is under way up to here
         self._scan_catches_up = False  # and that is the frontier of when it began
         self._scan_low: Key | None = None  # the lowest key offered inside it
@@ -158,7 +158,7 @@ class Band:
             self._scan_over = min(self._scan_over, _key(rows, 0))
 
     def _stop_at(self, key: Key) -> None:
-        """Where an order is asked for, what was never sent is not ready past an unread key."""
+        """Where an order is asked for, give back messages past this key, which is unread."""
         if self.queues is not None and key <= self._reached:
             self._reached = key
             self._recall(self.which, key)

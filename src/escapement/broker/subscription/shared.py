@@ -220,7 +220,7 @@ class SharedSubscription(DueSubscription):
         if ready.height:
             self._again(ready, waited=False)  # what has waited comes in its order now
         if self._order is not None:
-            self._unready()  # by the new order something unread may come before what is ready
+            self._unready()  # unread messages may come before ready ones in the new order
         if old is not None:
             self._read_from(old.skip_none())
 
@@ -244,14 +244,16 @@ class SharedSubscription(DueSubscription):
         if not asked and self._ranges is None and self._order is None:
             return
         self._dealer = KeyRanges(self.consumers)
-        self._ranges = self._dealer if asked else None
+        before, self._ranges = self._ranges, self._dealer if asked else None
         self.look_again()
         if self._order is None:
             self._skipping = (self._skipping or Skipping()) if asked else None
-        if self._ranges is None:
+        if self._ranges is None and before is None:
             return
         if self._order is not None and self._order.whole:
-            self._unready()  # what had been nobody's comes before what is ready
+            self._unready()  # messages that were in no range come before ready ones
+            return
+        if self._ranges is None:
             return
         for store in self._stores:
             rows = store.rows().in_order()
@@ -269,7 +271,7 @@ class SharedSubscription(DueSubscription):
                     self._lay_aside(sent)
 
     def _unready(self) -> None:
-        """Have all that is ready and was never sent read again, and what was skipped."""
+        """Give ready messages that were never sent back to the index, and skip no key."""
         for store in self._stores:
             rows = store.rows()
             fresh = rows.pick(rows.attempts == 0)
@@ -278,7 +280,7 @@ class SharedSubscription(DueSubscription):
                 store.withdraw(fresh.offsets)
                 self.held.discard(fresh.offsets)
                 self.fall_behind(Key(int(first.due_ms[0]), int(first.offsets[0])))
-        self._skip_none()  # of a skipped key the first messages have to be ready
+        self._skip_none()  # skipping needs the first messages of a key in ready
 
     def _rooms(self, frame_messages: int) -> list[int]:
         """How many messages each consumer may be handed at once."""
