@@ -175,15 +175,17 @@ async def test_order_that_is_asked_for_later_begins_with_all_that_is_due(
 async def test_message_that_was_in_no_range_is_not_passed(mock_clock: MockClock) -> None:
     """Q9, V16: messages of all ranges are in one order once the last range is given up."""
     high = next(key for key in map(str, range(99)) if escapement.slot_of(key) >= 32_768)
-    async with testing.start(config=config()) as world, world.connect() as broker:
+    limits = config(ready_messages=4)
+    async with testing.start(config=limits) as world, world.connect() as broker:
         producer = await ordered(broker, "topic")
         async with broker.consumer(TOPIC, "s", permits=1, key_range=(0, 32_767)) as inbox:
             await producer.send(b"first")
             assert len(await arrived(inbox)) == 1
             await producer.send(b"A", key=high)
-            await producer.send(b"B")
+            await producer.send_many([b"%d" % n for n in range(6)])  # more than ready takes
         async with broker.consumer(TOPIC, "s", permits=1) as inbox:
-            assert await drained(world, inbox) == [b"first", b"A", b"B"]
+            expected = [b"first", b"A", *(b"%d" % n for n in range(6))]
+            assert await drained(world, inbox) == expected
 
 
 # -- while the index is read ---------------------------------------------------------------
