@@ -57,7 +57,7 @@ def _counts(model: Model, claim: Claim, arrival: Arrival, offset: int, other: St
     if offset in claim.seen:
         policy = arrival.policy or {}
         # After a crash the broker may not know that it was handed out, and reads it again.
-        known = other.priority == arrival.priority or claim.seen[offset] == len(model.crashes)
+        known = other.priority == arrival.priority or claim.seen[offset] == arrival.crashes
         is_mortal = bool(policy.get("max_deliveries"))  # it may have died
         return policy.get("on_retry", "hold") == "hold" and known and not is_mortal
     if model.due_ms(claim, offset) > arrival.now_ms:

@@ -144,6 +144,7 @@ class Life:
                 Arrival(
                     self.moment(),
                     self.now_ms,
+                    len(self.model.crashes),
                     name,
                     inbox.id,
                     key_range,

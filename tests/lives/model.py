@@ -105,6 +105,8 @@ class Claim:
     left_ms: int = -1  # what was due by then may have been sent to nobody who looked
     # Of what was handed to it and then moved for others: the time it keeps.
     kept: dict[int, int] = field(default_factory=dict)
+    # A crash may have lost the record of its hand-over, and it was moved: the time it may keep.
+    doubted: dict[int, int] = field(default_factory=dict)
     lucky: set[int] = field(default_factory=set)  # over before it began; a few may be left
     gone: set[int] = field(default_factory=set)  # of the past, and forgotten when it began
     perhaps: set[int] = field(default_factory=set)  # expired, or acknowledged without a receipt
@@ -161,6 +163,7 @@ class Claim:
 
     def die(self, now_ms: int) -> None:
         """The broker dies."""
+        self.crashed_with |= self.hands.keys()
         for offset, hand in self.hands.items():
             if hand.since_ms + RECORDED_MS <= now_ms:
                 self.fired[offset] = hand.attempt
@@ -348,6 +351,14 @@ class Model:
         if not claim.in_log_order:
             return message.first_ms
         return min(one.published_ms for one in self.stored[offset:] if one is not None)
+
+    def is_on_record(self, claim: Claim, offset: int) -> bool:
+        """Whether the broker knows that a message was handed out, if it says that it was."""
+        message = self.stored[offset]
+        assert message is not None
+        is_doubtful = message.due_ms <= self.doubtful_ms
+        is_recent = claim.seen.get(offset) == len(self.crashes)
+        return is_recent or not is_doubtful or claim.holds(offset)
 
     def wanted(self, claim: Claim) -> set[int]:
         """What it is to get at some time or other."""

@@ -247,11 +247,10 @@ class Traffic(Life):
             return
         for name, claim in model.claims.items():
             if name in outcome.handed and not claim.in_log_order:
-                if claim.holds(offset) or offset in claim.seen:
+                if model.is_on_record(claim, offset):
                     claim.kept.setdefault(offset, message.due_ms)
-                if not claim.holds(offset):
-                    # A broker before may have handed it out, and not have it on record.
-                    claim.perhaps.add(offset)
+                else:
+                    claim.doubted.setdefault(offset, message.due_ms)
         model.moves += 1
         # A time that has passed is now, or what a subscription of just now begins with.
         shared = [claim for claim in model.claims.values() if not claim.in_log_order]
