@@ -35,6 +35,7 @@ from escapement.storage.engine.open import open_engine
 from held import Held
 from lives.eventgroups import EventGroups
 from lives.fates import Fates
+from lives.heldcommits import HeldCommits
 from lives.hurries import Hurries
 from lives.model import ACK_WAIT_MS
 from lives.owners import Owners
@@ -56,7 +57,7 @@ TIGHT = BrokerConfig(
 )
 
 
-class Life(Hurries, EventGroups, Quotas, Owners, Fates):
+class Life(Hurries, HeldCommits, EventGroups, Quotas, Owners, Fates):
     """All that may happen."""
 
     async def see(self) -> None:

@@ -7,7 +7,6 @@ import trio
 from dying import lose_index
 from escapement.pipeline.rebuild import rebuild
 from escapement.storage.lease import Identity
-from held import COMMIT, Held
 from lives.life import Life
 
 # What may be cut off at any moment by the end of the broker, and asked again after it.
@@ -15,16 +14,12 @@ FRAGILE = [
     "publish", "post", "consume", "reschedule", "cancel", "redrive", "seek", "settings",
     "limits", "close_group", "delete_group", "checkpoint", "checkpoint",
 ]  # fmt: skip
-# Steps that end messages for a subscription, and what that brings about.
-SETTLING = ["consume", "consume", "consume", "cancel", "redrive", "publish"]
 # What may be asked while the database is in trouble.
 TRIED = ["publish", "publish", "post", "consume", "consume", "reschedule", "cancel", "redrive"]
 
 
 class Fates(Life):
     """Time passes; the broker is kept, broken and started."""
-
-    held: Held  # holds back the commits of the broker
 
     async def advance(self) -> None:
         await self.world.clock.advance(
@@ -94,22 +89,6 @@ class Fates(Life):
             for _ in range(self.rng.randrange(1, 40)):
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
-        await self.crash()
-
-    async def checkpoint_before_commit(self) -> None:
-        """A checkpoint is written while a commit waits; the broker dies before that commit."""
-        step = getattr(self, self.rng.choice(SETTLING))
-        async with trio.open_nursery() as nursery:
-            with self.held.hold(COMMIT):
-                nursery.start_soon(step)
-                for _ in range(self.rng.randrange(10, 200)):
-                    await trio.lowlevel.checkpoint()
-                await self.world.checkpoint()
-                self.outage.unreachable()
-            nursery.cancel_scope.cancel()
-        for claim in self.model.claims.values():
-            for hand in claim.hands.values():
-                hand.since_ms = self.now_ms  # no hand-over went on record meanwhile
         await self.crash()
 
     async def trouble(self) -> None:

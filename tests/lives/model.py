@@ -381,6 +381,9 @@ class Model:
             for offset in self.wanted(claim) - claim.perhaps:
                 if self.due_ms(claim, offset) + ttl_ms <= self.high_ms:
                     claim.perhaps.add(offset)
+            for offset, wait in claim.waits.items():
+                # Longer than it lives a message does not wait, even if it may live longer later.
+                wait.until_ms = min(wait.until_ms, self.due_ms(claim, offset) + ttl_ms)
 
     def die(self, now_ms: int) -> None:
         """The same, once all that came before is known."""

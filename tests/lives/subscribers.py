@@ -23,10 +23,10 @@ LIMITS = [
 class Subscribers(Life):
     """Consumers and subscriptions come, go, begin again, and are limited."""
 
-    async def subscribe(self) -> None:
+    async def subscribe(self, name: str | None = None) -> None:
         if len(self.inboxes) >= 5:
             return
-        name = self.rng.choice(sorted(KINDS))
+        name = name or self.rng.choice(sorted(KINDS))
         is_shared = KINDS[name] == "shared"
         where, claim = await self.place(KINDS[name])
         is_new = name not in self.model.claims
