@@ -17,7 +17,7 @@ class Consuming(Life):
     async def consume(self) -> None:
         # First look into every inbox: what one of them acknowledges may have been handed to
         # another before, after a timeout.
-        tables = [(name, inbox, await _there(inbox)) for name, inbox, _ in self.inboxes]
+        tables = [(name, inbox, await there(inbox)) for name, inbox, _ in self.inboxes]
         await self.catch_up()
         for name, inbox, messages in tables:
             claim = self.model.claims[name]
@@ -92,7 +92,7 @@ class Consuming(Life):
 
     async def take(self, name: str, inbox: escapement.Inbox) -> None:
         """Acknowledge all messages of an inbox."""
-        offsets = [message.offset for message in await _there(inbox)]
+        offsets = [message.offset for message in await there(inbox)]
         claim = self.model.claims[name]
         claim.perhaps |= (unsure := set(offsets) - claim.perhaps)
         await inbox.ack(offsets, durable=True)
@@ -100,7 +100,7 @@ class Consuming(Life):
         claim.acknowledge(offsets, self.moment())
 
 
-async def _there(inbox: escapement.Inbox) -> list[escapement.Message]:
+async def there(inbox: escapement.Inbox) -> list[escapement.Message]:
     """Return the messages of an inbox without waiting, because time may stand still."""
     found = []
     while (message := await inbox.receive(0)) is not None:

@@ -13,6 +13,7 @@ import trio
 
 import escapement
 from held import COMMIT, Held
+from lives.consuming import there
 from lives.model import MORTALS
 from lives.subscribers import Subscribers
 from lives.traffic import Traffic
@@ -48,17 +49,32 @@ class HeldCommits(Subscribers, Traffic):
         await self.again()
 
     async def doom(self) -> None:
-        """Hand out messages to mortal subscriptions as often as they may fail."""
+        """Have messages of mortal subscriptions in hands for their last attempt.
+
+        Others die before: the first death of a subscription makes its dead-letter topic.
+        """
         if not self._mortals():
             await self.patiently(lambda: self.subscribe(self.rng.choice(MORTALS)))
         await self.patiently(lambda: self.publish([0]))
         await self.settle()
-        await self.fail()
-        await self.settle()
+        for tries in range(8):
+            last = [
+                name
+                for name, _ in self._mortals()
+                for hand in self.model.claims[name].hands.values()
+                if hand.attempt >= self.model.policy(name, "max_deliveries")
+            ]
+            if tries >= 3 and last:
+                return
+            if tries == 2:
+                await self.patiently(lambda: self.publish([0]))
+            await self.fail()
+            await self.settle()
 
     async def fail(self) -> None:
         """Consumers of mortal subscriptions fail with all messages that they have."""
         for name, inbox in self._mortals():
+            await there(inbox)  # makes room for those that come again
             claim = self.model.claims[name]
             offsets = sorted(o for o, hand in claim.hands.items() if hand.inbox == inbox.id)
             if offsets:
