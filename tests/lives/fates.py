@@ -58,12 +58,12 @@ class Fates(Life):
         await self.world.checkpoint()
 
     async def ticks(self) -> None:
-        await self.broker.admin(
-            "namespaces.enable_delayed_message",
-            namespace="t/n",
-            granularity_ms=self.rng.choice([10_000, 300_000, 86_400_000]),
-            tick_ms=self.rng.choice([10, 1000, 10_000]),
-        )
+        granularity_ms = self.rng.choice([10_000, 300_000, 86_400_000])
+        await self.set_ticks(granularity_ms, self.rng.choice([10, 1000, 10_000]))
+
+    async def set_ticks(self, granularity_ms: int, tick_ms: int) -> None:
+        names = {"granularity_ms": granularity_ms, "tick_ms": tick_ms}
+        await self.broker.admin("namespaces.enable_delayed_message", namespace="t/n", **names)
 
     async def crash(self) -> None:
         await self.die()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from lives.fates import Fates
 from lives.model import KINDS
 from lives.subscribers import Subscribers
 from lives.traffic import Traffic
 
 
-class Hurries(Subscribers, Traffic):
+class Hurries(Subscribers, Traffic, Fates):
     """Steps of milliseconds, on subscriptions with an order."""
 
     async def hurry(self) -> None:
+        if self.rng.random() < 0.7:
+            await self.patiently(lambda: self.set_ticks(300_000, 1000))
         await self.patiently(self.subscribe)
         await self.patiently(self.keep_order)
         for _ in range(self.rng.choice([3, 6])):
