@@ -55,7 +55,7 @@ async def ordered(
 
 
 async def drained(world: World, inbox: Inbox, seconds: float = 30) -> list[bytes]:
-    """What comes, one message after the other, while time passes."""
+    """Consume and acknowledge everything that arrives while time passes."""
     values = []
     for _ in range(int(seconds * 10)):
         while messages := await arrived(inbox):
@@ -159,7 +159,7 @@ async def test_retry_comes_behind_a_lower_rank_that_fell_due_within_the_tick(
 async def test_order_that_is_asked_for_later_begins_with_all_that_is_due(
     mock_clock: MockClock,
 ) -> None:
-    """Q9: what became ready out of order before is read again, in order."""
+    """Q9: messages that became ready out of order are read again, in order."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker, "any")
         async with broker.consumer(TOPIC, "s", permits=1) as inbox:
@@ -170,6 +170,22 @@ async def test_order_that_is_asked_for_later_begins_with_all_that_is_due(
             names = {"topic": TOPIC, "subscription": "s"}
             await broker.admin("subscriptions.update", **names, policy={"order": "key"})
             assert await drained(world, inbox) == [b"other", b"A", b"B"]
+
+
+async def test_message_that_was_in_no_range_is_not_passed(mock_clock: MockClock) -> None:
+    """Q9, V16: messages of all ranges are in one order once the last range is given up."""
+    high = next(key for key in map(str, range(99)) if escapement.slot_of(key) >= 32_768)
+    limits = config(ready_messages=4)
+    async with testing.start(config=limits) as world, world.connect() as broker:
+        producer = await ordered(broker, "topic")
+        async with broker.consumer(TOPIC, "s", permits=1, key_range=(0, 32_767)) as inbox:
+            await producer.send(b"first")
+            assert len(await arrived(inbox)) == 1
+            await producer.send(b"A", key=high)
+            await producer.send_many([b"%d" % n for n in range(6)])  # more than ready takes
+        async with broker.consumer(TOPIC, "s", permits=1) as inbox:
+            expected = [b"first", b"A", *(b"%d" % n for n in range(6))]
+            assert await drained(world, inbox) == expected
 
 
 # -- while the index is read ---------------------------------------------------------------
@@ -193,7 +209,7 @@ async def test_window_that_is_being_read_is_not_passed(mock_clock: MockClock) ->
 
 
 async def test_window_that_was_not_read_yet_is_not_passed(mock_clock: MockClock) -> None:
-    """Q9: the clock is set ahead of the horizon, and a message is sent before anybody notices."""
+    """Q9: the clock is set ahead of the horizon, and a message is sent before the topic wakes."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker)
         async with broker.consumer(TOPIC, "s") as inbox:
@@ -204,7 +220,7 @@ async def test_window_that_was_not_read_yet_is_not_passed(mock_clock: MockClock)
 
 
 async def test_backlog_that_is_being_read_is_not_passed(mock_clock: MockClock) -> None:
-    """Q9: what is sent during the last piece of a backlog waits for it."""
+    """Q9: a message that is sent while the last piece of a backlog is read waits for it."""
     held = Held()
     async with testing.start(config=config(), run=held) as world:
         async with world.connect() as broker:
@@ -229,7 +245,7 @@ async def test_backlog_that_is_being_read_is_not_passed(mock_clock: MockClock) -
 async def test_earlier_message_that_a_running_scan_misses_is_not_passed(
     mock_clock: MockClock, ready_messages: int
 ) -> None:
-    """Q9: a message gets an earlier place while what comes behind it is being read."""
+    """Q9: a message is moved ahead of others while these are being read."""
     held = Held()
     limits = config(ready_messages=ready_messages)
     async with testing.start(config=limits, run=held) as world:
@@ -270,7 +286,7 @@ async def test_earlier_message_that_finds_no_room_is_not_passed(mock_clock: Mock
 
 
 async def test_past_that_is_filled_in_is_not_passed(mock_clock: MockClock) -> None:
-    """Q9: what the log has of a key goes before what is sent after the subscription began."""
+    """Q9: messages in the log go before those that are sent after the subscription began."""
     held = Held()
     async with testing.start(config=config(), run=held) as world, world.connect() as broker:
         producer = await broker.producer(TOPIC)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import trio
 
@@ -98,6 +99,44 @@ async def test_dead_letter_survives_a_checkpoint_before_its_commit(
                 # Its attempt is known, and its failure is not: it comes once more.
                 await world.clock.advance(minutes=1)
                 await inbox.nack([message.id for message in await testing.arrived(inbox)])
+                await world.clock.advance(seconds=3)
+            letters = await broker.admin("dlq.list", **names, count=10)
+            assert [letter["payload"] for letter in letters] == [b"first", b"fails"]
+
+
+async def test_dead_letter_of_a_cancelled_message_survives_a_checkpoint_before_its_commit(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1, V4: a checkpoint keeps the attempts of a message that is not durably buried."""
+    held, outage = Held(), Outage()
+    async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
+        async with world.connect() as broker:
+            names = {"topic": "x", "subscription": "s"}
+            await broker.admin("subscriptions.create", **names, policy={"max_deliveries": 2})
+            await broker.admin("subscriptions.create", topic="x", subscription="other")
+            producer = await broker.producer("x")
+            await producer.send(b"first")
+            async with broker.consumer("x", "s") as inbox:
+                for _ in range(2):  # its letter makes the dead-letter topic
+                    (first,) = await testing.arrived(inbox)
+                    await inbox.nack([first.id], delay=timedelta(0))
+                await world.clock.advance(seconds=3)
+                receipt = await producer.send(b"fails")
+                assert len(await testing.arrived(inbox)) == 1
+                # From now on only the record of its attempts says that s is to be done with it.
+                (outcome,) = await broker.cancel([receipt.id])
+                assert (outcome.done, outcome.handed) == (True, ("s",))
+                await inbox.nack([receipt.id], delay=timedelta(0))
+                assert len(await testing.arrived(inbox)) == 1
+                await world.checkpoint()
+                await producer.send(b"", delay=timedelta(days=1))  # the next one has work, too
+                async with commit_that_a_checkpoint_precedes(world, held, outage):
+                    await inbox.nack([receipt.id])
+                    await trio.testing.wait_all_tasks_blocked()
+                await world.clock.advance(minutes=1)
+                (again,) = await testing.arrived(inbox)
+                assert again.attempt == 3  # it is tried once more
+                await inbox.nack([again.id])
                 await world.clock.advance(seconds=3)
             letters = await broker.admin("dlq.list", **names, count=10)
             assert [letter["payload"] for letter in letters] == [b"first", b"fails"]

@@ -35,10 +35,11 @@ from escapement.storage.engine.open import open_engine
 from held import Held
 from lives.eventgroups import EventGroups
 from lives.fates import Fates
+from lives.heldcommits import HeldCommits
+from lives.hurries import Hurries
 from lives.model import ACK_WAIT_MS
 from lives.owners import Owners
 from lives.quotas import Quotas
-from lives.subscribers import Subscribers
 from outages import Outage
 from seeded import named, seeds
 
@@ -56,7 +57,7 @@ TIGHT = BrokerConfig(
 )
 
 
-class Life(Subscribers, EventGroups, Quotas, Owners, Fates):
+class Life(Hurries, HeldCommits, EventGroups, Quotas, Owners, Fates):
     """All that may happen."""
 
     async def see(self) -> None:
@@ -66,11 +67,12 @@ class Life(Subscribers, EventGroups, Quotas, Owners, Fates):
 
 # What takes its time by itself, or ends the broker.
 MOVES_TIME = {
-    "advance", "set_clock", "forget", "crash", "crash_in", "trouble", "restart", "lose_index",
-    "overtaken", "other_disk", "checkpoint_before_commit",
+    "advance", "hurry", "set_clock", "forget", "crash", "crash_in", "trouble", "restart",
+    "lose_index", "overtaken", "other_disk", "checkpoint_before_commit",
 }  # fmt: skip
 WEIGHTED = {
     "publish": 10,
+    "hurry": 5,
     "post": 3,
     "advance": 8,
     "consume": 16,

@@ -16,6 +16,7 @@ class Arrival:
 
     moment: int  # counts everything that happens
     now_ms: int
+    crashes: int  # how many there were before
     name: str
     inbox: int
     key_range: Any

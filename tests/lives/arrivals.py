@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import escapement
 from lives.arrival import Arrival, slot_of
+from lives.dueorder import note_order
 from lives.logorder import note_passed
 from lives.model import LATE_MS, NO_QUOTA, Claim, Hand, Model
 
@@ -23,12 +24,16 @@ def arrive(model: Model, arrival: Arrival) -> None:
     if claim.in_log_order:
         note_passed(model, arrival)
         claim.back.discard(offset)
+    else:
+        note_order(model, arrival)
+        if claim.doubted.pop(offset, None) == arrival.due_ms:
+            claim.kept[offset] = arrival.due_ms
     claim.waits.pop(offset, None)
     if offset not in claim.acked:  # on the way to us when it was
         slot = slot_of(arrival.key)
         hand = Hand(arrival.inbox, arrival.until_ms, slot, arrival.attempt, arrival.now_ms)
         claim.hands[offset] = hand
-    claim.seen[offset] = len(model.crashes)
+    claim.seen[offset] = arrival.crashes
 
 
 def _check_claim(model: Model, claim: Claim, arrival: Arrival) -> None:
@@ -37,8 +42,8 @@ def _check_claim(model: Model, claim: Claim, arrival: Arrival) -> None:
     if not claim.in_log_order:
         assert due_ms <= arrival.now_ms, f"{offset} is early"
         # Of what is gone from the log any of its keys may be left in the index.
-        known = due_ms == model.due_ms(claim, offset) or offset in claim.lucky
-        assert known, f"{offset} was not due then"
+        times_ms = {model.due_ms(claim, offset), claim.doubted.get(offset)}
+        assert due_ms in times_ms or offset in claim.lucky, f"{offset} was not due then"
     assert claim.covers(offset, due_ms), f"{offset} was none of its business"
     assert offset not in claim.gone, f"{offset} was forgotten"
     assert claim.acked.get(offset, arrival.moment) >= arrival.moment, f"{offset} was acknowledged"
@@ -58,7 +63,7 @@ def _check_mark(model: Model, claim: Claim, arrival: Arrival, first_ms: int) -> 
     if crashes is not None:
         # The clock was set back, and then a broker died. Here leases are never renewed, so
         # nobody has noted how late it had been: see test_lease.py.
-        unknown = crashes < len(model.crashes) and first_ms > model.crashes[-1]
+        unknown = crashes < arrival.crashes and first_ms > model.crashes[arrival.crashes - 1]
         assert arrival.redelivered or unknown, f"{arrival.offset} came again, unmarked"
     elif arrival.redelivered:
         # Perhaps falsely, after a crash or from an inbox that was closed at that moment.
@@ -81,8 +86,9 @@ def _check_limits(model: Model, claim: Claim, arrival: Arrival) -> None:
             most = rate * ((now_ms - at_ms) / 1000 + 0.1) + 1
             assert len(claim.passed_ms) - row <= most, "faster than the rate"
     if most := policy.get("max_in_flight", 0):
-        out = [o for o, hand in claim.hands.items() if hand.until_ms > now_ms]
-        assert len({*out, arrival.offset}) <= most, "too many are in flight"
+        # An acknowledgement takes a message out of the hands at once, and is durable later.
+        out = {o for o, hand in claim.hands.items() if hand.until_ms > now_ms} - claim.perhaps
+        assert len(out | {arrival.offset}) <= most, "too many are in flight"
 
 
 def _check_keys(model: Model, claim: Claim, arrival: Arrival) -> None:

@@ -7,7 +7,6 @@ import trio
 from dying import lose_index
 from escapement.pipeline.rebuild import rebuild
 from escapement.storage.lease import Identity
-from held import COMMIT, Held
 from lives.life import Life
 
 # What may be cut off at any moment by the end of the broker, and asked again after it.
@@ -15,8 +14,6 @@ FRAGILE = [
     "publish", "post", "consume", "reschedule", "cancel", "redrive", "seek", "settings",
     "limits", "close_group", "delete_group", "checkpoint", "checkpoint",
 ]  # fmt: skip
-# Steps that end messages for a subscription, and what that brings about.
-SETTLING = ["consume", "consume", "consume", "cancel", "redrive", "publish"]
 # What may be asked while the database is in trouble.
 TRIED = ["publish", "publish", "post", "consume", "consume", "reschedule", "cancel", "redrive"]
 
@@ -24,10 +21,10 @@ TRIED = ["publish", "publish", "post", "consume", "consume", "reschedule", "canc
 class Fates(Life):
     """Time passes; the broker is kept, broken and started."""
 
-    held: Held  # holds back the commits of the broker
-
     async def advance(self) -> None:
-        await self.world.clock.advance(seconds=self.rng.choice([0.5, 1, 7, 25, 61, 400, 5000]))
+        await self.world.clock.advance(
+            seconds=self.rng.choice([0.013, 0.2, 0.5, 1, 7, 25, 61, 400, 5000])
+        )
 
     async def set_clock(self) -> None:
         """The wall clock is set back, or ahead."""
@@ -37,7 +34,7 @@ class Fates(Life):
             # What has timed out and found no credit is in nobody's hands.
             claim.hands = {o: h for o, h in claim.hands.items() if h.until_ms > self.now_ms}
             claim.ordered_from = self.model.end
-        self.model.rated_from = self.model.end
+        self.model.rated_from = self.model.steady_from = self.model.end
         self.calm = False  # much less time has passed than it seems
         self.world.clock.set_back(seconds * 1000)
         await self.world.clock.advance(seconds=1)
@@ -61,12 +58,12 @@ class Fates(Life):
         await self.world.checkpoint()
 
     async def ticks(self) -> None:
-        await self.broker.admin(
-            "namespaces.enable_delayed_message",
-            namespace="t/n",
-            granularity_ms=self.rng.choice([10_000, 300_000, 86_400_000]),
-            tick_ms=self.rng.choice([10, 1000, 10_000]),
-        )
+        granularity_ms = self.rng.choice([10_000, 300_000, 86_400_000])
+        await self.set_ticks(granularity_ms, self.rng.choice([10, 1000, 10_000]))
+
+    async def set_ticks(self, granularity_ms: int, tick_ms: int) -> None:
+        names = {"granularity_ms": granularity_ms, "tick_ms": tick_ms}
+        await self.broker.admin("namespaces.enable_delayed_message", namespace="t/n", **names)
 
     async def crash(self) -> None:
         await self.die()
@@ -92,22 +89,6 @@ class Fates(Life):
             for _ in range(self.rng.randrange(1, 40)):
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
-        await self.crash()
-
-    async def checkpoint_before_commit(self) -> None:
-        """A checkpoint is written while a commit waits; the broker dies before that commit."""
-        step = getattr(self, self.rng.choice(SETTLING))
-        async with trio.open_nursery() as nursery:
-            with self.held.hold(COMMIT):
-                nursery.start_soon(step)
-                for _ in range(self.rng.randrange(10, 200)):
-                    await trio.lowlevel.checkpoint()
-                await self.world.checkpoint()
-                self.outage.unreachable()
-            nursery.cancel_scope.cancel()
-        for claim in self.model.claims.values():
-            for hand in claim.hands.values():
-                hand.since_ms = self.now_ms  # no hand-over went on record meanwhile
         await self.crash()
 
     async def trouble(self) -> None:

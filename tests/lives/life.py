@@ -20,6 +20,7 @@ from escapement.protocol import commands as wire
 from escapement.testing import World
 from lives.arrival import Arrival
 from lives.arrivals import arrive, check_order
+from lives.dueorder import check_order_of_keys
 from lives.logorder import check_passed
 from lives.model import (
     ACK_WAIT_MS,
@@ -143,6 +144,7 @@ class Life:
                 Arrival(
                     self.moment(),
                     self.now_ms,
+                    len(self.model.crashes),
                     name,
                     inbox.id,
                     key_range,
@@ -196,10 +198,12 @@ class Life:
         """Check the order of what came, and note what is to come first in the next step."""
         for name, claim in self.model.claims.items():
             check_passed(self.model, claim)
+            check_order_of_keys(self.model, claim, calm=self.calm)
             claim.heads = {}
             ranges = [wanted for other, _, wanted in self.inboxes if other == name]
             if ranges and not any(ranges) and not claim.in_log_order:
-                see_ready(self.model, claim, self.now_ms)
+                keeps_order = self.model.policy(name, "order", "any") != "any"
+                see_ready(self.model, claim, self.now_ms, keeps_order=keeps_order)
 
     async def catch_up(self) -> None:
         """Check what has come so far, before more is asked."""

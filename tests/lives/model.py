@@ -105,6 +105,8 @@ class Claim:
     left_ms: int = -1  # what was due by then may have been sent to nobody who looked
     # Of what was handed to it and then moved for others: the time it keeps.
     kept: dict[int, int] = field(default_factory=dict)
+    # A crash may have lost the record of its hand-over, and it was moved: the time it may keep.
+    doubted: dict[int, int] = field(default_factory=dict)
     lucky: set[int] = field(default_factory=set)  # over before it began; a few may be left
     gone: set[int] = field(default_factory=set)  # of the past, and forgotten when it began
     perhaps: set[int] = field(default_factory=set)  # expired, or acknowledged without a receipt
@@ -120,6 +122,7 @@ class Claim:
     passed_ms: list[int] = field(default_factory=list)  # deliveries since the rate was set
     ordered_from: int = 0  # what lies before in the log may come in any order
     heads: dict[int, int] = field(default_factory=dict)  # lay ready between two steps: when due
+    crowded: bool = True  # so much was due, and has been since, that ready may have been full
     # Of one in the order of the log: given back at once, and to be read again before all others.
     back: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)  # by a quota
@@ -127,6 +130,9 @@ class Claim:
     settled: int = 0  # how much was done then
     # When something came, what should perhaps have come before it, of that what had come, and what.
     passed: list[tuple[int, set[int], set[int], int]] = field(default_factory=list)
+    # What came, and what of its key should perhaps have come before it, with when that is due.
+    outrun: list[tuple[int, dict[int, int]]] = field(default_factory=list)
+    unplaced: set[int] = field(default_factory=set)  # handed out before the present order began
 
     @property
     def in_log_order(self) -> bool:
@@ -157,6 +163,7 @@ class Claim:
 
     def die(self, now_ms: int) -> None:
         """The broker dies."""
+        self.crashed_with |= self.hands.keys()
         for offset, hand in self.hands.items():
             if hand.since_ms + RECORDED_MS <= now_ms:
                 self.fired[offset] = hand.attempt
@@ -210,6 +217,7 @@ class Model:
         self.schedule_ms: int | None = None  # since when something recurs
         self.schedule_high_ms = 0  # the latest that it was since then
         self.high_ms = 0  # the latest that it ever was
+        self.steady_from = 0  # from this offset on the clock was not set
         self.doubtful_ms = -1  # what was due by then may be marked redelivered
         self.crashes: list[int] = []  # when
         self.started_ms = -1  # the latest that it was at any start
@@ -344,6 +352,14 @@ class Model:
             return message.first_ms
         return min(one.published_ms for one in self.stored[offset:] if one is not None)
 
+    def is_on_record(self, claim: Claim, offset: int) -> bool:
+        """Whether the broker knows that a message was handed out, if it says that it was."""
+        message = self.stored[offset]
+        assert message is not None
+        is_doubtful = message.due_ms <= self.doubtful_ms
+        is_recent = claim.seen.get(offset) == len(self.crashes)
+        return is_recent or not is_doubtful or claim.holds(offset)
+
     def wanted(self, claim: Claim) -> set[int]:
         """What it is to get at some time or other."""
         return {
@@ -365,6 +381,9 @@ class Model:
             for offset in self.wanted(claim) - claim.perhaps:
                 if self.due_ms(claim, offset) + ttl_ms <= self.high_ms:
                     claim.perhaps.add(offset)
+            for offset, wait in claim.waits.items():
+                # Longer than it lives a message does not wait, even if it may live longer later.
+                wait.until_ms = min(wait.until_ms, self.due_ms(claim, offset) + ttl_ms)
 
     def die(self, now_ms: int) -> None:
         """The same, once all that came before is known."""

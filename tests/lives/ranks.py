@@ -15,12 +15,17 @@ from lives.model import LATE_MS, Claim, Model
 READY_MESSAGES = 12
 # Reading goes on while half of that is free.
 _CERTAIN = READY_MESSAGES // 2 + 1
-_AGEING_MS = 1000  # where the policy says nothing
+AGEING_MS = 1000  # where the policy says nothing
 
 
-def see_ready(model: Model, claim: Claim, now_ms: int) -> None:
-    """Remember what certainly lies ready, of a subscription that has consumers."""
+def see_ready(model: Model, claim: Claim, now_ms: int, *, keeps_order: bool) -> None:
+    """Remember what certainly lies ready, of a subscription that has consumers.
+
+    Where an order is promised, what is due is ready whatever the tick. But once ready was full
+    there, some keys may be left out of it until it is empty.
+    """
     claim.heads = {}
+    late_ms = 0 if keeps_order else LATE_MS
     if now_ms < model.high_ms:
         return
     bands: dict[int, list[tuple[int, int]]] = {}
@@ -34,12 +39,16 @@ def see_ready(model: Model, claim: Claim, now_ms: int) -> None:
             tried[message.priority] = tried.get(message.priority, 0) + 1
         else:
             bands.setdefault(message.priority, []).append((due_ms, offset))
+    due = sum(tried.values()) + sum(len(keys) for keys in bands.values())
+    claim.crowded = due > (0 if claim.crowded else _CERTAIN)
+    if keeps_order and claim.crowded:
+        return
     for priority, keys in bands.items():
         for due_ms, offset in sorted(keys)[: max(_CERTAIN - tried.get(priority, 0), 0)]:
             message = model.stored[offset]
             assert message is not None
             known = offset >= claim.ordered_from and offset not in claim.lucky | claim.perhaps
-            if known and max(due_ms, message.since_ms) + LATE_MS <= now_ms:
+            if known and max(due_ms, message.since_ms) + late_ms <= now_ms:
                 claim.heads[offset] = due_ms
 
 
@@ -50,7 +59,7 @@ def check_ranks(model: Model, arrival: Arrival) -> None:
         return
     if arrival.now_ms < model.high_ms or arrival.policy.get("order", "any") != "any":
         return
-    ageing_ms = arrival.policy.get("priority_ageing_ms", _AGEING_MS)
+    ageing_ms = arrival.policy.get("priority_ageing_ms", AGEING_MS)
     rank = arrival.due_ms + (arrival.priority - 50) * ageing_ms, arrival.offset
     for offset, due_ms in claim.heads.items():
         other = model.stored[offset]

@@ -23,10 +23,10 @@ LIMITS = [
 class Subscribers(Life):
     """Consumers and subscriptions come, go, begin again, and are limited."""
 
-    async def subscribe(self) -> None:
+    async def subscribe(self, name: str | None = None) -> None:
         if len(self.inboxes) >= 5:
             return
-        name = self.rng.choice(sorted(KINDS))
+        name = name or self.rng.choice(sorted(KINDS))
         is_shared = KINDS[name] == "shared"
         where, claim = await self.place(KINDS[name])
         is_new = name not in self.model.claims
@@ -63,7 +63,10 @@ class Subscribers(Life):
             if name:
                 names = {"topic": TOPIC, "subscription": name}
                 await self.broker.admin("subscriptions.update", **names, policy=policy)
-                self.model.claims[name].passed_ms = []
+                claim = self.model.claims[name]
+                claim.passed_ms = []
+                if "order" in policy:
+                    claim.unplaced |= claim.seen.keys()
             else:
                 await self.broker.admin("topics.update", topic=TOPIC, policy=policy)
                 self.model.pass_time(self.now_ms)

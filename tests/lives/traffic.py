@@ -7,7 +7,6 @@ moment of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,19 +15,18 @@ import trio
 import escapement
 from escapement.client.schedule import moment
 from letters import letter, post
-from lives.arrival import back_off_ms
-from lives.life import TOPIC, Life
+from lives.consuming import Consuming
+from lives.life import TOPIC
 from lives.model import (
     DEDUP_WINDOW_MS,
     LATE_MS,
     MESSAGE_BYTES,
     MORTALS,
     SCHEDULE_MS,
-    WITHOUT_END,
     Sent,
 )
 
-DELAYS_S = [0, 0, 5, 60, 300, 4000, 90_000]
+DELAYS_S = [0, 0, 0.03, 0.456, 2.6, 5, 60, 300, 4000, 90_000]
 # A race takes no longer.
 _RACE_MS = 4_000
 KEYS = [None, None, "p", "q", "r", "s"]
@@ -36,19 +34,21 @@ KEYS = [None, None, "p", "q", "r", "s"]
 GROUPS = [None, None, None, None, "g", "h"]
 
 
-class Traffic(Life):
+class Traffic(Consuming):
     """Messages come, are taken, and change."""
 
-    async def publish(self, delays_s: Sequence[int] = DELAYS_S) -> None:
+    async def publish(
+        self, delays_s: Sequence[float] = DELAYS_S, keys: Sequence[str | None] = KEYS
+    ) -> None:
         model, count = self.model, self.rng.choice([1, 1, 3, 20])
         group, producer = self.rng.choice(GROUPS), self.rng.choice(self.producers)
         values = self.values(count)
         for value in values:
-            delay_ms = self.rng.choice(delays_s) * 1000
+            delay_ms = round(self.rng.choice(delays_s) * 1000)
             dedup = self.rng.choice([None, None, None, "k", "l", "m", "n"])
             model.sent[value] = Sent(
                 delay_ms,
-                key=self.rng.choice(KEYS),
+                key=self.rng.choice(keys),
                 priority=self.rng.choice([50, 50, 50, 0, 200]),
                 dedup=dedup,
                 group=self.rng.choice([None, group]),
@@ -148,70 +148,6 @@ class Traffic(Life):
         for value in posted:
             self.model.sent[value].least = 1
 
-    async def consume(self) -> None:
-        # First look into every inbox: what one of them acknowledges may have been handed to
-        # another before, after a timeout.
-        tables = [(name, inbox, await _there(inbox)) for name, inbox, _ in self.inboxes]
-        await self.catch_up()
-        for name, inbox, messages in tables:
-            claim = self.model.claims[name]
-            kept = [m.offset for m in messages if self.rng.random() < 0.6]
-            if kept:
-                unsure = set(kept) - claim.perhaps
-                claim.perhaps |= unsure
-                await inbox.ack(kept, durable=True)
-                claim.perhaps -= unsure
-                claim.acknowledge(kept, self.moment())
-        await self.catch_up()
-        for name, inbox, messages in tables:
-            rest = [m for m in messages if m.offset not in self.model.claims[name].acked]
-            given = [m for m in rest if self.rng.random() < 0.5]
-            if given:
-                at_once = await self.give_back(name, inbox, given)
-                await self.catch_up()
-                claim = self.model.claims[name]
-                if claim.in_log_order:
-                    claim.back |= at_once - claim.hands.keys()
-            kept = [m.offset for m in rest if m not in given]
-            if kept and name != WITHOUT_END and self.rng.random() < 0.5:
-                await self.extend(name, inbox, kept)
-
-    async def give_back(
-        self, name: str, inbox: escapement.Inbox, messages: list[escapement.Message]
-    ) -> set[int]:
-        """Returns what is to come again at once."""
-        at_once = set()
-        delay = self.rng.choice([None, timedelta(0), *[timedelta(seconds=90)] * 2])
-        back = self.rng.choice([inbox.nack, inbox.nack, inbox.release])
-        claim, now_ms = self.model.claims[name], self.now_ms
-        for message in messages:
-            hand = claim.hands.pop(message.offset, None)
-            if hand is None or hand.inbox != inbox.id or hand.until_ms <= now_ms:
-                continue
-            if self.now_ms < self.model.high_ms or self.model.policies[name] is None:
-                continue
-            until_ms = now_ms + (0 if delay is None else delay // timedelta(milliseconds=1))
-            if delay is None and back != inbox.release and name != WITHOUT_END:
-                until_ms += back_off_ms(hand.attempt, self.model.policies[name] or {})
-            most = self.model.policy(name, "max_deliveries")
-            if back != inbox.release and most and hand.attempt >= most:
-                continue  # it dies
-            claim.waits[message.offset] = replace(hand, until_ms=until_ms)
-            if until_ms <= now_ms:
-                at_once.add(message.offset)
-        await back([message.id for message in messages], delay)
-        return at_once
-
-    async def extend(self, name: str, inbox: escapement.Inbox, offsets: list[int]) -> None:
-        until_ms = self.now_ms + 100_000
-        found = await inbox.extend(offsets, timedelta(seconds=100))
-        assert found <= len(offsets)
-        if found == len(offsets):
-            for offset in offsets:
-                hand = self.model.claims[name].hands.get(offset)
-                if hand is not None and hand.inbox == inbox.id:
-                    hand.until_ms = max(hand.until_ms, until_ms)
-
     async def reschedule(self) -> None:
         """Some of what there is, and something that there is not."""
         named, delay = self.some(), self.rng.choice([0, 5, 300, 90_000])
@@ -243,11 +179,10 @@ class Traffic(Life):
             return
         for name, claim in model.claims.items():
             if name in outcome.handed and not claim.in_log_order:
-                if claim.holds(offset) or offset in claim.seen:
+                if model.is_on_record(claim, offset):
                     claim.kept.setdefault(offset, message.due_ms)
-                if not claim.holds(offset):
-                    # A broker before may have handed it out, and not have it on record.
-                    claim.perhaps.add(offset)
+                else:
+                    claim.doubted.setdefault(offset, message.due_ms)
         model.moves += 1
         # A time that has passed is now, or what a subscription of just now begins with.
         shared = [claim for claim in model.claims.values() if not claim.in_log_order]
@@ -339,7 +274,7 @@ class Traffic(Life):
             for ask in self.rng.sample([cancel, move], 2):
                 nursery.start_soon(ask)
             for name, inbox, _ in self.inboxes:
-                nursery.start_soon(self._take, name, inbox)
+                nursery.start_soon(self.take, name, inbox)
         await self.asked(self.look)
         named = {outcome.id.offset for outcome in spared}
         assert pending <= named, f"{sorted(pending - named)} with this key were not found"
@@ -350,15 +285,6 @@ class Traffic(Life):
             self.spared(outcome, racing=True)
         for outcome in moved:
             self.moved(outcome, due_ms, racing=True)
-
-    async def _take(self, name: str, inbox: escapement.Inbox) -> None:
-        """Acknowledge what one has."""
-        offsets = [message.offset for message in await _there(inbox)]
-        claim = self.model.claims[name]
-        claim.perhaps |= (unsure := set(offsets) - claim.perhaps)
-        await inbox.ack(offsets, durable=True)
-        claim.perhaps -= unsure
-        claim.acknowledge(offsets, self.moment())
 
     def some(self) -> list[int]:
         count = self.rng.choice([1, 3, 10])
@@ -401,11 +327,3 @@ class Traffic(Life):
             every = timedelta(milliseconds=SCHEDULE_MS)
             tick = b"tick".ljust(MESSAGE_BYTES - 50)  # it has properties
             await self.broker.schedules.create("t/n/s", TOPIC, tick, every=every, missed="all")
-
-
-async def _there(inbox: escapement.Inbox) -> list[escapement.Message]:
-    """What is in an inbox; time may not stand still, so nobody waits."""
-    found = []
-    while (message := await inbox.receive(0)) is not None:
-        found.append(message)
-    return found

@@ -63,3 +63,19 @@ def test_what_is_given_and_not_taken_is_given_again() -> None:
     assert doomed.next(2, acked).rows.offsets.tolist() == [2]
     doomed.take_next()
     assert doomed.next(2, acked).rows.offsets.tolist() == [3]
+
+
+def test_rows_stay_until_their_burial_is_durable() -> None:
+    """V4: until then a checkpoint states their attempts."""
+    doomed = Doomed()
+    for offset in (1, 2):
+        column = np.array([offset])
+        doomed.add(Dead.of(Rows.fresh(column, column), "nack"))
+    burials = []
+    for _ in range(2):
+        doomed.next(1, OffsetSet())
+        burials.append(doomed.burying(doomed.take_next().rows))
+    assert not doomed
+    for durable, left in zip(burials, ([2], []), strict=True):
+        durable()
+        assert doomed.rows.offsets.tolist() == left

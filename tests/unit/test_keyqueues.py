@@ -17,6 +17,7 @@ from escapement.broker.subscription.keyqueues import KeyQueues
 from escapement.broker.subscription.keytable import Bools, KeyTable
 from escapement.broker.subscription.ready import Rows
 from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
+from escapement.storage.index import Key
 from escapement.traits import HAS_KEY, SLOTS, key_prints
 
 AGEING_MS = 10
@@ -124,6 +125,20 @@ class Twin:
         for offset in gone:
             del self.rows[offset]
 
+    def recall(self, band: int, due_ms: int) -> None:
+        """What was never sent goes from a key on, and nothing of another band."""
+        key = Key(due_ms, self.last // 2)
+        gone = self.made.recall(band, key).tolist()
+        expected = [
+            offset
+            for offset, (at_ms, slot, priority, attempts) in self.rows.items()
+            if not attempts and Key(at_ms, offset) >= key
+            if bands_of(traits([slot], [priority]))[0] == band
+        ]
+        assert sorted(gone) == sorted(expected)
+        for offset in gone:
+            del self.rows[offset]
+
     def age(self, ageing_ms: int) -> None:
         self.ageing_ms = ageing_ms
         self.made.set_ageing(ageing_ms)
@@ -153,6 +168,7 @@ steps = st.lists(
         st.tuples(st.just("take"), SOME_KEYS, st.integers(1, 6), st.booleans()),
         st.tuples(st.just("withdraw"), st.lists(st.integers(0, 99), max_size=4)),
         st.tuples(st.just("shorten"), SOME_KEYS, st.integers(0, 6)),
+        st.tuples(st.just("recall"), st.sampled_from(BANDS), st.integers(0, 2000)),
         st.tuples(st.just("age"), st.sampled_from([0, 1, 100])),
     ),
     max_size=25,

@@ -22,11 +22,11 @@ band were not behind, if the scan is the one that catches up. So the mark only e
 passes keys that are acknowledged, held or passed over, and nothing due is forgotten
 without traffic (invariant 4).
 
-Where an order is asked for, a band is stricter: of what was never sent, nothing is ready past
-the mark, or past what an offer has lowered it to. Offers beyond a scan wait for the next one, a
-scan gives up what it found past such an offer, and what is ready past an offer that finds no
-room goes back to the index. Otherwise a message could be handed out while an earlier one of
-its key is still to be read.
+Where an order is asked for, a band is stricter: it keeps no message that was never sent in
+ready past a key that it has not read. Offers beyond a scan wait for the next scan. A scan drops
+the keys past an offer that came inside it. When an offer finds no room, messages that are ready
+past it go back to the index. Otherwise a message could be handed out while an earlier one of its
+key is still unread.
 """
 
 from __future__ import annotations
@@ -64,10 +64,6 @@ class Queues(Protocol):
         """How many rows of a band there are that were never sent."""
         ...
 
-    def recall(self, which: int, key: Key) -> Int64s:
-        """Remove rows of a band, never sent, from this key on; returns their offsets."""
-        ...
-
 
 class Band:
     """See the module's docstring.
@@ -79,12 +75,14 @@ class Band:
       fresh: of some rows, those that the subscription wants and does not hold.
       held: the subscription's; what goes into ready is added to it.
       took: told what of an offer went into ready.
+      recall: gives messages of a band that were never sent back to the index, from a key on.
     """
 
     __slots__ = (
         "_fresh",
         "_held",
         "_reached",
+        "_recall",
         "_scan_catches_up",
         "_scan_low",
         "_scan_over",
@@ -105,6 +103,7 @@ class Band:
         fresh: Callable[[Rows], Rows],
         held: OffsetSet,
         took: Callable[[Rows], None],
+        recall: Callable[[int, Key], None],
     ) -> None:
         self.which = which
         self.ready = Ready(limit, ageing_ms)
@@ -113,7 +112,8 @@ class Band:
         self._fresh = fresh
         self._held = held
         self._took = took
-        self._reached = KEY_MIN  # nothing in ``queues`` that was never sent is past this
+        self._recall = recall
+        self._reached = KEY_MIN  # no message in ``queues`` that was never sent is past this
         self._scan_until: Key | None = None  # a scan is under way up to here
         self._scan_catches_up = False  # and that is the frontier of when it began
         self._scan_low: Key | None = None  # the lowest key offered inside it
@@ -134,7 +134,7 @@ class Band:
             inside = rows_below(rows, self._scan_until)
             if inside:
                 self._scan_low = first if self._scan_low is None else min(self._scan_low, first)
-                self._recall(first)
+                self._stop_at(first)
             if inside < rows.height and self._scan_catches_up:
                 self._offer_beyond(rows.pick(slice(inside, None)), later)
             return
@@ -145,7 +145,7 @@ class Band:
         else:
             return
         if self.mark is not None:
-            self._recall(self.mark)
+            self._stop_at(self.mark)
 
     def _offer_beyond(self, rows: Rows, later: bool) -> None:
         """These are past the scan under way, which is the one that catches up."""
@@ -157,11 +157,11 @@ class Band:
             # wheel passes with its next tick is often due earlier than what came due at once.
             self._scan_over = min(self._scan_over, _key(rows, 0))
 
-    def _recall(self, key: Key) -> None:
-        """Where an order is asked for, what was never sent is not ready past an unread key."""
+    def _stop_at(self, key: Key) -> None:
+        """Where an order is asked for, give back messages past this key, which is unread."""
         if self.queues is not None and key <= self._reached:
-            self._held.discard(self.queues.recall(self.which, key))
             self._reached = key
+            self._recall(self.which, key)
 
     def fall_behind(self, key: Key) -> None:
         """Everything from ``key`` on may be in the index without having been offered."""

@@ -1,11 +1,13 @@
 """What a subscription is over with, but for its burial: tried too often, expired, or dropped.
 
-It waits here, held, until the undertaker has made dead letters of it.
+It waits here, held, until the undertaker has made dead letters of it. While the commit of these
+is under way, the rows stay here too: a checkpoint keeps their attempts until the commit is durable.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,18 +19,19 @@ from escapement.storage.offsets import OffsetSet
 class Doomed:
     """A queue of messages that are dead; its length is how many there are."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_burials", "_parts")
 
     def __init__(self) -> None:
         self._parts: deque[Dead] = deque()
+        self._burials: list[Rows] = []  # whose commit is under way
 
     def __len__(self) -> int:
         return sum(part.rows.height for part in self._parts)
 
     @property
     def rows(self) -> Rows:
-        """All of them, in no order; O(n)."""
-        return Rows.concat([part.rows for part in self._parts])
+        """All of them, and those whose burial is not durable, in no order; O(n)."""
+        return Rows.concat([part.rows for part in self._parts] + self._burials)
 
     def add(self, dead: Dead) -> None:
         """These have died."""
@@ -53,8 +56,17 @@ class Doomed:
         return found
 
     def take_next(self) -> Dead:
-        """What ``next`` gave is buried."""
+        """What ``next`` gave is taken out; ``burying`` has what is buried of it."""
         return self._parts.popleft()
+
+    def burying(self, rows: Rows) -> Callable[[], None]:
+        """The burial of these is handed in; call what is returned when it is durable."""
+        self._burials.append(rows)
+
+        def durable() -> None:
+            self._burials = [one for one in self._burials if one is not rows]
+
+        return durable
 
     def clear(self) -> None:
         """Nobody is to bury any of them."""

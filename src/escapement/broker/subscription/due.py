@@ -70,7 +70,7 @@ class DueSubscription(Subscription):
         self._ranges: KeyRanges | None = None  # where a consumer asked for keys
         self._skipping: Skipping | None = None  # where there is one of the two
         self._passed: Key | None = None  # the lowest key that was of nobody's range
-        # While its past is filled in: what is due earlier is all in the index.
+        # While the filler adds the past: the index has every message that is due earlier.
         self.filled_until_ms = 0
         self.staged = Staged()
         self.bands = Bands(self._make_band, mark)
@@ -225,9 +225,24 @@ class DueSubscription(Subscription):
     def _make_band(self, which: int, mark: Key | None) -> Band:
         ageing_ms = self.record.policy.priority_ageing_ms
         limit = self.limits.ready_messages
-        band = Band(which, limit, ageing_ms, mark, self._fresh, self.held, self._took)
+        band = Band(which, limit, ageing_ms, mark, self._fresh, self.held, self._took, self._recall)
         band.queues = self._order
         return band
+
+    def _recall(self, which: int, key: Key) -> None:
+        """Give a band's messages that were never sent back to the index, from a key on.
+
+        This ends skipping, which needs the first messages of each skipped key in ready:
+        messages of the key that were sent before must not pass them.
+        """
+        assert self._order is not None
+        self.held.discard(self._order.queues.recall(which, key))
+        self._skip_none()
+
+    def _skip_none(self) -> None:
+        """Read the keys that were skipped, and skip none."""
+        if self._skipping is not None:
+            self._read_from(self._skipping.skip_none())
 
     def offer(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None) -> None:
         """These are due; sorted by key. Takes what it may, remembers the rest by marks."""
@@ -289,8 +304,8 @@ class DueSubscription(Subscription):
     def _read_limit(self) -> Key | None:
         """Where to stop reading; None if nowhere.
 
-        An order holds while the past is filled in, too: rows of the log come in the order in
-        which they were accepted, and no message is due before it was.
+        The filler adds rows in the order in which they were accepted, and no message is due
+        before its row was accepted. So later rows have no message that is due before this key.
         """
         is_filled = self.record.fill_from >= self.record.fill_until
         return None if self._order is None or is_filled else Key(self.filled_until_ms, 0)

@@ -24,7 +24,6 @@ from escapement.broker.subscription.keytable import NO_PLACE, Bools, KeyTable, P
 from escapement.broker.subscription.patience import Patience
 from escapement.broker.subscription.ready import Rows
 from escapement.message import Int64s
-from escapement.storage.index import Key
 from escapement.storage.offsets import OffsetSet
 
 # A few times as long as a client gathers acknowledgements, and below what anyone notices.
@@ -130,10 +129,6 @@ class KeyOrder:
     def fresh_of(self, which: int) -> int:
         """How many messages of a band are ready that were never sent."""
         return self.queues.fresh_of(which)
-
-    def recall(self, which: int, key: Key) -> Int64s:
-        """Remove messages of a band, never sent, from this key on; returns their offsets."""
-        return self.queues.recall(which, key)
 
     def again(self, rows: Rows) -> None:
         """These were out, and are ready again: they hold their keys no more."""

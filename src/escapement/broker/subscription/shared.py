@@ -205,7 +205,6 @@ class SharedSubscription(DueSubscription):
 
     def _set_order(self, policy: SubscriptionPolicy) -> None:
         old, ready = self._skipping, Rows.concat([store.drain() for store in self._stores])
-        begins = self._order is None and policy.order != ANY_ORDER
         self._order = None
         if policy.order != ANY_ORDER:
             self._dealer = KeyRanges(self.consumers)
@@ -218,15 +217,10 @@ class SharedSubscription(DueSubscription):
             band.queues = self._order
         either = self._order is not None or self._ranges is not None
         self._skipping = Skipping() if either else None
-        if begins and ready.height:
-            # Something earlier may be in no place of ours: what was never sent is read again.
-            fresh = ready.pick(ready.attempts == 0).in_order()
-            ready = ready.pick(ready.attempts > 0)
-            if fresh.height:
-                self.held.discard(fresh.offsets)
-                self.fall_behind(Key(int(fresh.due_ms[0]), int(fresh.offsets[0])))
         if ready.height:
             self._again(ready, waited=False)  # what has waited comes in its order now
+        if self._order is not None:
+            self._unready()  # unread messages may come before ready ones in the new order
         if old is not None:
             self._read_from(old.skip_none())
 
@@ -250,14 +244,16 @@ class SharedSubscription(DueSubscription):
         if not asked and self._ranges is None and self._order is None:
             return
         self._dealer = KeyRanges(self.consumers)
-        self._ranges = self._dealer if asked else None
+        before, self._ranges = self._ranges, self._dealer if asked else None
         self.look_again()
         if self._order is None:
             self._skipping = (self._skipping or Skipping()) if asked else None
-        if self._ranges is None:
+        if self._ranges is None and before is None:
             return
         if self._order is not None and self._order.whole:
-            self._unready()  # what had been nobody's comes before what is ready
+            self._unready()  # messages that were in no range come before ready ones
+            return
+        if self._ranges is None:
             return
         for store in self._stores:
             rows = store.rows().in_order()
@@ -275,7 +271,7 @@ class SharedSubscription(DueSubscription):
                     self._lay_aside(sent)
 
     def _unready(self) -> None:
-        """Have all that is ready and was never sent read again."""
+        """Give ready messages that were never sent back to the index, and skip no key."""
         for store in self._stores:
             rows = store.rows()
             fresh = rows.pick(rows.attempts == 0)
@@ -284,6 +280,7 @@ class SharedSubscription(DueSubscription):
                 store.withdraw(fresh.offsets)
                 self.held.discard(fresh.offsets)
                 self.fall_behind(Key(int(first.due_ms[0]), int(first.offsets[0])))
+        self._skip_none()  # skipping needs the first messages of a key in ready
 
     def _rooms(self, frame_messages: int) -> list[int]:
         """How many messages each consumer may be handed at once."""

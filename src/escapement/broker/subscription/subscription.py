@@ -414,11 +414,17 @@ class Subscription(ABC):
           offsets: those of them that are not acknowledged; int64[n].
           done: called when that is durable.
         """
-        unsent = self._unsent(self.dead.take_next().rows)
-        unsent = unsent[np.isin(unsent, offsets)]
+        rows = self.dead.take_next().rows
+        rows = rows.pick(np.isin(rows.offsets, offsets))
+        buried = self.dead.burying(rows)
+
+        def durable(count: int) -> None:
+            buried()
+            done()
+
         self.held.discard(offsets)
         self.counts.dead_lettered += len(offsets)
-        self.acknowledge(offsets, lambda count: done(), lambda fresh: letters, lapsed=unsent)
+        self.acknowledge(offsets, durable, lambda fresh: letters, lapsed=self._unsent(rows))
 
     def expire(self, rows: Rows) -> None:
         """The time of these is over; they are in nobody's hands and not ready any more.

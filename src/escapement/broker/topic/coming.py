@@ -16,13 +16,13 @@ subscription's read mark is lowered to it, so nothing is lost and nothing waits.
 *Frontier*: the time up to which everything has been handed back. It never lies before
 something that was, so whoever reads the index by himself up to there misses nothing.
 
-*Exact*: the wheel gives messages back at each tick. A message that is due when it arrives is
-handed back at once, and would pass messages that fell due earlier in the same tick. Where a
-subscription promises an order, the coming part is exact: ``place`` hands back what the wheel has
-due by now together with what arrives, in one order. For that the wheel turns by the millisecond,
-and still wakes the topic at its ticks only. A window that is being read, or that nobody has
-begun to read, may hold earlier messages too: ``pass_unread`` says from which key on subscriptions
-must read the index before they take what is due now.
+*Exact*: the wheel gives messages back at each tick, but a message that is due when it arrives is
+handed back at once. It would pass messages that fell due earlier in the same tick. Where a
+subscription promises an order, the coming part is exact: ``place`` hands back all messages of the
+wheel that are due by now, together with the new ones, in one order. So the wheel turns by the
+millisecond, and still wakes the topic at its ticks only. A window that was not read in time may
+have earlier messages too. ``pass_unread`` returns the key from which subscriptions must read the
+index before they take a message that is due now.
 
 No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
 """

@@ -211,16 +211,16 @@ class Topic:
             self._offer(due)
 
     def offer_due(self, now_ms: int) -> None:
-        """Offer what the wheel has due by now: all of it where exact, else what its ticks passed.
+        """Offer the messages of the wheel that are due by now, or, unless exact, by its last tick.
 
-        Where an order is promised, nothing is handed out before.
+        A subscription with an order hands nothing out before this.
         """
         if self._coming is not None:
             self._pass_unread(now_ms)
             self._offer(self._coming.advance(now_ms))
 
     def _pass_unread(self, now_ms: int) -> None:
-        """What is due and not in the wheel subscriptions read from the index, in its order."""
+        """Have subscriptions read the keys from the index that are due and not in the wheel."""
         assert self._coming is not None
         passed = self._coming.pass_unread(now_ms)
         if passed is not None:
@@ -405,7 +405,7 @@ class Topic:
                 self._set_tick(now_ms)
 
     def _set_tick(self, now_ms: int) -> None:
-        """Exact as long as a subscription keeps an order: then nothing due is offered out of it."""
+        """Tell ``coming`` the namespace's tick, and whether a subscription keeps an order."""
         assert self._coming is not None
         exact = any(subscription.keeps_order for subscription in self.shared.values())
         for due in self._coming.set_tick(self.namespace.tick_ms, exact, now_ms):
