@@ -69,6 +69,7 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "topics.update": TOPIC | POLICY,
     "topics.stats": TOPIC,
     "topics.create": TOPIC,
+    "topics.create_many": {"topics": (["a/b/c"], (list,)), "subscription": (None, MAYBE)},
     "topics.delete": {"topic": ("a/b/gone", TEXT), "force": (False, FLAG)},
     "topics.peek": TOPIC | SOUGHT | {"count": (None, COUNT), "offset": (None, COUNT)},
     "topics.forecast": TOPIC
