@@ -73,8 +73,10 @@ class HeldCommits(Subscribers, Traffic):
 
     async def fail(self) -> None:
         """Consumers of mortal subscriptions fail with all messages that they have."""
+        for _, inbox in self._mortals():
+            await there(inbox)  # makes room for messages that come now, or again
+        await self.catch_up()
         for name, inbox in self._mortals():
-            await there(inbox)  # makes room for those that come again
             claim = self.model.claims[name]
             offsets = sorted(o for o, hand in claim.hands.items() if hand.inbox == inbox.id)
             if offsets:
