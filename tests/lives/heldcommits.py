@@ -42,9 +42,6 @@ class HeldCommits(Subscribers, Traffic):
                 await self.world.checkpoint()
                 self.outage.unreachable()
             nursery.cancel_scope.cancel()
-        for claim in self.model.claims.values():
-            for hand in claim.hands.values():
-                hand.since_ms = self.now_ms  # no hand-over went on record meanwhile
         await self.die()
         await self.again()
 
