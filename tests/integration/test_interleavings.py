@@ -12,6 +12,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.storage.attempts import MOST_PARTS
 from escapement.storage.state import load_state
 from held import COMMIT, Held
 from outages import Outage
@@ -127,8 +128,12 @@ async def test_dead_letter_of_a_cancelled_message_survives_a_checkpoint_before_i
                 (outcome,) = await broker.cancel([receipt.id])
                 assert (outcome.done, outcome.handed) == (True, ("s",))
                 await inbox.nack([receipt.id], delay=timedelta(0))
+                for _ in range(MOST_PARTS + 2):  # so many that the next one states all anew
+                    assert len(await testing.arrived(inbox)) == 1
+                    await inbox.release([receipt.id])
+                    await world.clock.settle()
+                    await world.checkpoint()
                 assert len(await testing.arrived(inbox)) == 1
-                await world.checkpoint()
                 await producer.send(b"", delay=timedelta(days=1))  # the next one has work, too
                 async with commit_that_a_checkpoint_precedes(world, held, outage):
                     await inbox.nack([receipt.id])
@@ -140,6 +145,42 @@ async def test_dead_letter_of_a_cancelled_message_survives_a_checkpoint_before_i
                 await world.clock.advance(seconds=3)
             letters = await broker.admin("dlq.list", **names, count=10)
             assert [letter["payload"] for letter in letters] == [b"first", b"fails"]
+
+
+async def test_attempts_survive_a_checkpoint_before_the_commit_of_an_acknowledgement(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V4, Q2: a message whose acknowledgement is lost keeps the count of its attempts."""
+    held, outage, client = Held(), Outage(), trio.CancelScope()
+
+    async def consume(task_status: trio.TaskStatus[escapement.Inbox]) -> None:
+        with client:
+            async with world.connect() as other, other.consumer("x", "s") as inbox:
+                task_status.started(inbox)
+                await trio.sleep_forever()
+
+    async with (
+        testing.start(engine=outage.engine, run=held, config=CALM) as world,
+        world.connect() as broker,
+        trio.open_nursery() as nursery,
+    ):
+        producer = await broker.producer("x")
+        inbox = await nursery.start(consume)
+        await producer.send(b"tried")
+        for _ in range(2):
+            (message,) = await testing.arrived(inbox)
+            await inbox.nack([message.id], delay=timedelta(0))
+        (message,) = await testing.arrived(inbox)
+        assert message.attempt == 3
+        await world.checkpoint()
+        await producer.send(b"", delay=timedelta(days=1))  # the next checkpoint has work, too
+        async with commit_that_a_checkpoint_precedes(world, held, outage):
+            await inbox.ack([message.id])
+            await trio.testing.wait_all_tasks_blocked()
+            client.cancel()  # a living client would repeat the acknowledgement
+        async with broker.consumer("x", "s") as inbox:
+            (again,) = await testing.arrived(inbox)
+            assert again.attempt > 2
 
 
 async def test_acknowledgements_survive_a_checkpoint_beside_one_that_is_not_committed(

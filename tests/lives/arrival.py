@@ -21,6 +21,7 @@ class Arrival:
     inbox: int
     key_range: Any
     ranged: bool  # a consumer of the subscription has asked for some keys only
+    was_held_up: bool  # perhaps it waited for the database with its deadline running
     is_active: bool | None  # it is the first of those there are; None: it is leaving
     policy: Mapping[str, Any] | None  # None: it is just being changed
     topic_policy: Mapping[str, Any] | None
@@ -43,7 +44,7 @@ class Arrival:
     @property
     def until_ms(self) -> int:
         """It is not taken back before then, and not tried again if it is given back now."""
-        if self.policy is None:
+        if self.policy is None or self.was_held_up:
             return self.now_ms
         if self.name == WITHOUT_END:
             return NEVER_MS

@@ -1,4 +1,4 @@
-"""What consumers do with their messages in a life: acknowledge, give back, extend."""
+"""Steps of consumers: they acknowledge messages, give them back, and extend deadlines."""
 
 from __future__ import annotations
 

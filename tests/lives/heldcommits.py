@@ -42,9 +42,6 @@ class HeldCommits(Subscribers, Traffic):
                 await self.world.checkpoint()
                 self.outage.unreachable()
             nursery.cancel_scope.cancel()
-        for claim in self.model.claims.values():
-            for hand in claim.hands.values():
-                hand.since_ms = self.now_ms  # no hand-over went on record meanwhile
         await self.die()
         await self.again()
 
@@ -73,8 +70,10 @@ class HeldCommits(Subscribers, Traffic):
 
     async def fail(self) -> None:
         """Consumers of mortal subscriptions fail with all messages that they have."""
+        for _, inbox in self._mortals():
+            await there(inbox)  # makes room for messages that come now, or again
+        await self.catch_up()
         for name, inbox in self._mortals():
-            await there(inbox)  # makes room for those that come again
             claim = self.model.claims[name]
             offsets = sorted(o for o, hand in claim.hands.items() if hand.inbox == inbox.id)
             if offsets:

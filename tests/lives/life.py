@@ -29,6 +29,7 @@ from lives.model import (
     MORTALS,
     NEVER_MS,
     NO_QUOTA,
+    PROBE_MS,
     WITHOUT_END,
     Claim,
     Model,
@@ -56,7 +57,7 @@ class Life:
         self.model.policies[""] = {}
         self.model.started_ms = self.now_ms
         self.inboxes: list[tuple[str, escapement.Inbox, Any]] = []
-        self.well_ms = 0  # when the outage is over; of the clock that never goes back
+        self.well_ms = -PROBE_MS  # when the outage is over; of the clock that never goes back
         self.doubts: list[Callable[[], Awaitable[None]]] = []  # asked, and not answered yet
         self.sights: list[Callable[[], None]] = []  # the same, where a look at a broker answers it
         self.stale: list[escapement.Inbox] = []  # of a broker that another has overtaken
@@ -151,6 +152,7 @@ class Life:
                     # Who leaves may have had a range.
                     self._closing
                     or any(other == name and wanted for other, _, wanted in self.inboxes),
+                    self.world.clock.lease_ms() < self.well_ms + PROBE_MS,
                     self._is_active(name, inbox),
                     self.model.policies[name],
                     self.model.policies[""],

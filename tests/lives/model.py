@@ -29,6 +29,8 @@ SCHEDULE_MS = 900_000
 MESSAGE_BYTES = 400
 # So long after a hand-over a group commit has it on record, if the database is well.
 RECORDED_MS = 50
+# So long after an outage a broker knows that it is over: probes come every 2 s.
+PROBE_MS = 3_000
 # The longest tick that a life sets, and what a wake may add to it.
 LATE_MS = 11_000
 

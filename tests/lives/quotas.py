@@ -167,6 +167,8 @@ class Quotas(Life):
             if claim.in_log_order or model.due_ms(claim, o) <= now_ms
         }
         in_hands = {o for o, hand in claim.hands.items() if hand.until_ms > known_ms}
+        if claim.left_ms > known_ms:  # until then a consumer may have had them
+            in_hands |= claim.seen.keys()
         least, most, may_go = len(certain), len(perhaps), len(certain - in_hands)
         if not quota.counts_all:
             return least, most, may_go

@@ -121,9 +121,11 @@ class Traffic(Consuming):
             message is not None and message.due_ms >= self.now_ms - LATE_MS
             for message in model.stored
         )
+        # What was handed out before the clock was set back waits all the same.
+        due_by_ms = max(self.now_ms, model.high_ms)
         waits = [
             sum(
-                claim.in_log_order or model.due_ms(claim, offset) <= self.now_ms
+                claim.in_log_order or model.due_ms(claim, offset) <= due_by_ms
                 for offset in model.wanted(claim) - claim.done()
             )
             for claim in model.claims.values()

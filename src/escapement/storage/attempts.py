@@ -39,7 +39,7 @@ MOST_ATTEMPTS: Final = 0x7FFE
 # Rows of one part: 2 MiB, which fits any packet and holds up no transaction.
 PART_ROWS: Final = 65_536
 # All is stated anew once there are so many parts, or so many rows and twice what lives.
-_MOST_PARTS: Final = 64
+MOST_PARTS: Final = 64
 _SPARE_ROWS: Final = 65_536
 
 
@@ -101,7 +101,7 @@ class Parts:
         if not live:
             return self.parts > 0
         full = -(-live // PART_ROWS)
-        return self.parts > _MOST_PARTS + full or self.rows > _SPARE_ROWS + 2 * live
+        return self.parts > MOST_PARTS + full or self.rows > _SPARE_ROWS + 2 * live
 
     def rewrite(self) -> int:
         """What is stored so far is to go; the number of the first part that follows."""

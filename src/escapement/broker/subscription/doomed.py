@@ -56,11 +56,11 @@ class Doomed:
         return found
 
     def take_next(self) -> Dead:
-        """What ``next`` gave is taken out; ``burying`` has what is buried of it."""
+        """Remove the messages that ``next`` returned; ``burying`` follows."""
         return self._parts.popleft()
 
     def burying(self, rows: Rows) -> Callable[[], None]:
-        """The burial of these is handed in; call what is returned when it is durable."""
+        """Keep these rows until the caller calls the returned function: their burial is durable."""
         self._burials.append(rows)
 
         def durable() -> None:

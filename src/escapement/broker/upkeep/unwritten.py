@@ -222,7 +222,9 @@ class Unwritten:
             if not subscription.attempts.has_new:
                 return []
             parts = self.parts[id] = Parts()
-        if parts.wants_rewrite(len(subscription.held)):
+        # A message whose acknowledgement is not committed may be held again after a crash.
+        live = len(subscription.held) + len(subscription.acked.undurable)
+        if parts.wants_rewrite(live):
             table = subscription.all_attempts(self._clock.now_ms())
             restated.append(Restated(subscription, parts, table))
             return []
