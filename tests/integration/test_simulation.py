@@ -33,6 +33,7 @@ from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from held import Held
+from lives.ending import Ending
 from lives.eventgroups import EventGroups
 from lives.fates import Fates
 from lives.heldcommits import HeldCommits
@@ -57,7 +58,7 @@ TIGHT = BrokerConfig(
 )
 
 
-class Life(Hurries, HeldCommits, EventGroups, Quotas, Owners, Fates):
+class Life(Hurries, HeldCommits, EventGroups, Quotas, Owners, Fates, Ending):
     """All that may happen."""
 
     async def see(self) -> None:
