@@ -42,6 +42,10 @@ class HeldCommits(Subscribers, Traffic):
                 await self.world.checkpoint()
                 self.outage.unreachable()
             nursery.cancel_scope.cancel()
+        for claim in self.model.claims.values():
+            # Of acknowledged messages a checkpoint does not state the last attempt.
+            for offset in claim.hands.keys() & claim.perhaps:
+                claim.hands[offset].attempt -= 1
         await self.die()
         await self.again()
 
