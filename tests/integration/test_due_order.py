@@ -311,6 +311,35 @@ async def test_past_that_is_filled_in_is_not_passed(mock_clock: MockClock) -> No
         assert [value[:1] for value in found if value != large] == [b"A", b"B", b"C"]
 
 
+async def test_quota_drops_nothing_while_the_past_is_filled_in(mock_clock: MockClock) -> None:
+    """P10, Q9: the oldest messages are not known yet, and no later ones may pass them."""
+    held = Held()
+    async with testing.start(config=config(), run=held) as world, world.connect() as broker:
+        producer = await broker.producer(TOPIC)
+        await broker.admin(
+            "topics.update",
+            topic=TOPIC,
+            policy={"quota_messages": 3, "quota_action": "drop_oldest"},
+        )
+        await producer.send_many([b"0", b"1"], keys=["a"] * 2)
+        await world.checkpoint()
+        names = {"topic": TOPIC, "subscription": "s", "position": "earliest"}
+        async with AsyncExitStack() as stack:
+            with held.hold(FILL):
+                await broker.admin("subscriptions.create", **names, policy={"order": "key"})
+                await held.reached()
+                await world.clock.advance(seconds=2)
+                await producer.send_many([b"%d" % number for number in range(2, 9)], keys=["a"] * 7)
+                await world.clock.advance(seconds=2)
+                (row,) = await broker.admin("subscriptions.list", topic=TOPIC)
+                assert row["dropped"] == 0
+                inbox = await stack.enter_async_context(broker.consumer(TOPIC, "s"))
+                assert await arrived(inbox) == []
+            found = await drained(world, inbox)
+        assert found == sorted(found)
+        assert found[-3:] == [b"6", b"7", b"8"]
+
+
 class HeldFill(Held):
     """Holds the reads of a fill, but for the first."""
 

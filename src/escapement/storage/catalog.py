@@ -86,6 +86,11 @@ class SubscriptionRecord:
     origin_id: int
     policy: SubscriptionPolicy = field(default_factory=SubscriptionPolicy)
 
+    @property
+    def is_filling(self) -> bool:
+        """Whether a part of the log is still to be filled in."""
+        return self.fill_from < self.fill_until
+
 
 # -- namespaces ----------------------------------------------------------------
 

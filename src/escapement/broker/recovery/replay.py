@@ -193,7 +193,7 @@ class Replay:
             if not registry.exists(topic_id):
                 index.drop_topic(topic_id)
         for record in list(registry.all_subscriptions()):
-            if record.fill_from < record.fill_until or self._dormant.has_attempts(record.id):
+            if record.is_filling or self._dormant.has_attempts(record.id):
                 registry.activate(record.topic_id)
         await registry.activate_governed()
         now_ms = self._revival.recovered_at_ms

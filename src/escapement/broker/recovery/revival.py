@@ -147,7 +147,7 @@ class Revival:
         self.subscriptions[record.id] = subscription
         if isinstance(subscription, SharedSubscription):
             topic.add_shared(subscription, now_ms)
-            if record.fill_from < record.fill_until:
+            if record.is_filling:
                 self._filler.add(topic, subscription)
         else:
             topic.add_ordered(subscription)
@@ -161,7 +161,7 @@ class Revival:
 
 def _first_mark(topic: Topic, record: SubscriptionRecord, *, new: bool) -> Key:
     """Where a subscription begins to read; a new one with what came while it was made durable."""
-    if record.fill_from < record.fill_until:
+    if record.is_filling:
         # What was due before waits for the filler, which knows what of it is forgotten.
         begin_ms = record.created_at_ms + 1
     elif not new:

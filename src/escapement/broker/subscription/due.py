@@ -307,8 +307,8 @@ class DueSubscription(Subscription):
         The filler adds rows in the order in which they were accepted, and no message is due
         before its row was accepted. So later rows have no message that is due before this key.
         """
-        is_filled = self.record.fill_from >= self.record.fill_until
-        return None if self._order is None or is_filled else Key(self.filled_until_ms, 0)
+        bounded = self._order is not None and self.record.is_filling
+        return Key(self.filled_until_ms, 0) if bounded else None
 
     @property
     def is_stuck(self) -> bool:

@@ -155,7 +155,7 @@ class Subscription(ABC):
             or self.dead
             or self.attempts.is_used
             or self.keep_most is not None
-            or self.record.fill_from < self.record.fill_until
+            or self.record.is_filling
         )
 
     # -- consumers -------------------------------------------------------------

@@ -117,7 +117,7 @@ class Filler:
         record = subscription.record
         if topic.shared.get(record.name) is not subscription:
             return False  # it was deleted, or sought
-        if record.fill_from >= record.fill_until:
+        if not record.is_filling:
             return False
         # Where the beginning is a time, rows that lie before it as a whole are not read, unless
         # messages were moved: a row says when they were due at first.

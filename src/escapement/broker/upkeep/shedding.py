@@ -48,13 +48,16 @@ class Shedding:
     async def shed(self, topic: Topic, subscription: Subscription) -> None:
         """Let go of what is more than ``subscription.keep_most``, up to ``settled_most``.
 
-        What is left because not all could go now is looked at again.
+        What is left because not all could go now is looked at again. While the filler adds the
+        past, the oldest messages are not known, and none go. The filler has it looked at again.
 
         Raises:
           StorageUnavailable: the log cannot be read now; some may be left.
         """
         keep_most, subscription.keep_most = subscription.keep_most, None
         assert keep_most is not None
+        if subscription.record.is_filling:
+            return
         try:
             if isinstance(subscription, SharedSubscription):
                 await self._shed_shared(topic, subscription, keep_most)
