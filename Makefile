@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowest check format acceptance-long bench install database clean
+.PHONY: help demo test test-lowest check format acceptance-long stress bench install database clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ format: $(INSTALLED) ## put the code into its format
 
 acceptance-long: $(INSTALLED) database ## the tests too long for `make test`, saying how far they are
 	$(BIN)/pytest -m long -v -s --durations=0 --durations-min=1 $(ARGS)
+
+stress: $(INSTALLED) database ## kills, damage and outages under load: MINUTES=5 ENGINE=both SEED=1
+	PYTHONPATH=tests $(BIN)/python -m stress --minutes $(or $(MINUTES),5) \
+	  --engine $(or $(ENGINE),both) $(if $(SEED),--seed $(SEED))
 
 bench: $(INSTALLED) database ## the figures of docs/benchmarks.md, on this machine
 	$(BIN)/python benchmarks/figures.py $(ARGS)

@@ -33,11 +33,13 @@ PATIENT: Final = escapement.Settings(
     reconnect_first_s=0.05,
     reconnect_longest_s=0.2,
 )
-_RUNNER: Final = Path(__file__).with_name("limited_broker.py")
 
 
 class BrokerProcess:
     """One broker on one data directory; ``start`` again after any kind of end."""
+
+    # Runs a broker that has limits.
+    runner = Path(__file__).with_name("limited_broker.py")
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class BrokerProcess:
                 "port": self.port,
                 "limits": self._limits,
             }
-            command = [sys.executable, str(_RUNNER), json.dumps(asked)]
+            command = [sys.executable, str(self.runner), json.dumps(asked)]
         self.starts += 1
         with self._said.open("wb") as out, self._complained.open("ab") as err:
             err.write(f"-- start {self.starts} --\n".encode())

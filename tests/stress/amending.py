@@ -1,0 +1,57 @@
+"""A client that cancels, reschedules and runs messages early."""
+
+from __future__ import annotations
+
+import trio
+
+import escapement
+from brokers import PATIENT
+from escapement import Fate, MessageId
+from escapement.errors import EscapementError
+from stress.history import now_ms
+from stress.world import World, passes
+
+
+async def amend(world: World) -> None:
+    """Amend some of the latest messages again and again, also those just delivered."""
+    async with escapement.connect(world.broker.url, settings=PATIENT) as client:
+        while not world.over:
+            await trio.sleep(world.chance.uniform(0, 1))
+            newest = len(world.history.messages)
+            picked = world.chance.sample(range(max(0, newest - 500), newest), min(newest, 5))
+            for number in picked:
+                if world.history.messages[number].offset >= 0:
+                    await _amend_one(world, client, number)
+
+
+async def _amend_one(world: World, client: escapement.Broker, number: int) -> None:
+    message, counts = world.history.messages[number], world.history.counts
+    if message.moved is not None or message.cancelled_but_for is not None:
+        return
+    ids = [MessageId(f"public/default/{message.topic}", message.offset)]
+    what = world.chance.choice(["cancel", "reschedule", "run now"])
+    began_ms, delay_ms = now_ms(), world.chance.randint(500, 20_000)
+    try:
+        if what == "cancel":
+            message.maybe_cancelled = True
+            (outcome,) = await client.cancel(ids)
+            message.maybe_cancelled = False
+            if outcome.fate in (Fate.DONE, Fate.CANCELLED):
+                message.cancelled_but_for = frozenset(outcome.handed)
+                counts["cancelled"] += 1
+        elif what == "reschedule":
+            message.earliest_ms = min(message.earliest_ms, began_ms + delay_ms)
+            (outcome,) = await client.reschedule(ids, delay=(delay_ms, "ms"))
+            if outcome.fate is Fate.DONE:
+                message.moved = (began_ms + delay_ms, frozenset(outcome.handed))
+                counts["rescheduled"] += 1
+        else:
+            message.earliest_ms = min(message.earliest_ms, began_ms)
+            (outcome,) = await client.run_now(ids)
+            counts["run now"] += outcome.fate is Fate.DONE
+            if outcome.fate is Fate.DONE:
+                message.moved = (began_ms, frozenset(outcome.handed))
+    except EscapementError as error:
+        if not passes(error):
+            raise
+        counts["amendments without an answer"] += 1

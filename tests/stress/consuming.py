@@ -1,0 +1,79 @@
+"""Consumers that acknowledge, fail, release, forget and leave."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+import escapement
+from brokers import PATIENT
+from escapement.errors import EscapementError
+from stress.history import now_ms, number_of
+from stress.world import SUBSCRIPTIONS, WITH_LETTERS, World, passes
+
+ACTIONS: Final = {
+    "ack": 0.90,
+    "durable": 0.03,
+    "nack": 0.04,
+    "release": 0.01,
+    "forget": 0.01,
+    "leave": 0.01,
+}
+PERMITS: Final = 100
+
+
+async def consume(world: World, subscription: str) -> None:
+    """Consume until cancelled, with a new consumer each time one has left."""
+    async with escapement.connect(world.broker.url, settings=PATIENT) as client:
+        topic = SUBSCRIPTIONS[subscription]
+        while True:
+            async with client.consumer(topic, subscription, permits=PERMITS) as inbox:
+                while await _take(world, subscription, inbox):
+                    pass
+
+
+async def _take(world: World, subscription: str, inbox: escapement.Inbox) -> bool:
+    """Receive a batch and do something with each message; return whether to stay."""
+    batch = await inbox.next_batch()
+    assert batch is not None
+    at_ms = now_ms()
+    chosen: dict[str, list[int]] = {action: [] for action in ACTIONS}
+    for message in batch:
+        number = number_of(message.payload)
+        course = world.history.deliver(
+            subscription,
+            number,
+            message.offset,
+            message.due_ms,
+            message.key or "",
+            message.redelivered or message.attempt > 1,
+            at_ms,
+        )
+        known = world.history.messages[number]
+        first_copy = known.offset in (message.offset, -1)
+        if known.poison and first_copy and subscription in WITH_LETTERS:
+            action = "nack"
+        else:
+            (action,) = world.chance.choices(list(ACTIONS), list(ACTIONS.values()))
+        if world.over and action in ("nack", "forget", "leave") and not known.poison:
+            action = "ack"
+        course.ack_sent |= action in ("ack", "durable")
+        course.released |= action in ("release", "leave")
+        chosen[action].append(message.offset)
+    await inbox.ack(chosen["ack"])
+    await inbox.nack(chosen["nack"])
+    await inbox.release(chosen["release"])
+    if chosen["durable"]:
+        try:
+            await inbox.ack(chosen["durable"], durable=True)
+        except EscapementError as error:
+            if not passes(error):
+                raise
+            return False
+        done_ms = now_ms()
+        for offset in chosen["durable"]:
+            course = world.history.courses[subscription][offset]
+            course.durable_ms = min(course.durable_ms, done_ms)
+    await trio.sleep(world.chance.uniform(0, 0.05))
+    return not chosen["leave"]

@@ -1,0 +1,153 @@
+"""What clients were told and what they received, as facts without a judgement.
+
+A *message* is what a producer published, named by a number that its payload carries. Each
+*copy* of it has an offset of its own: the first comes from the producer, and every redriven
+dead letter adds one. A *course* is what one subscription made of one copy.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+_NUMBER: Final = struct.Struct("<Q")
+NEVER_MS: Final = 1 << 62
+
+
+def now_ms() -> int:
+    """Return the wall clock's time in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def payload_of(number: int, size_bytes: int) -> bytes:
+    """Return a payload of that size, at least eight bytes, which names the message."""
+    return _NUMBER.pack(number).ljust(size_bytes, b".")
+
+
+def number_of(payload: bytes) -> int:
+    """Return the number of the message that the payload belongs to."""
+    return int(_NUMBER.unpack_from(payload)[0])
+
+
+class Publication(IntEnum):
+    """What the producer knows of its message."""
+
+    UNKNOWN = 0  # sent, and no receipt came
+    CONFIRMED = 1
+
+
+@dataclass(slots=True)
+class Message:
+    """One message as its producer and the amending client know it. Times in milliseconds."""
+
+    topic: str
+    earliest_ms: int  # no delivery may come before
+    poison: bool  # consumers of subscriptions with dead letters never acknowledge its first copy
+    publication: Publication = Publication.UNKNOWN
+    offset: int = -1  # of the first copy, where the receipt named it
+    # Cancelled for all subscriptions but these, which may have had it before.
+    cancelled_but_for: frozenset[str] | None = None
+    maybe_cancelled: bool = False  # a cancel was sent, and its answer was lost
+    # A later time that holds for all subscriptions but those named: (time, names).
+    moved: tuple[int, frozenset[str]] | None = None
+
+
+@dataclass(slots=True)
+class Course:
+    """What one subscription made of one copy."""
+
+    number: int
+    deliveries: int = 0
+    fresh: int = 0  # deliveries that are marked as the first one
+    first_ms: int = NEVER_MS  # received, by the clients' clock
+    last_ms: int = 0
+    ack_sent: bool = False
+    durable_ms: int = NEVER_MS  # a durable acknowledgement was confirmed then
+    released: bool = False  # given back untried, so that the next delivery counts as the first
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A first delivery of a subscription that keeps the order of keys."""
+
+    key: str
+    due_ms: int
+    offset: int
+
+
+@dataclass
+class Letters:
+    """Dead letters of one subscription, by their offset in the dead-letter topic."""
+
+    seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # (number, original offset)
+    asked: set[int] = field(default_factory=set)  # a redrive was requested
+    remaining: set[int] = field(default_factory=set)  # of the last listing
+
+
+@dataclass
+class History:
+    """Everything seen from outside."""
+
+    subscriptions: dict[str, list[str]]  # by topic
+    ordered: frozenset[str] = frozenset()  # subscriptions that keep the order of keys
+    messages: dict[int, Message] = field(default_factory=dict)
+    courses: dict[str, dict[int, Course]] = field(default_factory=dict)  # by offset
+    letters: dict[str, Letters] = field(default_factory=dict)
+    arrivals: dict[str, list[Arrival]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)  # found while the run went on
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        for names in self.subscriptions.values():
+            for name in names:
+                self.courses[name] = {}
+                self.letters[name] = Letters()
+                self.arrivals[name] = []
+
+    def publish(self, topic: str, earliest_ms: int, poison: bool) -> int:
+        """Note that a message is about to be sent; return its number."""
+        number = len(self.messages)
+        self.messages[number] = Message(topic, earliest_ms, poison)
+        return number
+
+    def confirm(self, number: int, offset: int) -> None:
+        """Note a receipt; the offset is -1 where the receipt does not name it."""
+        message = self.messages[number]
+        message.publication, message.offset = Publication.CONFIRMED, offset
+        self.counts["published"] += 1
+
+    def deliver(
+        self,
+        subscription: str,
+        number: int,
+        offset: int,
+        due_ms: int,
+        key: str,
+        again: bool,
+        at_ms: int,
+    ) -> Course:
+        """Note a delivery; ``again`` is what the broker says of it."""
+        known = self.courses[subscription]
+        course = known.get(offset)
+        if course is None:
+            course = known[offset] = Course(number)
+        course.deliveries += 1
+        course.fresh += not again
+        course.first_ms = min(course.first_ms, at_ms)
+        course.last_ms = max(course.last_ms, at_ms)
+        self.counts["delivered"] += 1
+        self.counts["delivered again"] += again
+        if not again and subscription in self.ordered:
+            self.arrivals[subscription].append(Arrival(key, due_ms, offset))
+        return course
+
+    def list_letters(self, subscription: str, listed: dict[int, tuple[int, int]]) -> None:
+        """Note a full listing: (number, original offset) by offset of the letter."""
+        letters = self.letters[subscription]
+        self.counts["dead letters"] += len(listed.keys() - letters.seen.keys())
+        letters.seen |= listed
+        letters.remaining = set(listed)

@@ -1,0 +1,44 @@
+"""A client that lists dead letters and sends some of them back."""
+
+from __future__ import annotations
+
+import trio
+
+import escapement
+from brokers import PATIENT
+from escapement.errors import EscapementError
+from stress.history import number_of
+from stress.world import WITH_LETTERS, World, passes
+
+
+async def list_letters(world: World, client: escapement.Broker) -> None:
+    """Note all dead letters that there are."""
+    for name, topic in WITH_LETTERS.items():
+        rows = await client.admin("dlq.list", topic=topic, subscription=name, count=1_000)
+        assert len(rows) < 1_000, "more letters than one listing shows"
+        listed = {
+            row["offset"]: (number_of(row["payload"]), row["original_offset"]) for row in rows
+        }
+        world.history.list_letters(name, listed)
+
+
+async def redrive(world: World) -> None:
+    """Send half of the letters back, again and again."""
+    async with escapement.connect(world.broker.url, settings=PATIENT) as client:
+        while not world.over:
+            await trio.sleep(world.chance.uniform(0, 3))
+            try:
+                await list_letters(world, client)
+                for name, topic in WITH_LETTERS.items():
+                    letters = world.history.letters[name]
+                    chosen = sorted(o for o in letters.remaining if world.chance.random() < 0.5)
+                    if chosen:
+                        letters.asked |= set(chosen)
+                        await client.admin(
+                            "dlq.redrive", topic=topic, subscription=name, offsets=chosen
+                        )
+                        world.history.counts["redriven"] += len(chosen)
+            except EscapementError as error:
+                if not passes(error):
+                    raise
+                world.history.counts["redrives without an answer"] += 1

@@ -1,0 +1,159 @@
+"""The promises of a broker, as rules over a history. Pure: no clock and no input or output."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from stress.history import Course, History, Message, Publication
+
+# A delivery that was already on its way may be received so long after a confirmation that
+# came over another connection.
+OVERTAKE_MS: Final = 1_000
+
+
+def unfinished(history: History) -> Iterator[str]:
+    """Yield a line for each confirmed message that a subscription still has to finish."""
+    copies = _copies(history)
+    for number, message in history.messages.items():
+        if message.publication is not Publication.CONFIRMED:
+            continue
+        for name in history.subscriptions[message.topic]:
+            if not _is_owed(message, name, history):
+                continue
+            if message.offset >= 0 and message.offset not in history.courses[name]:
+                yield f"lost: message {number} never came to {name}"
+            elif not copies[number]:
+                yield f"lost: message {number} never came to anybody"
+    for name, courses in history.courses.items():
+        buried = _buried(history, name)
+        for offset, course in courses.items():
+            if not course.ack_sent and offset not in buried:
+                yield (
+                    f"lost: message {course.number} (offset {offset}) came to {name} "
+                    f"{course.deliveries} times, was not acknowledged, and has no dead letter"
+                )
+    yield from _lost_redrives(history, copies)
+
+
+def violations(history: History) -> Iterator[str]:
+    """Yield a line for each promise that was broken."""
+    yield from history.faults
+    yield from unfinished(history)
+    yield from _stored_twice(history)
+    for name, courses in history.courses.items():
+        for offset, course in courses.items():
+            message = history.messages[course.number]
+            what = f"message {course.number} (offset {offset}) of {name}"
+            if course.first_ms < message.earliest_ms:
+                yield f"early: {what} came {message.earliest_ms - course.first_ms} ms early"
+            yield from _moved(message, name, offset, course, what)
+            if course.last_ms > course.durable_ms + OVERTAKE_MS:
+                yield (
+                    f"again: {what} came {course.last_ms - course.durable_ms} ms after its "
+                    "durable acknowledgement"
+                )
+            if course.fresh > 1 and not course.released:
+                yield f"unmarked: {what} came {course.fresh} times as new"
+            if (
+                message.cancelled_but_for is not None
+                and offset == message.offset
+                and name not in message.cancelled_but_for
+            ):
+                yield f"cancelled: {what} was cancelled, and {name} was not named as having it"
+        yield from _wrong_letters(history, name)
+        yield from _out_of_order(history, name)
+
+
+def _is_owed(message: Message, name: str, history: History) -> bool:
+    """Return whether the subscription must get the first copy of a confirmed message."""
+    if message.maybe_cancelled:
+        return False
+    if message.cancelled_but_for is None:
+        return True
+    # The broker may name a subscription that never had the message: that is no promise.
+    return name in message.cancelled_but_for and message.offset in history.courses[name]
+
+
+def _copies(history: History) -> dict[int, set[int]]:
+    """Return the offsets at which each message is known to be stored."""
+    copies: dict[int, set[int]] = defaultdict(set)
+    for number, message in history.messages.items():
+        if message.offset >= 0:
+            copies[number].add(message.offset)
+    for courses in history.courses.values():
+        for offset, course in courses.items():
+            copies[course.number].add(offset)
+    return copies
+
+
+def _redriven(history: History) -> Counter[int]:
+    """Return how many dead letters of each message were sent back."""
+    return Counter(
+        number
+        for letters in history.letters.values()
+        for offset, (number, _) in letters.seen.items()
+        if offset not in letters.remaining
+    )
+
+
+def _buried(history: History, name: str) -> set[int]:
+    return {original for _, original in history.letters[name].seen.values()}
+
+
+def _lost_redrives(history: History, copies: dict[int, set[int]]) -> Iterator[str]:
+    for number, redriven in _redriven(history).items():
+        if len(copies[number]) < 1 + redriven:
+            yield (
+                f"lost: message {number} was redriven {redriven} times and is stored only "
+                f"{len(copies[number])} times"
+            )
+        topic = history.messages[number].topic
+        for offset in copies[number] - {history.messages[number].offset}:
+            for name in history.subscriptions[topic]:
+                if offset not in history.courses[name]:
+                    yield f"lost: redriven message {number} (offset {offset}) missed {name}"
+
+
+def _stored_twice(history: History) -> Iterator[str]:
+    redriven = _redriven(history)
+    for number, offsets in _copies(history).items():
+        if len(offsets) > 1 + redriven[number]:
+            yield (
+                f"doubled: message {number} is stored at {sorted(offsets)} and was redriven "
+                f"{redriven[number]} times"
+            )
+
+
+def _moved(message: Message, name: str, offset: int, course: Course, what: str) -> Iterator[str]:
+    if message.moved is None or offset != message.offset:
+        return
+    time_ms, but_for = message.moved
+    if name not in but_for and course.first_ms < time_ms:
+        yield f"early: {what} was moved and came {time_ms - course.first_ms} ms before its time"
+
+
+def _wrong_letters(history: History, name: str) -> Iterator[str]:
+    letters = history.letters[name]
+    by_original = Counter(original for _, original in letters.seen.values())
+    for original, count in by_original.items():
+        if count > 1:
+            yield f"doubled: offset {original} of {name} has {count} dead letters"
+        course = history.courses[name].get(original)
+        if course is None:
+            yield f"letter: offset {original} of {name} has a dead letter and never came"
+    for offset in letters.seen.keys() - letters.remaining - letters.asked:
+        yield f"lost: dead letter {offset} of {name} is gone, and nobody asked for it"
+
+
+def _out_of_order(history: History, name: str) -> Iterator[str]:
+    last: dict[str, tuple[int, int]] = {}
+    for arrival in history.arrivals[name]:
+        place = (arrival.due_ms, arrival.offset)
+        if place < last.get(arrival.key, place):
+            yield (
+                f"order: {name} got offset {arrival.offset} of key {arrival.key} after offset "
+                f"{last[arrival.key][1]}, which was due later"
+            )
+        last[arrival.key] = place

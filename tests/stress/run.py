@@ -1,0 +1,138 @@
+"""One run: traffic and troubles for some minutes, quiet until all is done, the verdict."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import trio
+
+import escapement
+from brokers import PATIENT, BrokerProcess
+from servers import MysqlServer, private_server
+from stress.amending import amend
+from stress.consuming import consume
+from stress.producing import produce
+from stress.redriving import list_letters, redrive
+from stress.rules import unfinished, violations
+from stress.troubles import Troubles
+from stress.world import KEYED, PLAIN, SUBSCRIPTIONS, World, set_up
+
+ENGINES: Final = ("sqlite", "mariadb")
+PROGRESS_S: Final = 10
+# Everything is done so long after the last trouble: the longest delay, and some patience.
+PATIENCE_S: Final = 180
+LIMITS: Final = {
+    "checkpoint_interval_s": 0.2,
+    "sparse_generation_bytes": 256 << 10,
+    "lease_ms": 10_000,
+}
+_RUNNER: Final = Path(__file__).with_name("stressed_broker.py")
+# What a run has to show: a count of zero proves nothing.
+SHOWN: Final = (
+    "published",
+    "delivered again",
+    "dead letters",
+    "redriven",
+    "cancelled",
+    "rescheduled",
+    "run now",
+    "SIGKILL",
+    "SIGTERM",
+    "damaged index",
+    "SIGKILL and deleted index",
+    "generations begun",
+    "generations forgotten",
+)
+
+
+class StressedBroker(BrokerProcess):
+    """A broker process that ``stressed_broker.py`` runs."""
+
+    runner = _RUNNER
+
+
+def run(minutes: float, engine: str, seed: int) -> int:
+    """Run for so many minutes and until all is done; return how many promises were broken."""
+    directory = Path(tempfile.mkdtemp(prefix=f"escapement-stress-{engine}-"))
+    print(f"{engine}, seed {seed}, {minutes:g} minutes, in {directory}", flush=True)
+    with ExitStack() as stack:
+        database = url = None
+        if engine == "mariadb":
+            database = stack.enter_context(private_server())
+            database.admin("CREATE DATABASE stress")
+            url = database.url("stress")
+        broker = StressedBroker(directory / "broker", url, limits=LIMITS)
+        stack.callback(broker.remove)
+        world = World(broker, random.Random(seed))
+        broker.start()
+        trio.run(_traffic, world, database, minutes * 60)
+        if broker.running and (code := broker.stop()):
+            world.history.faults.append(f"ended: the last SIGTERM ended with code {code}")
+    _count_log(world, directory / "broker.err")
+    found = list(violations(world.history))
+    (directory / "violations.txt").write_text("\n".join(found))
+    for line in found[:20]:
+        print(line)
+    print(_counts(world, len(found)), flush=True)
+    for what in SHOWN:
+        if not world.history.counts[what]:
+            print(f"nothing shown: no {what}")
+    return len(found)
+
+
+async def _traffic(world: World, database: MysqlServer | None, seconds: float) -> None:
+    async with escapement.connect(world.broker.url, settings=PATIENT) as client:
+        await set_up(client)
+        async with trio.open_nursery() as nursery:
+            for name in SUBSCRIPTIONS:
+                nursery.start_soon(consume, world, name)
+                nursery.start_soon(consume, world, name)
+            for topic in (PLAIN, KEYED):
+                nursery.start_soon(produce, world, topic, f"named-{topic}")
+                nursery.start_soon(produce, world, topic, None)
+            nursery.start_soon(amend, world)
+            nursery.start_soon(redrive, world)
+            nursery.start_soon(_report, world)
+            async with trio.open_nursery() as troubled:
+                troubled.start_soon(Troubles(world, database).run)
+                await trio.sleep(seconds)
+                world.over = True
+            await _settle(world, client)
+            nursery.cancel_scope.cancel()
+
+
+async def _settle(world: World, client: escapement.Broker) -> None:
+    """Wait until nothing is unfinished, or patience is over."""
+    with trio.move_on_after(PATIENCE_S):
+        while True:
+            await trio.sleep(2)
+            await list_letters(world, client)
+            if next(unfinished(world.history), None) is None:
+                break
+    await trio.sleep(2)  # what should not come could come now
+    await list_letters(world, client)
+
+
+async def _report(world: World) -> None:
+    began = time.monotonic()
+    while True:
+        await trio.sleep(PROGRESS_S)
+        minutes, seconds = divmod(int(time.monotonic() - began), 60)
+        print(f"{minutes}:{seconds:02} {_counts(world, len(world.history.faults))}", flush=True)
+
+
+def _counts(world: World, broken: int) -> str:
+    counts = ", ".join(f"{count} {what}" for what, count in sorted(world.history.counts.items()))
+    return f"{counts}, {broken} promises broken"
+
+
+def _count_log(world: World, log: Path) -> None:
+    text = log.read_text(errors="replace")
+    world.history.counts["generations begun"] = text.count("the log goes on in generation")
+    world.history.counts["generations forgotten"] = text.count("is forgotten")
+    world.history.counts["indexes built again"] = text.count("index again from the log")

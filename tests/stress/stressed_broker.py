@@ -1,0 +1,38 @@
+"""Run one broker whose log rolls and forgets often, and whose commits are sometimes slow."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final
+
+import limited_broker
+from committing import FaultyEngine
+from escapement.broker import server
+from escapement.broker.upkeep import forgetter, housekeeper
+from escapement.storage.engine.open import open_engine
+from escapement.storage.log import generation
+
+# A transaction of this share waits so long before it begins.
+SLOW_SHARE: Final = 0.01
+SLOW_S: Final = (0.2, 3.0)
+
+
+def sometimes_slow(step: str) -> None:
+    """Wait before some transactions, as behind a busy disk."""
+    if step == "begin" and random.random() < SLOW_SHARE:
+        time.sleep(random.uniform(*SLOW_S))
+
+
+def main() -> None:
+    """Serve what the one argument, a JSON object, asks for."""
+    forgetter.ROUND_S = 4.0  # type: ignore[misc]
+    forgetter._NEXT_MS = 5_000  # type: ignore[misc]
+    housekeeper.ROUND_S = 2.0  # type: ignore[misc]
+    generation.GENERATION_SIZE_BYTES = 4 << 20  # type: ignore[misc]
+    server.open_engine = lambda *where: FaultyEngine(open_engine(*where), sometimes_slow)  # type: ignore
+    limited_broker.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Kills, damage and outages, one after the other."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import trio
+
+from brokers import until
+from damage import scramble
+from servers import MysqlServer
+from stress.world import World
+
+
+class Troubles:
+    """Does something bad every few seconds; the broker runs again afterwards."""
+
+    def __init__(self, world: World, database: MysqlServer | None) -> None:
+        self._world = world
+        self._broker = world.broker
+        self._database = database
+        self._kinds: dict[str, Callable[[], None]] = {
+            "SIGKILL": self._kill,
+            "SIGKILL twice": self._kill_twice,
+            "SIGTERM": self._stop,
+            "damaged index": self._damage,
+            "SIGKILL and damaged index": self._kill_and_damage,
+            "SIGKILL and deleted index": self._kill_and_delete,
+        }
+        if database is not None:
+            self._kinds |= {
+                "database killed": database.kill,
+                "database paused": database.pause,
+                "database and broker killed": self._kill_both,
+            }
+
+    async def run(self) -> None:
+        """Go on until the run is over; the first kind is as frequent as all others."""
+        chance, counts = self._world.chance, self._world.history.counts
+        while not self._world.over:
+            await trio.sleep(chance.uniform(1, 8))
+            others = list(self._kinds)[1:]
+            kind = "SIGKILL" if chance.random() < 0.5 else chance.choice(others)
+            counts[kind] += 1
+            await trio.to_thread.run_sync(self._kinds[kind])
+            await trio.sleep(chance.uniform(0, 2))
+            await self._mend(kind)
+
+    async def _mend(self, kind: str) -> None:
+        if self._database is not None:
+            await trio.to_thread.run_sync(self._database.restore)
+        if not self._broker.running:
+            if kind in ("damaged index", "database killed", "database paused"):
+                self._world.history.faults.append(
+                    f"ended: the broker ended by itself after {kind!r}, with code "
+                    f"{self._broker.process.returncode}"
+                )
+            await trio.to_thread.run_sync(self._broker.start)
+        await until(self._broker.ready)
+
+    def _kill(self) -> None:
+        self._broker.kill()
+
+    def _kill_twice(self) -> None:
+        """Kill the next broker while it recovers, or shortly after."""
+        self._broker.kill()
+        self._broker.launch()
+        try:
+            self._broker.process.wait(self._world.chance.uniform(0.3, 1.5))
+        except subprocess.TimeoutExpired:
+            self._broker.kill()
+
+    def _stop(self) -> None:
+        code = self._broker.stop()
+        if code:
+            self._world.history.faults.append(f"ended: SIGTERM ended with code {code}")
+
+    def _damage(self) -> None:
+        scramble(self._broker.index)
+
+    def _kill_and_damage(self) -> None:
+        self._broker.kill()
+        scramble(self._broker.index)
+
+    def _kill_and_delete(self) -> None:
+        self._broker.kill()
+        shutil.rmtree(self._broker.index)
+
+    def _kill_both(self) -> None:
+        assert self._database is not None
+        self._database.kill()
+        self._broker.kill()

@@ -1,0 +1,62 @@
+"""What all parts of a run share: the broker, the history, and when to end."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import escapement
+from brokers import BrokerProcess
+from escapement.errors import EscapementError, IndexDamaged
+from stress.history import History
+
+PLAIN: Final = "plain"
+KEYED: Final = "keyed"
+# Subscriptions that give a message up after so many deliveries. The last name has no such
+# bound.
+WITH_LETTERS: Final = {"p": PLAIN, "k": KEYED}
+WITHOUT_LETTERS: Final = {"q": PLAIN}
+SUBSCRIPTIONS: Final = WITH_LETTERS | WITHOUT_LETTERS
+POLICIES: Final[dict[str, dict[str, Any]]] = {
+    "p": {"max_deliveries": 2, "min_backoff_ms": 50, "max_backoff_ms": 5_000, "ack_wait_ms": 5_000},
+    "k": {
+        "max_deliveries": 2,
+        "min_backoff_ms": 50,
+        "max_backoff_ms": 5_000,
+        "ack_wait_ms": 5_000,
+        "order": "key",
+    },
+    "q": {"min_backoff_ms": 50, "max_backoff_ms": 5_000, "ack_wait_ms": 5_000},
+}
+
+
+def passes(error: EscapementError) -> bool:
+    """Return whether a client may meet this error while the broker dies or repairs itself."""
+    return error.retryable or isinstance(error, IndexDamaged)
+
+
+def new_history() -> History:
+    """Return a history of the topics and subscriptions above."""
+    return History({PLAIN: ["p", "q"], KEYED: ["k"]}, ordered=frozenset({"k"}))
+
+
+@dataclass
+class World:
+    """One run."""
+
+    broker: BrokerProcess
+    chance: random.Random
+    history: History = field(default_factory=new_history)
+    over: bool = False  # nothing new is published, amended or damaged
+
+
+async def set_up(client: escapement.Broker) -> None:
+    """Create topics and subscriptions; the log is forgotten as soon as it may be."""
+    namespace = "public/default"
+    for name, topic in SUBSCRIPTIONS.items():
+        await client.admin(
+            "subscriptions.create", topic=topic, subscription=name, policy=POLICIES[name]
+        )
+    policy = {"retention_ms": "0s"}
+    await client.admin("namespaces.update", namespace=namespace, policy=policy)
