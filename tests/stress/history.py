@@ -49,6 +49,8 @@ class Message:
     poison: bool  # consumers of subscriptions with dead letters never acknowledge its first copy
     publication: Publication = Publication.UNKNOWN
     offset: int = -1  # of the first copy, where the receipt named it
+    # Its time was confirmed then, by a receipt or by the answer to an amendment.
+    settled_ms: int = NEVER_MS
     # Cancelled for all subscriptions but these, which may have had it before.
     cancelled_but_for: frozenset[str] | None = None
     maybe_cancelled: bool = False  # a cancel was sent, and its answer was lost
@@ -74,9 +76,11 @@ class Course:
 class Arrival:
     """A first delivery of a subscription that keeps the order of keys."""
 
+    number: int
     key: str
     due_ms: int
     offset: int
+    at_ms: int  # received
 
 
 @dataclass
@@ -118,6 +122,7 @@ class History:
         """Note a receipt; the offset is -1 where the receipt does not name it."""
         message = self.messages[number]
         message.publication, message.offset = Publication.CONFIRMED, offset
+        message.settled_ms = now_ms()
         self.counts["published"] += 1
 
     def deliver(
@@ -142,7 +147,7 @@ class History:
         self.counts["delivered"] += 1
         self.counts["delivered again"] += again
         if not again and subscription in self.ordered:
-            self.arrivals[subscription].append(Arrival(key, due_ms, offset))
+            self.arrivals[subscription].append(Arrival(number, key, due_ms, offset, at_ms))
         return course
 
     def list_letters(self, subscription: str, listed: dict[int, tuple[int, int]]) -> None:

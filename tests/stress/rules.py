@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Final
 
-from stress.history import Course, History, Message, Publication
+from stress.history import Arrival, Course, History, Message, Publication
 
 # A delivery that was already on its way may be received so long after a confirmation that
 # came over another connection.
@@ -148,12 +148,20 @@ def _wrong_letters(history: History, name: str) -> Iterator[str]:
 
 
 def _out_of_order(history: History, name: str) -> Iterator[str]:
-    last: dict[str, tuple[int, int]] = {}
+    """Find messages that came after one of their key that was due later.
+
+    The broker can only order durable messages, so a message may come late that was confirmed
+    only after the other one was delivered.
+    """
+    latest: dict[str, Arrival] = {}
     for arrival in history.arrivals[name]:
-        place = (arrival.due_ms, arrival.offset)
-        if place < last.get(arrival.key, place):
+        last = latest.setdefault(arrival.key, arrival)
+        if (arrival.due_ms, arrival.offset) >= (last.due_ms, last.offset):
+            latest[arrival.key] = arrival
+            continue
+        message = history.messages[arrival.number]
+        if message.offset == arrival.offset and message.settled_ms < last.at_ms:
             yield (
                 f"order: {name} got offset {arrival.offset} of key {arrival.key} after offset "
-                f"{last[arrival.key][1]}, which was due later"
+                f"{last.offset}, which was due {last.due_ms - arrival.due_ms} ms later"
             )
-        last[arrival.key] = place

@@ -22,6 +22,7 @@ def clean() -> History:
     for offset in (10, 11, 12):
         number = history.publish("t", T0_MS, poison=offset == 12)
         history.confirm(number, offset)
+        history.messages[number].settled_ms = T0_MS
     for name in ("a", "b"):
         for number, offset in ((0, 10), (1, 11), (2, 12), (2, 13)):
             course = history.deliver(name, number, offset, T0_MS, "k", False, T0_MS + offset)
@@ -83,6 +84,15 @@ def come_though_cancelled(history: History) -> None:
 
 def come_out_of_order(history: History) -> None:
     history.arrivals["b"].reverse()
+
+
+def test_message_confirmed_after_a_later_one_was_delivered_may_follow_it() -> None:
+    """Q9: the broker orders durable messages only."""
+    history = clean()
+    come_out_of_order(history)
+    for message in history.messages.values():
+        message.settled_ms = T0_MS + 60_000
+    assert list(violations(history)) == []
 
 
 def test_clean_history_breaks_no_promise() -> None:
