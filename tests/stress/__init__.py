@@ -1,7 +1,7 @@
 """A black-box stress test: one broker process, clients over TCP, and a model of its own.
 
 Begin with ``run.py``, which puts a run together. Clients (``producing.py``, ``consuming.py``,
-``amending.py``, ``redriving.py``) write down what they were told and what they received in
+``amending.py``, ``redriving.py``) record receipts, answers and deliveries in
 ``history.py``. ``troubles.py`` kills and damages meanwhile. At the end ``rules.py`` holds the
 history against what the broker promises.
 """

@@ -1,4 +1,4 @@
-"""What clients were told and what they received, as facts without a judgement.
+"""The receipts, answers and deliveries that clients saw: facts without a judgement.
 
 A *message* is what a producer published, named by a number that its payload carries. Each
 *copy* of it has an offset of its own: the first comes from the producer, and every redriven
@@ -34,7 +34,7 @@ def number_of(payload: bytes) -> int:
 
 
 class Publication(IntEnum):
-    """What the producer knows of its message."""
+    """The producer's knowledge of its message."""
 
     UNKNOWN = 0  # sent, and no receipt came
     CONFIRMED = 1
@@ -60,7 +60,7 @@ class Message:
 
 @dataclass(slots=True)
 class Course:
-    """What one subscription made of one copy."""
+    """The deliveries and acknowledgements of one copy by one subscription."""
 
     number: int
     deliveries: int = 0
@@ -135,7 +135,7 @@ class History:
         again: bool,
         at_ms: int,
     ) -> Course:
-        """Note a delivery; ``again`` is what the broker says of it."""
+        """Note a delivery; ``again`` means that the broker marks it as redelivered."""
         known = self.courses[subscription]
         course = known.get(offset)
         if course is None:

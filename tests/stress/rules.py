@@ -8,8 +8,8 @@ from typing import Final
 
 from stress.history import Arrival, Course, History, Message, Publication
 
-# A delivery that was already on its way may be received so long after a confirmation that
-# came over another connection.
+# Deliveries and confirmations travel over different connections. A delivery may be received
+# this long after a confirmation that was sent later.
 OVERTAKE_MS: Final = 1_000
 
 

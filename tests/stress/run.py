@@ -24,7 +24,7 @@ from stress.world import KEYED, PLAIN, SUBSCRIPTIONS, World, set_up
 
 ENGINES: Final = ("sqlite", "mariadb")
 PROGRESS_S: Final = 10
-# Everything is done so long after the last trouble: the longest delay, and some patience.
+# Time for the longest delay and the last retries after the last trouble.
 PATIENCE_S: Final = 180
 LIMITS: Final = {
     "checkpoint_interval_s": 0.2,
@@ -32,7 +32,7 @@ LIMITS: Final = {
     "lease_ms": 10_000,
 }
 _RUNNER: Final = Path(__file__).with_name("stressed_broker.py")
-# What a run has to show: a count of zero proves nothing.
+# A run that counts zero of these proves nothing about them.
 SHOWN: Final = (
     "published",
     "delivered again",
@@ -57,7 +57,7 @@ class StressedBroker(BrokerProcess):
 
 
 def run(minutes: float, engine: str, seed: int) -> int:
-    """Run for so many minutes and until all is done; return how many promises were broken."""
+    """Run the traffic, wait until all is done, and return the number of broken promises."""
     directory = Path(tempfile.mkdtemp(prefix=f"escapement-stress-{engine}-"))
     print(f"{engine}, seed {seed}, {minutes:g} minutes, in {directory}", flush=True)
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ from escapement.broker.upkeep import forgetter, housekeeper
 from escapement.storage.engine.open import open_engine
 from escapement.storage.log import generation
 
-# A transaction of this share waits so long before it begins.
+# The share of transactions that wait before they begin, and their shortest and longest wait.
 SLOW_SHARE: Final = 0.01
 SLOW_S: Final = (0.2, 3.0)
 

@@ -1,4 +1,4 @@
-"""What all parts of a run share: the broker, the history, and when to end."""
+"""The state of one run: the broker, the history, and whether the run is over."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from stress.history import History
 
 PLAIN: Final = "plain"
 KEYED: Final = "keyed"
-# Subscriptions that give a message up after so many deliveries. The last name has no such
-# bound.
+# Topics by subscription. The first two have a bound of deliveries and so dead letters.
 WITH_LETTERS: Final = {"p": PLAIN, "k": KEYED}
 WITHOUT_LETTERS: Final = {"q": PLAIN}
 SUBSCRIPTIONS: Final = WITH_LETTERS | WITHOUT_LETTERS
