@@ -81,7 +81,7 @@ class BrokerProcess:
     # -- life --------------------------------------------------------------------
 
     def launch(self) -> None:
-        """Start it; ``wait_until_ready`` says when it serves."""
+        """Start the process and return at once; ``ready`` becomes true when it serves."""
         assert not self.running
         if self._limits is None:
             command = [sys.executable, "-m", "escapement", "serve", *self._options]
@@ -169,7 +169,7 @@ def broker_process(
 async def until(condition: Callable[[], bool], patience_s: float = 60) -> None:
     """Wait for something outside of this process, or in many places of it."""
     with trio.fail_after(patience_s):
-        while not condition():  # noqa: ASYNC110 (nobody here could set an event)
+        while not condition():  # noqa: ASYNC110 (the condition lies outside of this process)
             await trio.sleep(0.02)
 
 

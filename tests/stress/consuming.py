@@ -59,7 +59,6 @@ async def _take(world: World, subscription: str, inbox: escapement.Inbox) -> boo
         if world.over and action in ("nack", "forget", "leave") and not known.poison:
             action = "ack"
         course.ack_sent |= action in ("ack", "durable")
-        course.released |= action in ("release", "leave")
         chosen[action].append(message.offset)
     await inbox.ack(chosen["ack"])
     await inbox.nack(chosen["nack"])

@@ -11,7 +11,6 @@ import struct
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Final
 
 _NUMBER: Final = struct.Struct("<Q")
@@ -33,13 +32,6 @@ def number_of(payload: bytes) -> int:
     return int(_NUMBER.unpack_from(payload)[0])
 
 
-class Publication(IntEnum):
-    """The producer's knowledge of its message."""
-
-    UNKNOWN = 0  # sent, and no receipt came
-    CONFIRMED = 1
-
-
 @dataclass(slots=True)
 class Message:
     """One message as its producer and the amending client know it. Times in milliseconds."""
@@ -47,7 +39,7 @@ class Message:
     topic: str
     earliest_ms: int  # no delivery may come before
     poison: bool  # consumers of subscriptions with dead letters never acknowledge its first copy
-    publication: Publication = Publication.UNKNOWN
+    confirmed: bool = False  # its receipt came
     offset: int = -1  # of the first copy, where the receipt named it
     # Its time was confirmed then, by a receipt or by the answer to an amendment.
     settled_ms: int = NEVER_MS
@@ -69,7 +61,6 @@ class Course:
     last_ms: int = 0
     ack_sent: bool = False
     durable_ms: int = NEVER_MS  # a durable acknowledgement was confirmed then
-    released: bool = False  # given back untried, so that the next delivery counts as the first
 
 
 @dataclass(slots=True)
@@ -121,7 +112,7 @@ class History:
     def confirm(self, number: int, offset: int) -> None:
         """Note a receipt; the offset is -1 where the receipt does not name it."""
         message = self.messages[number]
-        message.publication, message.offset = Publication.CONFIRMED, offset
+        message.confirmed, message.offset = True, offset
         message.settled_ms = now_ms()
         self.counts["published"] += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
@@ -12,6 +13,9 @@ from brokers import until
 from damage import scramble
 from servers import MysqlServer
 from stress.world import World
+
+# Troubles that a broker must survive without a restart.
+_BROKER_LIVES_ON: Final = ("damaged index", "database killed", "database paused")
 
 
 class Troubles:
@@ -44,21 +48,21 @@ class Troubles:
             others = list(self._kinds)[1:]
             kind = "SIGKILL" if chance.random() < 0.5 else chance.choice(others)
             counts[kind] += 1
+            await self._restart_if_ended()
             await trio.to_thread.run_sync(self._kinds[kind])
             await trio.sleep(chance.uniform(0, 2))
-            await self._mend(kind)
+            if self._database is not None:
+                await trio.to_thread.run_sync(self._database.restore)
+            if kind in _BROKER_LIVES_ON:
+                await self._restart_if_ended()
+            else:
+                await trio.to_thread.run_sync(self._broker.start)
+            await until(self._broker.ready)
 
-    async def _mend(self, kind: str) -> None:
-        if self._database is not None:
-            await trio.to_thread.run_sync(self._database.restore)
+    async def _restart_if_ended(self) -> None:
+        self._world.note_end()
         if not self._broker.running:
-            if kind in ("damaged index", "database killed", "database paused"):
-                self._world.history.faults.append(
-                    f"ended: the broker ended by itself after {kind!r}, with code "
-                    f"{self._broker.process.returncode}"
-                )
             await trio.to_thread.run_sync(self._broker.start)
-        await until(self._broker.ready)
 
     def _kill(self) -> None:
         self._broker.kill()
@@ -69,13 +73,12 @@ class Troubles:
         self._broker.launch()
         try:
             self._broker.process.wait(self._world.chance.uniform(0.3, 1.5))
+            self._world.note_end()
         except subprocess.TimeoutExpired:
             self._broker.kill()
 
     def _stop(self) -> None:
-        code = self._broker.stop()
-        if code:
-            self._world.history.faults.append(f"ended: SIGTERM ended with code {code}")
+        self._world.stop_broker()
 
     def _damage(self) -> None:
         scramble(self._broker.index)
@@ -86,7 +89,7 @@ class Troubles:
 
     def _kill_and_delete(self) -> None:
         self._broker.kill()
-        shutil.rmtree(self._broker.index)
+        shutil.rmtree(self._broker.index, ignore_errors=True)
 
     def _kill_both(self) -> None:
         assert self._database is not None

@@ -49,6 +49,18 @@ class World:
     history: History = field(default_factory=new_history)
     over: bool = False  # nothing new is published, amended or damaged
 
+    def stop_broker(self) -> None:
+        """Send SIGTERM; note an end that is not clean."""
+        self.note_end()
+        if self.broker.running and (code := self.broker.stop()):
+            self.history.faults.append(f"ended: SIGTERM ended with code {code}")
+
+    def note_end(self) -> None:
+        """Record a fault if the broker process has ended by itself."""
+        if not self.broker.running:
+            code = self.broker.process.returncode
+            self.history.faults.append(f"ended: the broker ended by itself with code {code}")
+
 
 async def set_up(client: escapement.Broker) -> None:
     """Create topics and subscriptions; the log is forgotten as soon as it may be."""

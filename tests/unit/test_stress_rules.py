@@ -22,7 +22,7 @@ def clean() -> History:
     for offset in (10, 11, 12):
         number = history.publish("t", T0_MS, poison=offset == 12)
         history.confirm(number, offset)
-        history.messages[number].settled_ms = T0_MS
+        history.messages[number].settled_ms = T0_MS - 10_000
     for name in ("a", "b"):
         for number, offset in ((0, 10), (1, 11), (2, 12), (2, 13)):
             course = history.deliver(name, number, offset, T0_MS, "k", False, T0_MS + offset)
