@@ -42,7 +42,7 @@ format: $(INSTALLED) ## put the code into its format
 	$(BIN)/ruff check --fix .
 
 acceptance-long: $(INSTALLED) database ## the tests too long for `make test`, saying how far they are
-	$(BIN)/pytest -m long -v -s --durations=0 --durations-min=1 $(ARGS)
+	$(BIN)/pytest -m long -o faulthandler_timeout=7200 -v -s --durations=0 --durations-min=1 $(ARGS)
 
 stress: $(INSTALLED) database ## kills, damage and outages under load: MINUTES=5 ENGINE=both SEED=1
 	PYTHONPATH=tests $(BIN)/python -m stress --minutes $(or $(MINUTES),5) \
