@@ -1,15 +1,15 @@
-"""When something that recurs is due: a cron expression in a time zone, or every so often.
+"""Times at which a schedule is due: a cron expression in a time zone, or a fixed interval.
 
-Pure: no clock is read, times arrive as arguments. Times are Unix milliseconds.
+Pure: times arrive as arguments and no clock is read. Times are Unix milliseconds.
 
 Cron expressions are those of the cronsim library, which follows Debian's cron: five
 fields, or six with seconds first; names of months and days, ranges, steps, ``L``, ``LW``,
-``1#2``. So do daylight-saving changes: a time of day that a change to summer time leaves
-out is due right after the gap; one that comes twice when summer time ends is due the first
-time only; where minute or hour begin with ``*``, or seconds are given, each real minute or
-hour counts, in gaps and overlaps too.
+``1#2``. Daylight-saving changes also follow Debian's cron. A time of day that the change to
+summer time skips is due right after the gap. A time of day that occurs twice when summer time
+ends is due the first time only. If the minute or hour field begins with ``*``, or seconds are
+given, every real minute or hour counts, in gaps and overlaps too.
 
-"Every" counts real time from an anchor, whatever the clocks on the wall do.
+An interval counts real time from an anchor, independent of time zones.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from escapement.errors import InvalidRequest
 
 Missed = Literal["skip", "last", "all"]
 
-# Each occurrence is a message and its share of a commit; cron knows nothing shorter either.
+# Each occurrence costs a message and its share of a commit. Cron has no shorter interval either.
 MIN_EVERY_MS: Final = 1_000
 MAX_TEXT_CHARS: Final = 255
-# Whoever comes to an occurrence later than this was not there when it was due: a restart
-# takes less, a machine that was off or asleep takes more.
+# An occurrence handled later than this counts as missed. A restart takes less; a machine that
+# was off or asleep takes more.
 MISSED_AFTER_MS: Final = 60_000
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -40,14 +40,14 @@ _WALL: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SECOND_MS: Final = 1_000
 _DAY_MS: Final = 86_400_000
-# How far back the last occurrence is looked for at first, and how much further each time.
+# How far back ``latest`` searches at first, and by which factor the window grows.
 _WINDOW_MS: Final = 60_000
 _WINDOW_GROWTH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """Either ``cron`` in ``timezone``, or ``every_ms`` from ``anchor_ms`` on; to ``until_ms``."""
+    """A schedule: ``cron`` in ``timezone``, or ``every_ms`` from ``anchor_ms``; to ``until_ms``."""
 
     cron: str = ""
     timezone: str = "UTC"
@@ -56,30 +56,35 @@ class Recurrence:
     until_ms: int | None = None
 
     def check(self) -> None:
-        """Whether it can be meant.
+        """Check that the fields make sense.
 
         Raises:
-          InvalidRequest: says what of it cannot.
+          InvalidRequest: names the field that does not.
         """
         if bool(self.cron) == bool(self.every_ms):
-            raise InvalidRequest("a schedule has a cron expression or an interval, one of both")
+            raise InvalidRequest("Give a schedule a cron expression or an interval, and not both.")
         if max(len(self.cron), len(self.timezone)) > MAX_TEXT_CHARS:
-            raise InvalidRequest(f"a cron expression has up to {MAX_TEXT_CHARS} characters")
+            raise InvalidRequest(
+                f"The cron expression or the time zone has more than {MAX_TEXT_CHARS} characters."
+                " Shorten it."
+            )
         if self.every_ms and self.every_ms < MIN_EVERY_MS:
-            raise InvalidRequest(f"an interval of {self.every_ms} ms is shorter than a second")
+            raise InvalidRequest(
+                f"An interval of {self.every_ms} ms is too short. Give at least {MIN_EVERY_MS} ms."
+            )
         self.check_zone()
         if self.cron:
             self._simulation(_WALL)
 
     def check_zone(self) -> None:
-        """Whether this system knows the time zone. Raises ``InvalidRequest``."""
+        """Check that this system knows the time zone. Raises ``InvalidRequest``."""
         self._zone()
 
     def occurrences(self, after_ms: int) -> Iterator[int]:
-        """All that are due later than ``after_ms``, ascending.
+        """Iterate over all times later than ``after_ms``, ascending.
 
         Raises:
-          InvalidRequest: if the expression or the time zone is none (any more).
+          InvalidRequest: if the expression or the time zone is not (or no longer) valid.
         """
         found = self._every(after_ms) if self.every_ms else self._by_cron(after_ms)
         if self.until_ms is None:
@@ -88,14 +93,14 @@ class Recurrence:
         return takewhile(lambda ms: ms <= until_ms, found)
 
     def after(self, ms: int) -> int | None:
-        """The first that is due later than ``ms``; None if there is none."""
+        """Return the first time later than ``ms``, or None."""
         if self.every_ms:
             next_ms = self._next_every(ms)
             return next_ms if self.until_ms is None or next_ms <= self.until_ms else None
         return next(self.occurrences(ms), None)
 
     def until(self, after_ms: int, now_ms: int, limit: int) -> list[int]:
-        """Those that are due later than ``after_ms`` and by ``now_ms``: the first ``limit``."""
+        """Return the first ``limit`` times later than ``after_ms`` and up to ``now_ms``."""
         if self.every_ms:
             end_ms = now_ms if self.until_ms is None else min(now_ms, self.until_ms)
             return list(range(self._next_every(after_ms), end_ms + 1, self.every_ms)[:limit])
@@ -103,7 +108,7 @@ class Recurrence:
         return list(islice(takewhile(lambda ms: ms <= now_ms, coming), limit))
 
     def latest(self, since_ms: int, now_ms: int) -> int:
-        """The last one due by ``now_ms``; ``since_ms`` is one that is.
+        """Return the last time not later than ``now_ms``; ``since_ms`` must be one of the times.
 
         Complexity: O(occurrences within eight times the distance of the last one).
         """
@@ -119,14 +124,14 @@ class Recurrence:
                 last_ms = found_ms
             if last_ms is not None:
                 return last_ms
-            assert begin_ms >= since_ms, "nothing is due, not even what is"
+            assert begin_ms >= since_ms, "since_ms is not a time of this schedule"
             window_ms *= _WINDOW_GROWTH
 
     def _every(self, after_ms: int) -> Iterator[int]:
         return count(self._next_every(after_ms), self.every_ms)
 
     def _next_every(self, after_ms: int) -> int:
-        """The first multiple of ``every_ms`` from the anchor on that is later."""
+        """Return the first multiple of ``every_ms`` after the anchor that is later."""
         passed = max((after_ms - self.anchor_ms) // self.every_ms, 0)
         return self.anchor_ms + (passed + 1) * self.every_ms
 
@@ -137,7 +142,7 @@ class Recurrence:
 
     @property
     def _has_times_of_day(self) -> bool:
-        """Whether it names times on the wall, and not real minutes or hours."""
+        """Whether the expression names times of day, and not every minute or hour."""
         fields = self.cron.split()
         return len(fields) == 5 and not any(field.startswith("*") for field in fields[:2])
 
@@ -145,16 +150,16 @@ class Recurrence:
         begin = (_EPOCH + after_ms * _MILLISECOND).astimezone(self._zone())
         for found in self._simulation(begin):
             ms = (found - _EPOCH) // _MILLISECOND
-            # Begun in the second of two hours, it names times of the first as well.
+            # Started in the second of two equal hours, cronsim also yields times of the first.
             if ms > after_ms:
                 yield ms
 
     def _in_real_time(self, after_ms: int) -> Iterator[int]:
-        """Each moment at which the wall shows what is asked for.
+        """Iterate over the real moments at which a local clock shows a matching time.
 
-        cronsim goes by whole hours, and where clocks are shifted by half an hour, or in the middle
-        of one, it leaves some out. So it is asked for times on a wall whose clock stays as it is,
-        and asked again from each shift on.
+        cronsim works in whole hours and skips times where a clock changes by half an hour, or in
+        the middle of an hour. So this asks cronsim for times of a clock with a constant UTC offset,
+        and starts again from each change of the offset.
         """
         begin_ms = since_ms = after_ms
         while True:
@@ -168,13 +173,13 @@ class Recurrence:
                 yield ms
                 since_ms = ms
             else:
-                return  # there is none in fifty years
+                return  # no time within fifty years
 
     def _shifted_ms(self, since_ms: int, shift: timedelta, until_ms: int) -> int | None:
-        """A moment when clocks are not as they were at first, before which nothing is due.
+        """Return a moment by which the UTC offset has changed, and before which nothing is due.
 
-        Nothing was found before ``until_ms``, and no clock is ever shifted by more than a day: so
-        only the last two days are looked at.
+        cronsim found nothing before ``until_ms``. A clock never changes by more than a day, so
+        only the last two days need a search. Returns None if the offset stays the same.
         """
         low_ms = max(since_ms, until_ms - 2 * _DAY_MS)
         if self._shift(low_ms) != shift:
@@ -193,7 +198,7 @@ class Recurrence:
         return None
 
     def _shift(self, at_ms: int) -> timedelta:
-        """How far the wall is ahead of UTC at a moment."""
+        """Return the offset of local time from UTC at a moment."""
         shift = (_EPOCH + at_ms * _MILLISECOND).astimezone(self._zone()).utcoffset()
         assert shift is not None
         return shift
@@ -203,7 +208,8 @@ class Recurrence:
             return CronSim(self.cron, begin)
         except CronSimError as error:
             raise InvalidRequest(
-                f"{self.cron[:60]!r} is not a cron expression ({error}); such as '0 9 * * mon-fri'"
+                f"{self.cron[:60]!r} is not a cron expression ({error}). An example of one is"
+                " '0 9 * * mon-fri'."
             ) from None
 
     def _zone(self) -> tzinfo:
@@ -213,23 +219,24 @@ class Recurrence:
             return ZoneInfo(self.timezone)
         except (KeyError, ValueError, OSError):
             raise InvalidRequest(
-                f"{self.timezone[:60]!r} is not a time zone such as Europe/Berlin"
+                f"{self.timezone[:60]!r} is not a time zone that this system knows. An example of"
+                " one is 'Europe/Berlin'."
             ) from None
 
 
 def due(
     recurrence: Recurrence, next_ms: int, now_ms: int, missed: Missed, limit: int
 ) -> tuple[list[int], int | None]:
-    """What is to be published now, and when the next one is due after that.
+    """Return the times to publish messages for now, and the next time after them.
 
-    Whoever comes to ``next_ms`` more than a minute late has *missed* all that was due by
-    now: of that ``skip`` publishes nothing, ``last`` the last one, ``all`` everything, up to
-    ``limit`` at a time. In time, everything is published.
+    If ``next_ms`` is more than a minute ago, all times up to now are *missed*: ``skip``
+    publishes none of them, ``last`` only the last one, and ``all`` every one, up to ``limit``
+    in one call. Otherwise every time is published.
 
     Raises:
-      InvalidRequest: if the expression or the time zone is none any more.
+      InvalidRequest: if the expression or the time zone is no longer valid.
     """
-    assert next_ms <= now_ms, "nothing is due"
+    assert next_ms <= now_ms, "next_ms is in the future"
     if now_ms - next_ms > MISSED_AFTER_MS:
         if missed == "skip":
             return [], recurrence.after(now_ms)

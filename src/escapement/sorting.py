@@ -1,8 +1,8 @@
-"""Sorting whole numbers that mostly come in a few ascending runs, or in many.
+"""Sorting of integers, by the algorithm that suits their number of ascending runs.
 
-numpy has two sorts for them: one finds the runs that there are and merges them, and one takes no
-notice, but compares many numbers at a time. With more than a few runs that is several times
-faster, with fewer it is slower. Neither promises in which order equal numbers come.
+numpy's stable sort finds ascending runs and merges them. Its quicksort ignores runs, but compares
+many numbers at a time: it is several times faster with many runs and slower with few. The order of
+equal numbers is not defined.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy.typing as npt
 
 from escapement.message import Int64s
 
-# With so many runs both sorts take the same time.
+# With this many runs both sorts take the same time.
 _FEW_RUNS: Final = 4
 
 
 def argsort(numbers: Int64s) -> npt.NDArray[np.intp]:
-    """The positions of the numbers, the lowest number's first; intp[n]."""
+    """Return the indexes that sort the numbers in ascending order; intp[n]."""
     return np.argsort(numbers, kind=_kind(numbers))
 
 
 def sort(numbers: Int64s) -> None:
-    """Sort the numbers where they are."""
+    """Sort the numbers in place."""
     numbers.sort(kind=_kind(numbers))
 
 

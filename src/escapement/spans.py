@@ -1,6 +1,6 @@
-"""Equal spans of time, one after the other: what a forecast counts by.
+"""Equal, consecutive spans of time, by which a forecast counts messages.
 
-The first span has begun already, and the last may end later than what is looked at.
+The first span begins in the past, and the last may end after the period of the forecast.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from escapement.errors import InvalidRequest
 
-# A week by the minute, and then some.
+# A little more than a week in minutes.
 MAX_SPANS: Final = 20_000
 
 
@@ -26,29 +26,29 @@ class Spans:
 
     @classmethod
     def after(cls, now_ms: int, *, by_ms: int, within_ms: int, origin_ms: int = 0) -> Spans:
-        """Those of the time after ``now_ms``, for ``within_ms``.
+        """Return the spans that cover ``within_ms`` after ``now_ms``.
 
         Args:
-          origin_ms: a time at which a span begins, such as some midnight.
+          origin_ms: a time at which a span begins, such as a midnight.
 
         Raises:
-          InvalidRequest: if there would be more than ``MAX_SPANS``.
+          InvalidRequest: if there are more than ``MAX_SPANS``.
         """
         until_ms = now_ms + within_ms
         first_ms = origin_ms + (now_ms + 1 - origin_ms) // by_ms * by_ms
         count = -(-(until_ms - first_ms) // by_ms)
         if count > MAX_SPANS:
             raise InvalidRequest(
-                f"a forecast has at most {MAX_SPANS} spans of time, not {count}: look less far"
-                " ahead, or by longer ones"
+                f"A forecast has at most {MAX_SPANS} spans of time, not {count}. Look less far"
+                " ahead or use longer spans."
             )
         return cls(now_ms, until_ms, by_ms, first_ms, count)
 
     def begins_ms(self, span: int) -> int:
-        """When a span begins."""
+        """Return the time at which a span begins."""
         return self.first_ms + span * self.by_ms
 
     def length_ms(self, span: int) -> int:
-        """How much of a span is looked at."""
+        """Return how much of a span lies in the period of the forecast."""
         begins_ms = self.begins_ms(span)
         return min(begins_ms + self.by_ms, self.until_ms) - max(begins_ms, self.from_ms)

@@ -1,7 +1,7 @@
-"""Traits: what a message's priority and key mean for its order, in 32 bits.
+"""Traits: 32 bits with a message's priority and the hash of its key.
 
-Whoever orders messages needs neither their payloads nor their keys, only this column,
-which is small enough to stand beside every key of the delivery order:
+The delivery order depends on these bits and not on payloads or keys, so a column of traits
+lies beside the due times and offsets:
 
     ==========  =================================================================
     bits 24-31  the priority, exclusive-or ``DEFAULT_PRIORITY``
@@ -10,14 +10,14 @@ which is small enough to stand beside every key of the delivery order:
     bits 0-15   the key's *slot*, 0 without a key
     ==========  =================================================================
 
-So the traits of a message without a key and of the default priority are 0, and a column
-of nothing else is None: who uses neither pays for neither.
+The traits of a message without a key and with the default priority are 0. A column of zeros is
+None, so topics without keys and priorities pay no cost for them.
 
-The hash is FNV-1a of 32 bits over the first ``HASHED_BYTES`` of the key's bytes. The slot is
-its upper half exclusive-or the lower; it is part of the protocol and never changes: consumers
-name ranges of slots. Slot and the other 7 bits together are the key's *print*, by which keys
-are told apart: of 100,000 keys one in a hundred shares its print with another. Segments on disk
-hold all of them.
+The hash is 32-bit FNV-1a over the first ``HASHED_BYTES`` bytes of the key. The slot is the upper
+half of the hash exclusive-or the lower half. It is part of the protocol and never changes, because
+consumers ask for ranges of slots. The slot and the other 7 bits together are the *key hash*, which
+stands for the key in comparisons: of 100,000 keys one in a hundred shares its key hash with another
+key. Segments on disk store all these bits.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, UI
 
 SLOTS: Final = 1 << 16
 PRINTS: Final = 1 << 23
-# More of a key says nothing new, and a loop over positions must have an end.
+# Longer keys are cut here, to bound the loop over their bytes.
 HASHED_BYTES: Final = 256
 HAS_KEY: Final = 1 << 16
 PRIORITY_SHIFT: Final = 24
-# Traits from here on are those of messages with a priority other than the default.
+# Traits from here on belong to messages with a priority other than the default.
 FIRST_PRIORITY: Final = 1 << PRIORITY_SHIFT
 
-# Which keys a consumer asks for: the first and the last slot; ``AUTO`` for what it is given;
-# None for what nobody asked for.
+# The keys that a consumer asks for: (first slot, last slot); ``AUTO`` for a part that the broker
+# assigns; None for the keys in no other consumer's range.
 KeyRange = tuple[int, int] | str | None
 AUTO: Final = "auto"
 
 _SLOT_MASK: Final = SLOTS - 1
-# What of the traits is the key's: whether there is one, and all of its hash.
+# The bits of the traits that depend on the key: the flag and all of its hash.
 _KEY_MASK: Final = FIRST_PRIORITY - 1
-# Which bits of the hash the print has beside the slot, and where they stand in traits.
+# The bits of the hash that the key hash has beside the slot, and their place in the traits.
 _MORE_FROM: Final = 9
 _MORE_MASK: Final = PRINTS // SLOTS - 1
 _MORE_SHIFT: Final = 17
 _OFFSET_BASIS: Final = 2_166_136_261
 _PRIME: Final = 16_777_619
 _WORD: Final = (1 << 32) - 1
-# Fewer keys than this are hashed one by one: a numpy call costs as much as 100 bytes.
+# Fewer keys than this are hashed one at a time, because a numpy call costs as much as 100 bytes.
 _FEW_KEYS: Final = 16
 
 
 def slot_of(key: str | bytes) -> int:
-    """The slot of one key, 0 to 65,535."""
+    """Return the slot of a key, 0 to 65,535."""
     return _key_traits(key) & _SLOT_MASK
 
 
 def _key_traits(key: str | bytes) -> int:
-    """The traits of one key, the lower 24 bits."""
+    """Return the lower 24 bits of the traits, which depend on the key."""
     data = key.encode() if isinstance(key, str) else key
     value = _OFFSET_BASIS
     for byte in data[:HASHED_BYTES]:
@@ -74,7 +74,7 @@ def _key_traits(key: str | bytes) -> int:
 
 
 def check_key_range(value: object) -> KeyRange:
-    """The key range that a plain value says. Raises ``InvalidRequest``."""
+    """Return ``value`` as a key range. Raises ``InvalidRequest`` if it is not one."""
     if value is None or value == AUTO:
         return value
     if isinstance(value, tuple | list) and len(value) == 2:
@@ -84,12 +84,13 @@ def check_key_range(value: object) -> KeyRange:
     pair = isinstance(value, tuple | list) and len(value) == 2
     written = "-".join(map(str, value)) if pair else repr(value)  # type: ignore[call-overload]
     raise InvalidRequest(
-        f"{written} is no range of keys: the first and the last slot, 0 to {SLOTS - 1}, or {AUTO!r}"
+        f"{written} is not a key range. Give the first and the last slot, 0 to {SLOTS - 1},"
+        f" or {AUTO!r}."
     )
 
 
 def traits_of_keys(keys: Blobs) -> UInt32s:
-    """The traits of keys, without priorities; uint32[n]. O(n · longest key), in columns."""
+    """Return the traits of keys, without priorities; uint32[n]. O(n · longest key), vectorized."""
     count = len(keys)
     if count < _FEW_KEYS:
         return np.fromiter(map(_key_traits, keys.to_list()), np.uint32, count)
@@ -112,7 +113,7 @@ def traits_of_keys(keys: Blobs) -> UInt32s:
 
 
 def traits_of(batch: MessageBatch) -> UInt32s | None:
-    """The traits of each message, or None if all are 0; uint32[n]."""
+    """Return the traits of each message, or None if all are 0; uint32[n]."""
     if batch.keys is None and batch.priorities is None:
         return None
     traits = np.zeros(len(batch), np.uint32)
@@ -129,34 +130,37 @@ def traits_of(batch: MessageBatch) -> UInt32s | None:
 
 
 def priorities_of(traits: UInt32s) -> Int64s:
-    """The priorities; int64[n]."""
+    """Return the priorities; int64[n]."""
     return (traits >> np.uint32(PRIORITY_SHIFT)).astype(np.int64) ^ DEFAULT_PRIORITY
 
 
 def have_keys(traits: UInt32s) -> npt.NDArray[np.bool_]:
-    """Which messages have a key; bool[n]."""
+    """Return a mask of the messages that have a key; bool[n]."""
     keyed: npt.NDArray[np.bool_] = (traits & np.uint32(HAS_KEY)) != 0
     return keyed
 
 
 def key_slots(traits: UInt32s) -> npt.NDArray[np.intp]:
-    """The slots, 0 where a message has no key; intp[n], to index tables with."""
+    """Return the slots, 0 for a message without a key; intp[n], so that they can index tables."""
     return (traits & np.uint32(_SLOT_MASK)).astype(np.intp)
 
 
 def key_prints(traits: UInt32s) -> Int64s:
-    """The prints, 0 where a message has no key; int64[n]."""
+    """Return the key hashes, 0 for a message without a key; int64[n]."""
     more = (traits >> np.uint32(1)) & np.uint32(_MORE_MASK * SLOTS)
     return ((traits & np.uint32(_SLOT_MASK)) | more).astype(np.int64)
 
 
 def slots_of_prints(prints: Int64s) -> npt.NDArray[np.intp]:
-    """The slots of keys with these prints; intp[n], to index tables with."""
+    """Return the slots of keys with these hashes; intp[n], so that they can index tables."""
     return prints & _SLOT_MASK
 
 
 def may_have_key(traits: UInt32s | None, key: bytes, count: int) -> npt.NDArray[np.intp]:
-    """Which of ``count`` messages with these traits may have a key: one in 8 million do not."""
+    """Return the indexes of those of ``count`` messages that may have this key.
+
+    About one in 8 million messages with another key is among them.
+    """
     wanted = _key_traits(key) if key else 0
     if traits is None:
         return np.arange(0 if wanted else count)
@@ -164,7 +168,7 @@ def may_have_key(traits: UInt32s | None, key: bytes, count: int) -> npt.NDArray[
 
 
 def concat_traits(parts: list[tuple[int, UInt32s | None]]) -> UInt32s | None:
-    """Columns (height, traits) one below the other; None if all are."""
+    """Concatenate columns given as (height, traits); None if all are None."""
     if all(traits is None for _, traits in parts):
         return None
     return np.concatenate([np.zeros(n, np.uint32) if t is None else t for n, t in parts])

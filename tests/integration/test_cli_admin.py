@@ -266,10 +266,10 @@ def test_what_is_looked_at_is_shown_as_people_say_it(say: Say) -> None:
     assert re.search(r"position +2026-12-2\d \d\d:00:00", shown)
     assert re.search(r"paused until +for ever *$", say("pause", "said"), re.MULTILINE)
     assert re.search(r"paused until +not paused *$", say("resume", "said"), re.MULTILINE)
-    assert "look less far ahead" in say("forecast", "said", "--for", "99999d", fails=1)
+    assert "Look less far ahead" in say("forecast", "said", "--for", "99999d", fails=1)
     say("produce", "said/eu/topic", "x")
     assert "with --force" in say("admin", "namespaces", "delete", "said/eu", fails=1)
-    assert "7-3 is no range of keys" in say("consume", "said", "s", "--keys", "7-3", fails=1)
+    assert "7-3 is not a key range" in say("consume", "said", "s", "--keys", "7-3", fails=1)
 
 
 def test_a_policy_is_shown_in_words_and_told_in_numbers(say: Say) -> None:

@@ -32,7 +32,7 @@ def test_spans_cover_all_that_is_ahead_and_begin_where_they_are_asked_to(
 def test_too_many_spans_are_refused() -> None:
     """B6."""
     Spans.after(0, by_ms=1, within_ms=MAX_SPANS + 1)
-    with pytest.raises(InvalidRequest, match="look less far ahead"):
+    with pytest.raises(InvalidRequest, match="Look less far ahead"):
         Spans.after(0, by_ms=1, within_ms=MAX_SPANS + 2)
 
 

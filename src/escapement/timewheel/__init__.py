@@ -1,4 +1,4 @@
-"""The hierarchical timing wheel; it depends on numpy alone."""
+"""The hierarchical timing wheel. It depends on numpy alone; begin with ``wheel.py``."""
 
 from escapement.timewheel.entries import Entries
 from escapement.timewheel.wheel import TimingWheel

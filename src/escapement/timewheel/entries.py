@@ -1,7 +1,7 @@
-"""Entries: what a wheel takes and gives back, in columns, and how they are put in order.
+"""Entries of a timing wheel as columns, and their sort order.
 
-The order is by time, then by id. Sorting dominates the cost of expiry, so it takes the
-cheapest road the values allow; all of them give the same order.
+The order is by time, then by id. Sorting dominates the cost of expiry, so ``sorted`` uses the
+cheapest of several algorithms that suits the values. All of them produce the same order.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp] | npt.NDArray[np.bool_]
 
-# Up to here one indirect sort costs less than finding out what would be cheaper.
+# For this many rows, one indirect sort costs less than a search for a cheaper algorithm.
 _FEW: Final = 1500
 # numpy sorts 16-bit integers by radix: linear, and four times faster than by comparison.
 _RADIX_SPAN: Final = 1 << 16
-# What a key packed into a non-negative int64 may take.
+# The bits of a non-negative int64, into which a sort key is packed.
 _KEY_BITS: Final = 63
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Columns of equal height: a time, an id and, where used, a tag and a label.
+    """Columns of equal height: a time, an id and, optionally, a tag and a label.
 
-    Tags and labels are the caller's own. Whoever gets entries owns their arrays; nobody
-    else will change them.
+    The caller defines the tags and labels. The receiver of entries owns their arrays: nothing
+    else changes them.
     """
 
     when_ms: Int64s
@@ -42,12 +42,12 @@ class Entries:
 
     @property
     def size_bytes(self) -> int:
-        """What the columns take."""
+        """The bytes of the columns."""
         used = [column for column in (self.tags, self.labels) if column is not None]
         return self.when_ms.nbytes + self.ids.nbytes + sum(column.nbytes for column in used)
 
     def take(self, rows: Rows) -> Entries:
-        """The rows named by index or mask, in that order."""
+        """Return the rows given by index or mask, in that order."""
         return Entries(
             self.when_ms[rows],
             self.ids[rows],
@@ -56,7 +56,7 @@ class Entries:
         )
 
     def slice(self, low: int, high: int) -> Entries:
-        """The rows from ``low`` to below ``high``, as views; O(1)."""
+        """Return the rows from ``low`` to below ``high``, as views; O(1)."""
         return Entries(
             self.when_ms[low:high],
             self.ids[low:high],
@@ -65,20 +65,20 @@ class Entries:
         )
 
     def copy(self) -> Entries:
-        """The same entries in arrays of their own."""
+        """Return the same entries in new arrays."""
         tags = None if self.tags is None else self.tags.copy()
         labels = None if self.labels is None else self.labels.copy()
         return Entries(self.when_ms.copy(), self.ids.copy(), tags, labels)
 
     def owned(self) -> Entries:
-        """The same entries in arrays that keep no larger ones alive; O(1) if these are such."""
+        """Return the same entries in arrays that keep no larger ones alive; O(1) if they do so."""
         columns = (self.when_ms, self.ids, self.tags, self.labels)
         views = any(column is not None and column.base is not None for column in columns)
         return self.copy() if views else self
 
     @staticmethod
     def concat(parts: Sequence[Entries]) -> Entries:
-        """The parts one below the other; where only some have tags or labels, others' are 0."""
+        """Concatenate the parts. A part without tags or labels gets 0 if another part has them."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -91,11 +91,10 @@ class Entries:
         )
 
     def sorted(self) -> Entries:
-        """The same entries by time, then id; those equal in both keep their order.
+        """Return the entries sorted by time, then id. Ties keep their order.
 
-        O(n) if they are in order already, or if ids ascend and the times span less than
-        65,536 ms (what one slot of a wheel holds when ids are given out in order of
-        arrival); O(n log n) otherwise.
+        O(n) if they are sorted already, or if ids ascend and the times span less than 65,536 ms,
+        as in a slot whose ids are assigned in order of arrival. O(n log n) otherwise.
         """
         if len(self) < 2:
             return self

@@ -1,11 +1,11 @@
-"""The levels of a wheel: which slot an entry lies in, as seen from a tick.
+"""The levels of a wheel, which decide the slot of an entry relative to the current tick.
 
-``Level`` is up to 64 slots, and a bitmap that says which of them there are. ``Levels``
-is a stack of them around the present tick: it lays entries out, turns, and says what
-comes next. It knows ticks and slots; staging, clocks and order are the wheel's.
+``Level`` holds up to 64 slots and a bitmap of the occupied ones. ``Levels`` is a stack of them
+around the current tick: it lays out entries, turns to a later tick, and finds the next slot. It
+works with ticks and slots; the wheel handles staging, clocks and the order of entries.
 
-Invariants (``_check``): every entry lies in the slot that its tick and the present one
-name; a slot is there exactly while it holds something; the highest level is not empty;
+Invariants (``_check``): every entry lies in the slot that its tick and the current tick
+determine; a slot exists exactly while it holds entries; the highest level is not empty;
 the count is the number of entries.
 """
 
@@ -22,8 +22,8 @@ from escapement.timewheel.entries import Entries, Int64s
 from escapement.timewheel.slot import Slot
 from escapement.timewheel.staging import NEVER
 
-# 64 slots a level: six bits of the tick name a slot, one machine word says which are
-# occupied, and eleven levels hold every tick an int64 can count.
+# 64 slots a level: six bits of the tick number a slot, one machine word is the bitmap of
+# occupied slots, and eleven levels hold every tick of an int64.
 SLOT_BITS: Final = 6
 SLOTS: Final = 1 << SLOT_BITS
 
@@ -43,7 +43,7 @@ class Level:
         return self._occupied != 0
 
     def __iter__(self) -> Iterator[tuple[int, Slot]]:
-        """The occupied slots; taking out the one at hand is allowed."""
+        """Iterate over the occupied slots; the current one may be removed meanwhile."""
         return iter(list(self._slots.items()))
 
     def put(self, number: int, entries: Entries) -> None:
@@ -56,18 +56,18 @@ class Level:
             slot.put(entries)
 
     def first(self) -> tuple[int, Slot]:
-        """The lowest occupied slot; there must be one. O(1)."""
+        """Return the lowest occupied slot; there must be one. O(1)."""
         assert self._occupied, "an empty level has no first slot"
         number = (self._occupied & -self._occupied).bit_length() - 1
         return number, self._slots[number]
 
     def take(self, number: int) -> Slot | None:
-        """Take a slot out, if it is there."""
+        """Remove and return a slot, or None."""
         self._occupied &= ~(1 << number)
         return self._slots.pop(number, None)
 
     def take_below(self, end: int) -> list[Slot]:
-        """Take out every slot with a number below ``end``, lowest first."""
+        """Remove and return every slot with a number below ``end``, lowest first."""
         if not self._occupied & ((1 << end) - 1):
             return []
         numbers = sorted(number for number in self._slots if number < end)
@@ -80,7 +80,7 @@ class Level:
 
 
 class Levels:
-    """Entries laid out around a tick, none of them before it."""
+    """Entries laid out around a tick. None of them is earlier than the tick."""
 
     __slots__ = ("_count", "_earliest_ms", "_levels", "tick", "tick_ms")
 
@@ -89,7 +89,7 @@ class Levels:
         self.tick = tick
         self._levels: list[Level] = []
         self._count = 0
-        self._earliest_ms: int | None = None  # None: look again
+        self._earliest_ms: int | None = None  # None: unknown, computed when needed
 
     def __len__(self) -> int:
         return self._count
@@ -123,7 +123,7 @@ class Levels:
 
     @staticmethod
     def _places(ticks: Int64s, ahead: Int64s, highest: int) -> npt.NDArray[np.uint16]:
-        """Level and slot in one number, narrow enough to be sorted by radix."""
+        """Return level and slot in one number, small enough to be sorted by radix."""
         levels = np.zeros(len(ticks), np.uint8)
         for level in range(1, highest + 1):
             levels += ahead >= 1 << (SLOT_BITS * level)
@@ -134,10 +134,10 @@ class Levels:
         return places
 
     def turn(self, tick: int) -> tuple[list[Slot], list[Slot]]:
-        """Turn to a later tick; takes out the slots passed, in order, and the one entered.
+        """Turn to a later tick; remove and return the slots passed, in order, and the slot entered.
 
-        The present tick's own slot, which only levels laid out ahead of their time have,
-        counts as passed. O(levels + slots taken out).
+        The slot of the current tick itself counts as passed. Only levels that were laid out ahead
+        of their time have one. O(levels + slots removed).
         """
         assert tick >= self.tick, (tick, self.tick)
         top = _level_of(tick ^ self.tick)
@@ -151,13 +151,13 @@ class Levels:
             passed += self._levels[top].take_below(number)
             slot = self._levels[top].take(number)
             if slot is not None:
-                # On the lowest level a slot is one tick, and that has come.
+                # On the lowest level a slot is one tick, and that tick has come.
                 (entered if top else passed).append(slot)
         self._took_out(sum(map(len, passed)) + sum(map(len, entered)))
         return passed, entered
 
     def adopt(self, lower: Levels) -> None:
-        """Take over, as the lowest levels, what was laid out ahead and turned to this tick."""
+        """Take over levels laid out ahead and turned to this tick, as the lowest levels."""
         assert lower.tick == self.tick
         for number, level in enumerate(lower._levels):
             if number == len(self._levels):
@@ -169,7 +169,7 @@ class Levels:
         self._earliest_ms = None
 
     def next_to_enter(self) -> tuple[int, int] | None:
-        """The next slot that spans more than a tick: its first tick, and how many it holds."""
+        """Return the first tick and the size of the next slot that spans more than a tick."""
         for number, level in enumerate(self._levels):
             if number and level:
                 slot_number, slot = level.first()
@@ -179,7 +179,7 @@ class Levels:
         return None
 
     def take_from_next(self, count: int) -> Entries:
-        """Take out the first ``count`` entries of that slot."""
+        """Remove and return the first ``count`` entries of the slot of ``next_to_enter``."""
         level = next(level for level in self._levels[1:] if level)
         number, slot = level.first()
         taken = slot.take_first(count)
@@ -192,7 +192,7 @@ class Levels:
     def earliest_ms(self) -> int:
         """The earliest time of all entries; ``NEVER`` if there are none.
 
-        O(1), or O(entries of one slot) after something was taken out.
+        O(1), or O(entries of one slot) after a removal.
         """
         if self._earliest_ms is None:
             lowest = next((level for level in self._levels if level), None)
@@ -200,7 +200,7 @@ class Levels:
         return self._earliest_ms
 
     def keep(self, which: Callable[[Entries], npt.NDArray[np.bool_]]) -> int:
-        """Keep the entries for which ``which`` holds; returns how many went. O(size)."""
+        """Keep the entries for which ``which`` holds; return how many were removed. O(size)."""
         gone = 0
         for level in self._levels:
             for number, slot in level:
@@ -236,5 +236,5 @@ class Levels:
 
 
 def _level_of(ahead: int) -> int:
-    """The level on which two ticks differ, given their exclusive or; 0 if they do not."""
+    """Return the highest level on which two ticks differ, given their exclusive or; else 0."""
     return max(ahead.bit_length() - 1, 0) // SLOT_BITS

@@ -1,8 +1,8 @@
-"""One slot of a wheel: a bag of entries that grows.
+"""One slot of a wheel: a growing collection of entries.
 
-The columns lie in one matrix, a row for each, with room at the end. What is put in is
-copied, so that a slot never keeps a caller's larger array alive. The rows of tags and
-labels exist only once an entry has brought one.
+The columns lie in one matrix, one matrix row each, with spare capacity at the end. Entries are
+copied in, so a slot never keeps a caller's larger array alive. The rows for tags and labels exist
+only after an entry with one arrived.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy.typing as npt
 from escapement.timewheel.entries import Entries
 
 _WHEN, _ID, _TAG, _LABEL = 0, 1, 2, 3
-# A full slot grows by half: entries are copied twice on average, and a third of the
-# room at most lies idle.
+# A full slot grows by half: entries are copied twice on average, and at most a third of the
+# capacity is unused.
 _GROWTH: Final = 1.5
 
 
@@ -36,7 +36,7 @@ class Slot:
 
     @property
     def size_bytes(self) -> int:
-        """What its columns take, idle room included."""
+        """The memory of the columns, unused capacity included."""
         return int(self._columns.nbytes)
 
     @property
@@ -45,7 +45,7 @@ class Slot:
         return int(self._columns[_WHEN, self._first : self._end].min())
 
     def entries(self) -> Entries:
-        """What is in it, as views: valid until the slot changes; O(1)."""
+        """Return the entries as views, which are valid until the slot changes; O(1)."""
         columns = self._columns[:, self._first : self._end]
         return Entries(*columns)
 
@@ -66,7 +66,7 @@ class Slot:
         self._end = end
 
     def take_first(self, count: int) -> Entries:
-        """Take out the ``count`` entries that came first, or all; amortised O(count)."""
+        """Remove and return the first ``count`` entries to arrive, or all; amortised O(count)."""
         taken = self.entries().slice(0, count).copy()
         self._first += len(taken)
         if self._first > len(self):
@@ -74,7 +74,7 @@ class Slot:
         return taken
 
     def keep(self, rows: npt.NDArray[np.bool_]) -> int:
-        """Keep the entries marked; returns how many went. O(n)."""
+        """Keep the marked entries and return how many were removed. O(n)."""
         before = len(self)
         if not rows.all():
             self._columns = np.ascontiguousarray(self._columns[:, self._first : self._end][:, rows])
@@ -85,7 +85,7 @@ class Slot:
         self._move(max(needed, int(len(self) * _GROWTH)), height)
 
     def _move(self, capacity: int, height: int) -> None:
-        """Copy what is in it into new columns."""
+        """Copy the entries into new columns."""
         columns = np.empty((height, capacity), np.int64)
         count = len(self)
         columns[: len(self._columns), :count] = self._columns[:, self._first : self._end]
@@ -94,5 +94,5 @@ class Slot:
 
 
 def _height(entries: Entries) -> int:
-    """How many rows the entries need."""
+    """Return how many matrix rows the entries need."""
     return 4 if entries.labels is not None else 2 if entries.tags is None else 3

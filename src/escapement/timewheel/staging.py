@@ -1,8 +1,8 @@
-"""What has arrived and is not laid out over the slots yet.
+"""The staging area of a timing wheel: entries that are not laid out over the slots yet.
 
-Arrays are kept as they came, without a copy, unless they are views of larger ones; entries
-that came alone gather in lists, so that one of them costs no array. All of it is laid out when
-the first of it falls due, or earlier when it has grown to a portion.
+Arrays are kept without a copy, unless they are views of larger ones. Entries inserted one at a
+time gather in lists, so that none needs an array of its own. The wheel lays out all of them when
+the earliest falls due, or when their number reaches a portion.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 
 from escapement.timewheel.entries import Entries
 
-# Later than every time there is.
+# Later than every time.
 NEVER: Final = 1 << 63
-# Staging is full at this many arrays: of many small ones each costs more than what is in it.
+# Staging is full at this many arrays: each small array costs more than its entries.
 MAX_ARRAYS: Final = 1024
-# An entry that came alone: two places in lists, and two integers.
+# The memory of an entry inserted alone: two list items and two integers.
 _SINGLE_BYTES: Final = 80
 
 
 class Staging:
-    """Entries in order of arrival, arrays before those that came alone."""
+    """Staged entries in order of arrival: first the arrays, then the entries inserted alone."""
 
     __slots__ = ("_array_entries", "_arrays", "_ids", "_tags", "_when_ms", "earliest_ms")
 
@@ -30,7 +30,7 @@ class Staging:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self.earliest_ms = NEVER
         self._arrays: list[Entries] = []
         self._array_entries = 0
@@ -43,22 +43,22 @@ class Staging:
 
     @property
     def size_bytes(self) -> int:
-        """What the entries take."""
+        """The memory of the entries."""
         return sum(part.size_bytes for part in self._arrays) + len(self._when_ms) * _SINGLE_BYTES
 
     def is_full(self, portion: int) -> bool:
-        """Whether a portion has gathered."""
+        """Whether the staged entries make up a portion."""
         return len(self) >= portion or len(self._arrays) >= MAX_ARRAYS
 
     def put(self, entries: Entries, earliest_ms: int) -> None:
-        """Note arrays, and the earliest time in them. O(1), O(n) for views."""
+        """Stage arrays; ``earliest_ms`` is the earliest time in them. O(1), O(n) for views."""
         if earliest_ms < self.earliest_ms:
             self.earliest_ms = earliest_ms
         self._arrays.append(entries.owned())
         self._array_entries += len(entries)
 
     def put_one(self, when_ms: int, id: int, tag: int) -> None:
-        """Note one entry. O(1)."""
+        """Stage one entry. O(1)."""
         if when_ms < self.earliest_ms:
             self.earliest_ms = when_ms
         if tag and self._tags is None:
@@ -69,7 +69,7 @@ class Staging:
         self._ids.append(id)
 
     def parts(self) -> list[Entries]:
-        """Everything staged, the arrays as they came."""
+        """Return everything staged, the arrays first."""
         if not self._ids:
             return [*self._arrays]
         alone = Entries(
@@ -80,7 +80,7 @@ class Staging:
         return [*self._arrays, alone]
 
     def take(self) -> list[Entries]:
-        """Everything staged, which is then empty."""
+        """Return everything staged and clear the staging area."""
         parts = self.parts()
         if parts:
             self.clear()

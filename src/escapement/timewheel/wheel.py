@@ -1,8 +1,8 @@
 """A hierarchical timing wheel over columns.
 
-It holds entries (a time, an id, perhaps a tag and a label) and gives them back when their
-time has come, sorted by time, then id. Time is cut into *ticks* of a fixed length; the wheel
-turns when it is told the time and reads no clock itself. It depends on numpy alone.
+It holds entries (a time, an id, optionally a tag and a label) and returns them when they are
+due, sorted by time, then id. Time is divided into *ticks* of a fixed length. The wheel reads no
+clock: it turns when the caller gives it the time. It depends on numpy alone.
 
 Ticks are counted from the Unix epoch. A level is 64 slots; a slot of one level spans
 all the slots of the level below:
@@ -17,37 +17,37 @@ all the slots of the level below:
     4      16,777,216 ticks    124 days                    34 years
     =====  ==================  ==========================  ==========================
 
-and so on; the eleventh level ends where an int64 does. Levels exist while they are
-needed, slots while they hold something.
+and so on; the eleventh level reaches the end of an int64. Levels exist only while they are
+needed, and slots only while they hold entries.
 
-**Where an entry goes.** Write the present tick T and the entry's tick t (the first at or
-after its time) as digits to the base 64. The highest digit in which they differ names
-the level, t's digit there names the slot. As t lies ahead of T and all higher digits
-agree, that slot lies ahead of T's own on its level. So no slot ever holds two different
-rounds, whatever is on a lower level is earlier than whatever is on a higher one, and the
-lowest occupied slot of the lowest occupied level is what comes next.
+**Where an entry goes.** Write the current tick T and the entry's tick t (the first at or
+after its time) as digits to the base 64. The highest digit in which they differ gives the
+level, and t's digit there gives the slot. As t lies ahead of T and all higher digits agree,
+that slot lies ahead of T's own on its level. So a slot never holds two different rounds, every
+entry on a lower level is earlier than every entry on a higher one, and the lowest occupied
+slot of the lowest occupied level is due next.
 
-**A worked example**, ticks of 1 s, at T = 130, in digits (2, 2). An entry for t = 135,
-(2, 7), differs in the last digit: level 0, slot 7. One for t = 200, (3, 8), differs in
-the first: level 1, slot 3. At T = 135 slot 7 of level 0 is given out. At T = 192, (3, 0),
-the wheel enters slot 3 of level 1: what is in it is taken out and put in again, seen from
-192, where t = 200 now differs only in its last digit: level 0, slot 8. Eight ticks later
-it is given out. Had the wheel been told T = 10,000 instead, everything on the way would
-have been taken out slot by slot, without a visit to any of the 9,870 ticks between.
+**A worked example**, with ticks of 1 s, at T = 130, in digits (2, 2). An entry for t = 135,
+(2, 7), differs in the last digit: level 0, slot 7. An entry for t = 200, (3, 8), differs in
+the first: level 1, slot 3. At T = 135 the wheel returns slot 7 of level 0. At T = 192, (3, 0),
+the wheel enters slot 3 of level 1: it takes the entries out and lays them out again relative to
+192, where t = 200 differs only in its last digit: level 0, slot 8. Eight ticks later the wheel
+returns it. If the wheel goes from 130 to T = 10,000 at once, it takes out everything between
+slot by slot, without a visit to any of the 9,870 ticks.
 
-**Staging.** Arriving arrays are only noted; they are laid out over the slots when the wheel
-turns to where the first of them falls due, or when many have gathered. So an arriving batch
-costs a comparison, those that come a few at a time are laid out together, and what falls due
-with the first of them never sees a slot.
+**Staging.** The wheel keeps arriving arrays as they are, and lays them out over the slots when
+the earliest of them falls due, or when many have gathered. So an arriving batch costs one
+comparison, small batches are laid out together, and entries that fall due with the earliest
+one never enter a slot.
 
-**Preparing.** A slot with a million entries takes tens of milliseconds to move down when
-the wheel enters it, and whatever falls due meanwhile would be late. So the next such
-slot is emptied ahead of its time, a portion at each turn, into levels of their own that
-are laid out as if its first tick had come. When it comes, they are what the lower levels
-become. ``next_wake_ms`` asks for the turns that this takes.
+**Preparing.** Moving a slot with a million entries to lower levels takes tens of milliseconds,
+and everything that falls due meanwhile would be late. So the wheel empties the next such slot
+ahead of its time, one portion at each turn, into separate levels that are laid out as if the
+slot's first tick had come. When it comes, they become the lower levels. ``next_wake_ms`` asks
+for the turns that this takes.
 
-Invariants (``_check``): every entry lies in the slot that its tick and T name; whatever
-is staged or laid out lies ahead of T; the length is the number of entries.
+Invariants (``_check``): every entry lies in the slot that its tick and T determine; all entries
+that are staged or laid out lie ahead of T; the length is the number of entries.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ from escapement.timewheel.entries import NONE, Entries, Int64s
 from escapement.timewheel.levels import Levels
 from escapement.timewheel.staging import NEVER, Staging
 
-# What is laid out, or moved down ahead of its time, in one go: some 0.3 ms of work, in
-# columns that fit a second-level cache. A slot of level 1 is entered 64 turns after the
-# one before it, so a million entries are moved down in time.
+# Entries to lay out, or to move down ahead of time, in one step: about 0.3 ms of work, in
+# columns that fit a second-level cache. A slot of level 1 is entered 64 turns after the one
+# before it, so a million entries are moved down in time.
 PORTION_ENTRIES: Final = 16_384
-# Ids this far apart are looked up in a table of 16 MiB at most; wider ones by sorting.
+# If ids differ by less than this, a table of at most 16 MiB finds them; otherwise sorting does.
 _TABLE_SPAN: Final = 1 << 24
 
 Mask = npt.NDArray[np.bool_]
 
 
 class TimingWheel:
-    """Entries by the time they are due.
+    """A timing wheel: entries by the time at which they are due.
 
     An entry for ``when_ms`` falls due at the first tick at or after it: at
     ``ceil(when_ms / tick_ms) * tick_ms``. ``advance(now_ms)`` returns it if, and only if,
     that is no later than ``now_ms``; hence never before its time. Ids need not be unique:
     an entry inserted twice is returned twice.
 
-    Arrays passed in are kept for a while: do not change them afterwards.
+    The wheel keeps arrays that the caller passes in, for a while. Do not change them afterwards.
     """
 
     __slots__ = ("_levels", "_now_ms", "_portion", "_prepared", "_staging", "tick_ms")
@@ -96,7 +96,7 @@ class TimingWheel:
         self._portion = portion_entries
         self._staging = Staging()
         self._levels = Levels(tick_ms, now_ms // tick_ms)
-        self._prepared: Levels | None = None  # those of a slot not entered yet
+        self._prepared: Levels | None = None  # the levels of a slot that is not entered yet
 
     def __len__(self) -> int:
         prepared = 0 if self._prepared is None else len(self._prepared)
@@ -104,19 +104,19 @@ class TimingWheel:
 
     @property
     def now_ms(self) -> int:
-        """The time the wheel was last told."""
+        """The time given to the wheel last."""
         return self._now_ms
 
     @property
     def turned_to_ms(self) -> int:
-        """The last tick passed: all that was due up to here has been returned."""
+        """The last tick passed: everything due up to here has been returned."""
         return self._levels.tick * self.tick_ms
 
     @property
     def earliest_ms(self) -> int:
         """The earliest time of all entries; ``NEVER`` if there are none.
 
-        O(1); O(entries of one slot) after something was taken out.
+        O(1); O(entries of one slot) after a removal.
         """
         earliest_ms = min(self._staging.earliest_ms, self._levels.earliest_ms)
         if self._prepared is not None:
@@ -125,11 +125,11 @@ class TimingWheel:
 
     @property
     def size_bytes(self) -> int:
-        """What the entries take, slots' room to grow included."""
+        """The memory of the entries, unused capacity of slots included."""
         slots = sum(slot.size_bytes for levels in self._laid_out() for slot in levels)
         return slots + self._staging.size_bytes
 
-    # -- what comes in -----------------------------------------------------------
+    # -- inserting ---------------------------------------------------------------
 
     def insert(
         self,
@@ -138,9 +138,10 @@ class TimingWheel:
         tags: Int64s | None = None,
         labels: Int64s | None = None,
     ) -> Entries | None:
-        """Take in entries; returns, sorted, those due already (``when_ms <= now_ms``), or None.
+        """Insert entries; return those due already (``when_ms <= now_ms``), sorted, or None.
 
-        What is returned is not kept. O(n) comparisons now, O(n) copies at the next turn.
+        The wheel does not keep the returned entries. O(n) comparisons now, O(n) copies at the next
+        turn.
         """
         assert len(when_ms) == len(ids) == (len(ids) if tags is None else len(tags))
         assert labels is None or len(labels) == len(ids)
@@ -161,7 +162,7 @@ class TimingWheel:
         return elapsed
 
     def insert_one(self, when_ms: int, id: int, tag: int = 0) -> bool:
-        """Take in one entry; returns True, and does not keep it, if it is due already."""
+        """Insert one entry. Return True, and do not keep it, if it is due already."""
         if when_ms <= self._now_ms:
             return True
         self._staging.put_one(when_ms, id, tag)
@@ -169,13 +170,13 @@ class TimingWheel:
             self._lay_out_staged()
         return False
 
-    # -- what comes out ------------------------------------------------------------
+    # -- removing ------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> Entries:
         """Turn to ``now_ms`` and return what fell due, sorted by time, then id.
 
-        Costs by what is returned and by what moves to a lower level, not by the time
-        that has passed. The time must not go back: see ``drain`` and ``rewind``.
+        The cost depends on the entries returned and moved to a lower level, not on the time that
+        has passed. The time must not go back: see ``drain`` and ``rewind``.
         """
         assert now_ms >= self._now_ms, f"time went back from {self._now_ms} to {now_ms}"
         self._now_ms = now_ms
@@ -186,7 +187,7 @@ class TimingWheel:
             self._levels.tick = tick
             return NONE
         passed, entered = self._levels.turn(tick)
-        # Slots are in order among themselves, so that each may be sorted by itself.
+        # Slots are in order, so each may be sorted by itself.
         in_order = True
         if self._prepared is not None and self._prepared.tick <= tick:
             more_passed, more_entered = self._prepared.turn(tick)
@@ -209,11 +210,11 @@ class TimingWheel:
         return Entries.concat(due).sorted()
 
     def next_wake_ms(self) -> int | None:
-        """When ``advance`` should next be called; None for never.
+        """Return the time at which to call ``advance`` next, or None if the wheel is empty.
 
-        It is the tick at which the earliest entry falls due, or, if a slot with many entries
-        is to be entered, a tick early enough to prepare it a portion at a time. O(1); O(entries
-        of one slot) after something was taken out.
+        It is the tick at which the earliest entry falls due. If a slot with many entries is to be
+        entered, it is a tick early enough to prepare that slot portion by portion. O(1); O(entries
+        of one slot) after a removal.
         """
         earliest_ms = self.earliest_ms
         if earliest_ms == NEVER:
@@ -227,12 +228,12 @@ class TimingWheel:
             begin_tick = first_tick - -(-count // self._portion)
             tick = min(tick, max(begin_tick, self._levels.tick + 1))
         if prepared is not None and self._next_large_of(prepared) is not None:
-            # That one is prepared in its turn once these levels are entered.
+            # That slot is prepared after these levels are entered.
             tick = min(tick, prepared.tick)
         return tick * self.tick_ms
 
     def cancel(self, ids: Int64s) -> int:
-        """Take out every entry with one of ``ids``; returns how many there were. O(size)."""
+        """Remove every entry with one of ``ids`` and return how many there were. O(size)."""
         if not len(ids) or not len(self):
             return 0
         first, span = int(ids.min()), int(ids.max()) - int(ids.min()) + 1
@@ -249,14 +250,14 @@ class TimingWheel:
         return self._keep(stays)
 
     def drop_from(self, when_ms: int, id: int) -> int:
-        """Take out every entry with a key ``(when_ms, id)`` at or past this; returns how many.
+        """Remove every entry with a key ``(when_ms, id)`` at or past this; return how many.
 
         O(size).
         """
         return self._keep(lambda e: (e.when_ms < when_ms) | ((e.when_ms == when_ms) & (e.ids < id)))
 
     def drain(self) -> Entries:
-        """Take everything out, sorted: for a wheel of another tick, or an earlier time."""
+        """Remove and return all entries, sorted, for a wheel of another tick or an earlier time."""
         everything = self.entries()
         self._staging.clear()
         self._levels = Levels(self.tick_ms, self._levels.tick)
@@ -264,20 +265,20 @@ class TimingWheel:
         return everything.sorted()
 
     def rewind(self, now_ms: int) -> None:
-        """Set an empty wheel to any time, earlier ones too."""
+        """Set an empty wheel to any time, also an earlier one."""
         assert not len(self), "only an empty wheel can be set back: drain it first"
         assert now_ms >= 0, now_ms
         self._now_ms = now_ms
         self._levels.tick = now_ms // self.tick_ms
 
     def entries(self) -> Entries:
-        """A copy of everything in it, in no particular order. O(size)."""
+        """Return a copy of all entries, in no particular order. O(size)."""
         parts = [slot.entries() for levels in self._laid_out() for slot in levels]
         parts += self._staging.parts()
         whole = Entries.concat(parts)
         return whole if len(parts) > 1 else whole.copy()
 
-    # -- inside ------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------
 
     def _laid_out(self) -> list[Levels]:
         return [self._levels] if self._prepared is None else [self._levels, self._prepared]
@@ -286,7 +287,7 @@ class TimingWheel:
         self._levels.lay_out(Entries.concat(self._staging.take()))
 
     def _move(self, entries: Entries) -> Entries:
-        """Lay out those that lie ahead; returns the others."""
+        """Lay out the entries that lie ahead and return the others."""
         ahead = entries.when_ms > self.turned_to_ms
         if ahead.all():
             self._levels.lay_out(entries)
@@ -295,10 +296,10 @@ class TimingWheel:
         return entries.take(~ahead)
 
     def _prepare(self) -> None:
-        """Empty a portion of the next large slot into the levels it will become.
+        """Move a portion of the next large slot into the levels that it will become.
 
-        If an earlier slot turns up while one is prepared, that one stays prepared, and
-        the earlier one is moved down at once when it is entered.
+        If an earlier large slot turns up while one is prepared, the prepared one stays, and the
+        earlier one is moved down at once when it is entered.
         """
         large = self._next_large_of(self._levels)
         if large is None:
@@ -312,12 +313,12 @@ class TimingWheel:
             self._prepared.lay_out(self._levels.take_from_next(portion))
 
     def _next_large_of(self, levels: Levels) -> tuple[int, int] | None:
-        """The first tick and the count of the next slot to enter, if worth preparing."""
+        """Return first tick and size of the next slot to enter, if it is worth preparing."""
         upcoming = levels.next_to_enter()
         return upcoming if upcoming is not None and upcoming[1] > self._portion else None
 
     def _keep(self, which: Callable[[Entries], Mask]) -> int:
-        """Keep the entries for which ``which`` holds; returns how many went."""
+        """Keep the entries for which ``which`` holds; return how many were removed."""
         self._lay_out_staged()
         gone = sum(levels.keep(which) for levels in self._laid_out())
         if self._prepared is not None and not len(self._prepared):
