@@ -1,8 +1,8 @@
 """escapement: a delayed-delivery message broker with MySQL as its durable log.
 
-This is the package's face: ``connect`` and what it leads to. The blocking twin is
-``escapement.sync.connect``. What needs numpy and trio is imported when it is first asked
-for: the command line imports this package too, and answers ``--help`` without them.
+Start with ``connect``, or with ``escapement.sync.connect`` in blocking code. Names that need
+numpy or trio are imported on first use: the command line also imports this package, and
+answers ``--help`` without them.
 """
 
 from importlib import import_module

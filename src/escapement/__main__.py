@@ -1,4 +1,4 @@
-"""``python -m escapement`` is the command ``escapement``."""
+"""The entry point of ``python -m escapement``, which is the command ``escapement``."""
 
 from escapement.cli import main
 

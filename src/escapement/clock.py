@@ -1,8 +1,8 @@
-"""The two clocks: what time it is, and how long a lease has run.
+"""The two clocks of the broker: the wall clock and the lease clock.
 
-The wall clock says *when*; trio's own clock says how long to sleep. Nothing
-below the broker reads a clock: the time arrives as an argument. This module is
-the one place where it comes from, so that a test can put another in its place.
+Due times use the wall clock; sleeping uses trio's own clock. Modules below the broker
+never read a clock: they get the time as an argument. The broker takes the time only from
+this module, so that a test can use a virtual clock.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the broker asks for the time."""
+    """The interface of a clock."""
 
     def now_ms(self) -> int:
-        """Wall-clock time, integer milliseconds since the Unix epoch."""
+        """Return the wall-clock time in integer milliseconds since the Unix epoch."""
         ...
 
     def lease_ms(self) -> int:
-        """A clock for leases: monotone, and it counts while the machine is suspended."""
+        """Return a monotonic time in milliseconds that also counts while the machine sleeps."""
         ...
 
 
@@ -33,5 +33,5 @@ class SystemClock:
         return time.clock_gettime_ns(_SUSPEND_AWARE) // 1_000_000
 
 
-# CLOCK_BOOTTIME is Linux's; elsewhere CLOCK_MONOTONIC is the nearest there is.
+# Only Linux has CLOCK_BOOTTIME. CLOCK_MONOTONIC is the closest clock elsewhere.
 _SUSPEND_AWARE = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

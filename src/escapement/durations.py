@@ -1,12 +1,12 @@
-"""Spans of time: what people write, and integer milliseconds.
+"""Durations: conversion between what users write and integer milliseconds.
 
-Inside escapement a span is an ``int`` whose name ends in ``_ms``. This module is the
-door: ``parse`` for text in settings and commands (``"500ms"``, ``"30s"``, ``"5m"``,
-``"1h"``, ``"3d"``, ``"2w"``), ``of`` for what an application passes (a ``timedelta``,
-or a number and a unit), and ``format`` for the way back.
+Inside escapement a duration is an ``int`` whose name ends in ``_ms``. ``parse`` reads text
+from settings and commands (``"500ms"``, ``"30s"``, ``"5m"``, ``"1h"``, ``"3d"``, ``"2w"``),
+``of`` converts the arguments of an application (a ``timedelta``, or a number and a unit),
+and ``format`` writes a duration as text.
 
-A fraction of a millisecond is rounded up: a delay may turn out longer by less than a
-millisecond, never shorter. Every error is ``InvalidRequest``.
+Fractions of a millisecond are rounded up, so that a delay is never shorter than requested
+and less than a millisecond longer. Every error is ``InvalidRequest``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Final
 
 from escapement.errors import InvalidRequest
 
-# A span and a wall-clock time, both below this, add up without leaving an int64.
+# The sum of a duration and a wall-clock time, each within this bound, fits an int64.
 MAX_DURATION_MS: Final = 2**62 - 1
-# Messages that are wanted later than this from now are refused, unless a broker says otherwise.
+# The default of the broker's maximum delay: messages due later than this are refused.
 DEFAULT_MAX_DELAY_MS: Final = 10 * 366 * 86_400_000
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -49,15 +49,15 @@ _MS_OF_UNIT: Final = (
     | {word + "s": _MS_OF[unit] for unit, word in _WORDS.items()}
 )
 _LARGEST_FIRST: Final = sorted(_MS_OF.items(), key=lambda item: -item[1])
-# 19 digits hold every int64; more would only make int() work for nothing.
+# 19 digits hold every int64. The bound keeps int() from reading very long numbers.
 _TEXT: Final = re.compile(r"([0-9]{1,19})(ms|s|m|h|d|w)")
 
 
 def parse(text: str) -> int:
-    """The milliseconds that ``text`` names: digits and one of ms, s, m, h, d, w.
+    """Return the milliseconds of a duration written as digits and one of ms, s, m, h, d, w.
 
     Raises:
-      InvalidRequest: if it is not such a text, or longer than ``MAX_DURATION_MS``.
+      InvalidRequest: if ``text`` has another form, or exceeds ``MAX_DURATION_MS``.
     """
     match = _TEXT.fullmatch(text)
     if match is None:
@@ -72,7 +72,7 @@ def parse(text: str) -> int:
 
 
 def format(duration_ms: int) -> str:
-    """The shortest text that ``parse`` reads as exactly ``duration_ms``."""
+    """Return the shortest text that ``parse`` reads as exactly ``duration_ms``."""
     assert 0 <= duration_ms <= MAX_DURATION_MS, duration_ms
     if duration_ms == 0:
         return "0s"
@@ -81,22 +81,23 @@ def format(duration_ms: int) -> str:
 
 
 def of(value: timedelta | int | float, unit: str | None = None) -> int:
-    """The milliseconds of a ``timedelta``, or of a number and its unit, rounded up.
+    """Return the milliseconds of a ``timedelta``, or of a number and its unit, rounded up.
 
     ``of(timedelta(minutes=3))``, ``of(3, "minutes")`` and ``of(0.05, "h")`` are the
     same. Units are ms, s, m, h, d, w and their English names, singular or plural. A
-    float counts as the decimal number it prints as, so ``of(1.1, "h")`` is exactly
+    float is read as the decimal number it prints as, so ``of(1.1, "h")`` is exactly
     66 minutes.
 
     Raises:
-      InvalidRequest: if the span is negative, not finite or longer than
-        ``MAX_DURATION_MS``, or the unit is unknown, missing or one too many.
+      InvalidRequest: if the duration is negative, not finite or longer than
+        ``MAX_DURATION_MS``; if the unit is unknown; if a number has no unit, or a
+        timedelta has one.
     """
     if isinstance(value, timedelta):
         if unit is not None:
-            raise InvalidRequest(f"a timedelta has its unit; {unit!r} is one too many")
+            raise InvalidRequest(f"a timedelta takes no unit: leave out {unit!r}")
         microseconds = value // _MICROSECOND
-        # Whole numbers wherever they will do: producers come here for every message.
+        # Integers only: producers call this for every message.
         duration_ms = -(-microseconds // 1000) if microseconds > 0 else microseconds
         if 0 <= duration_ms <= MAX_DURATION_MS:
             return duration_ms
@@ -109,7 +110,7 @@ def of(value: timedelta | int | float, unit: str | None = None) -> int:
     exact_ms = value * unit_ms if type(value) is int else _exact(value) * unit_ms
     if 0 <= exact_ms <= MAX_DURATION_MS:
         return math.ceil(exact_ms)
-    # Python refuses to print integers of thousands of digits; none of them is a duration.
+    # Python refuses to print integers with thousands of digits.
     written = "that many" if isinstance(value, int) and abs(value) > 2**64 else repr(value)
     raise _refusal(exact_ms, f"{written} {unit}")
 
@@ -120,19 +121,19 @@ def _exact(value: int | float) -> Fraction:
             raise InvalidRequest(f"{value} is not a duration: the number must be finite")
         return Fraction(Decimal(float.__repr__(value)))
     if isinstance(value, bool):
-        raise InvalidRequest(f"{value} is not a duration: a number or a timedelta is")
+        raise InvalidRequest(f"{value} is not a duration: pass a number and a unit, or a timedelta")
     try:
         return Fraction(operator.index(value))
     except TypeError:
         raise InvalidRequest(
-            f"{type(value).__name__} is not a duration: a number or a timedelta is"
+            f"{type(value).__name__} is not a duration: pass a number and a unit, or a timedelta"
         ) from None
 
 
 def _refusal(duration_ms: int | Fraction, written: object) -> InvalidRequest:
     if duration_ms < 0:
         return InvalidRequest(f"a duration of {written} is negative")
-    return InvalidRequest(f"a duration of {written} is longer than can be counted")
+    return InvalidRequest(f"a duration of {written} is over the maximum of {MAX_DURATION_MS} ms")
 
 
 def _allowed() -> str:

@@ -1,12 +1,11 @@
-"""Every error escapement raises on purpose, in one tree.
+"""Every error that escapement raises on purpose, in one tree.
 
-Grouped by when they happen. Each carries a stable ``code`` (what travels on the
-wire and what an application may switch on) and ``retryable`` (whether the same
-request may succeed later without anyone changing anything). Messages say what
-happened, to what, and what to do about it.
+The errors are grouped by when they happen. Each class has a stable ``code``, which the
+protocol carries and applications may compare, and ``retryable``, which is True if the same
+request may succeed later without any change. Messages say what failed, why, and what to do.
 
-Our own mistakes are ``assert``; these are for input, for the network and for
-storage.
+These errors are for input, network and storage. Mistakes in escapement itself are
+``assert``.
 """
 
 from __future__ import annotations
@@ -15,105 +14,105 @@ from typing import ClassVar
 
 
 class EscapementError(Exception):
-    """Root of all of them."""
+    """The base class of all errors of escapement."""
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
 
 
-# -- what a caller asked for ---------------------------------------------------
+# -- requests ------------------------------------------------------------------
 
 
 class InvalidRequest(EscapementError):
-    """Is raised when an argument cannot be meant: a bad name, a negative delay."""
+    """Raised when an argument is not valid: a bad name, a negative delay."""
 
     code = "invalid_request"
 
 
 class NaiveDatetime(InvalidRequest):
-    """Is raised when a datetime without a time zone is given as a delivery time."""
+    """Raised when a datetime has no time zone."""
 
     code = "naive_datetime"
 
 
 class DelayTooLong(InvalidRequest):
-    """Is raised when a delivery time lies past the broker's maximum delay."""
+    """Raised when a delivery time lies beyond the broker's maximum delay."""
 
     code = "delay_too_long"
 
 
 class DelaysDisabled(EscapementError):
-    """Is raised when a time is given in a namespace where delays are disabled."""
+    """Raised when a message has a delivery time and its namespace has delays disabled."""
 
     code = "delays_disabled"
 
 
 class NotFound(EscapementError):
-    """Is raised when a namespace, topic or subscription does not exist."""
+    """Raised when a namespace, topic, subscription, message or schedule does not exist."""
 
     code = "not_found"
 
 
 class AlreadyExists(EscapementError):
-    """Is raised when what is to be created is there already."""
+    """Raised when the object to create exists already."""
 
     code = "already_exists"
 
 
 class Conflict(EscapementError):
-    """Is raised when what exists does not allow the request (type, busy consumer)."""
+    """Raised when the request conflicts with existing state, such as another consumer."""
 
     code = "conflict"
 
 
 class GroupClosed(Conflict):
-    """Is raised when a message names a group that is closed; nothing of its batch is stored."""
+    """Raised when a message names a closed group. Nothing of its batch is stored."""
 
     code = "group_closed"
 
 
 class LimitExceeded(EscapementError):
-    """Is raised when a request is larger than a named limit of the broker."""
+    """Raised when a request exceeds a limit of the broker."""
 
     code = "limit_exceeded"
 
 
 class SequenceGap(EscapementError):
-    """Is raised when a batch follows a message of its producer that is not stored."""
+    """Raised when the broker has not stored the producer's message before this batch."""
 
     code = "sequence_gap"
     retryable = True
 
 
 class ProducerFenced(EscapementError):
-    """Is raised when a newer producer of the same name has taken over."""
+    """Raised when a newer producer of the same name has taken over."""
 
     code = "producer_fenced"
 
 
-# -- the wire ------------------------------------------------------------------
+# -- protocol and network ------------------------------------------------------
 
 
 class ProtocolError(EscapementError):
-    """Is the root of what goes wrong between two ends of a connection."""
+    """The base class of protocol errors between the two ends of a connection."""
 
     code = "protocol_error"
 
 
 class LocalProtocolError(ProtocolError):
-    """Is raised when *we* try to send what the protocol does not allow now."""
+    """Raised when this side tries to send something that the protocol does not allow."""
 
     code = "local_protocol_error"
 
 
 class RemoteProtocolError(ProtocolError):
-    """Is raised when the other side sent what the protocol does not allow."""
+    """Raised when the other side sent something that the protocol does not allow."""
 
     code = "remote_protocol_error"
 
 
 class Disconnected(EscapementError):
-    """Is raised when the connection is gone and the request's outcome is unknown."""
+    """Raised when the connection is lost and the outcome of the request is unknown."""
 
     code = "disconnected"
     retryable = True
@@ -123,88 +122,88 @@ class Disconnected(EscapementError):
 
 
 class StorageError(EscapementError):
-    """Is the root of what the database or the disk refuses."""
+    """The base class of errors of the database and the disk."""
 
     code = "storage_error"
 
 
 class StorageUnavailable(StorageError):
-    """Is raised when the database cannot be reached; nothing was made durable."""
+    """Raised when the database cannot be reached. Nothing was made durable."""
 
     code = "storage_unavailable"
     retryable = True
 
 
 class StorageReadOnly(StorageUnavailable):
-    """Is raised when the database takes reads but no writes."""
+    """Raised when the database accepts reads but rejects writes."""
 
     code = "storage_read_only"
 
 
 class OutcomeUnknown(StorageUnavailable):
-    """Is raised inside the commit pipeline when a COMMIT's reply was lost."""
+    """Raised inside the commit pipeline when the reply to a COMMIT was lost."""
 
     code = "outcome_unknown"
 
 
 class SchemaError(StorageError):
-    """Is raised at start when the schema is newer than this program, or altered."""
+    """Raised at start when the schema is newer than this program, or was altered."""
 
     code = "schema_error"
 
 
 class UnfitDatabase(StorageError):
-    """Is raised at start when the database lacks what durability needs."""
+    """Raised at start when the database lacks a property that durability needs."""
 
     code = "unfit_database"
 
 
 class LeaseLost(StorageError):
-    """Is raised when another broker owns what this one is writing to."""
+    """Raised when another broker has taken the lease of this one."""
 
     code = "lease_lost"
     retryable = True
 
 
 class LeaseHeld(StorageError):
-    """Is raised at start when another broker holds the lease; names that broker."""
+    """Raised at start when another broker, named in the message, holds the lease."""
 
     code = "lease_held"
 
 
 class DataDirectoryInUse(StorageError):
-    """Is raised at start when another process holds the data directory's lock."""
+    """Raised at start when another process holds the lock of the data directory."""
 
     code = "data_directory_in_use"
 
 
 class LogDamaged(StorageError):
-    """Is raised when a row of the log, of cursors or of the journal is damaged, or is missing."""
+    """Raised when a row of the log, the cursors or the journal is damaged or missing."""
 
     code = "log_damaged"
 
 
 class LogForgotten(StorageError):
-    """Is raised when messages that were to be read are in the log no more."""
+    """Raised when the log no longer has the messages to read."""
 
     code = "log_forgotten"
 
 
 class LetterDamaged(StorageError):
-    """Is raised when a letter of the inbox does not decode; it is held, the rest goes on."""
+    """Raised when an inbox entry does not decode. It is held; the other entries continue."""
 
     code = "letter_damaged"
 
 
 class StagingLost(StorageError):
-    """Is raised when what a bulk write had staged was given up; the write may be run again."""
+    """Raised when staged batches of a bulk job were discarded. The job may be run again."""
 
     code = "staging_lost"
     retryable = True
 
 
 class IndexDamaged(StorageError):
-    """Is raised when a segment or the manifest fails its checksum; the index is rebuilt."""
+    """Raised when a segment or the manifest fails its checksum. The index is rebuilt."""
 
     code = "index_damaged"
 
@@ -213,21 +212,21 @@ class IndexDamaged(StorageError):
 
 
 class Busy(EscapementError):
-    """Is raised when a bound is met that time will relieve."""
+    """Raised when the broker has reached a limit for now. Retry later."""
 
     code = "busy"
     retryable = True
 
 
 class BacklogFull(EscapementError):
-    """Is raised when so much of a topic waits that no more may be published now."""
+    """Raised when the backlog of a topic is full and publishing to it is refused for now."""
 
     code = "backlog_full"
     retryable = True
 
 
 class ShuttingDown(EscapementError):
-    """Is raised when the broker is stopping and takes no new work."""
+    """Raised when the broker is stopping and accepts no new requests."""
 
     code = "shutting_down"
     retryable = True
@@ -241,5 +240,5 @@ def _by_code(root: type[EscapementError]) -> dict[str, type[EscapementError]]:
 
 
 def from_code(code: str, message: str) -> EscapementError:
-    """The error that a peer named by ``code``; the root class if we do not know it."""
+    """Return the error with a code, or an ``EscapementError`` if the code is unknown."""
     return _by_code(EscapementError).get(code, EscapementError)(message)

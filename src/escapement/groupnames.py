@@ -1,7 +1,8 @@
-"""Which messages of a batch belong to which group.
+"""The messages of a batch, sorted by the group they belong to.
 
-A batch names the group of each message in a column of strings, empty for none. Here the
-column becomes rows by group; no loop over messages.
+A batch has the group name of each message in a column of strings, which is empty for a
+message without a group. This module finds the rows of each group without a loop over
+messages.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from escapement.names import MAX_NAME_LENGTH, check_name
 
 
 class Member(NamedTuple):
-    """The messages of one group: rows of a batch or, once these are known, offsets."""
+    """The messages of one group, as rows of a batch or as offsets."""
 
     group: str
     places: Int64s  # ascending
 
 
 def members_of(column: Blobs | None) -> list[Member]:
-    """The rows of each group that a batch's messages belong to, by name.
+    """Return the rows of each group of a batch, ordered by group name.
 
-    O(n log n) comparisons of names; O(n) where all are one.
+    O(n log n) comparisons of names; O(n) if all messages belong to one group.
 
     Raises:
-      InvalidRequest: if something there cannot be the name of a group.
+      InvalidRequest: if a name is not valid for a group.
     """
     if column is None or not len(column):
         return []
@@ -38,10 +39,10 @@ def members_of(column: Blobs | None) -> list[Member]:
     if not width:
         return []
     if width > MAX_NAME_LENGTH:
-        raise InvalidRequest(f"a group's name has {MAX_NAME_LENGTH} bytes at most, not {width}")
+        raise InvalidRequest(f"a group name has at most {MAX_NAME_LENGTH} bytes, not {width}")
     data = np.frombuffer(column.data, np.uint8)
-    if not data.all():  # numpy takes zeros at the end of strings for nothing
-        raise InvalidRequest("the name of a group holds a zero byte")
+    if not data.all():  # numpy ignores zero bytes at the end of a string
+        raise InvalidRequest("a group name must not contain a zero byte")
     if int(lengths.min()) == width:
         table = data.reshape(-1, width)
         if (table == table[0]).all():

@@ -1,10 +1,10 @@
-"""Ctrl-C while what a command needs is still being imported, or started.
+"""Handling of Ctrl-C while a command imports its modules or starts a process.
 
-While modules are imported nothing is under way, so the process may end where it is. As an
-exception it would come out of whatever module is just read, with a traceback that says nothing,
-or as another error: a class body makes a ``RuntimeError`` of it.
+While modules are imported, no work is in progress, so Ctrl-C ends the process at once. A
+``KeyboardInterrupt`` would show a meaningless traceback from the module being imported, or
+become another error: a class body turns it into a ``RuntimeError``.
 
-While another process is started that nobody can end yet, it waits until somebody can.
+While another process starts and cannot be ended yet, Ctrl-C is delayed until it can be.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-INTERRUPTED: Final = 130  # as shells count: 128 + SIGINT
+INTERRUPTED: Final = 130  # the exit status by shell convention: 128 + SIGINT
 
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Within it Ctrl-C ends the process; not where somebody handles or ignores it."""
+    """End the process at once on Ctrl-C, unless SIGINT is already handled or ignored."""
     ours = threading.current_thread() is threading.main_thread() and (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
@@ -36,7 +36,10 @@ def leaving_at_once() -> Iterator[None]:
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """Within it Ctrl-C waits for the end, unless it comes twice; not where somebody handles it."""
+    """Delay Ctrl-C until the block ends, unless SIGINT is already handled or ignored.
+
+    A second Ctrl-C interrupts at once.
+    """
     came = False
 
     def note(_number: int, _frame: object) -> None:

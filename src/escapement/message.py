@@ -1,25 +1,25 @@
-"""Messages in columns: what a producer builds once and nobody takes apart again.
+"""Batches of messages, stored as columns.
 
-A batch is never a list of objects. It is a few columns of equal height:
+A batch is not a list of objects. It consists of a few columns of equal height:
 
     ============  =========  ==================================================
     payloads      Blobs      the bytes of every message
-    keys          Blobs      only if a message has one; empty where it has none
-    properties    Blobs      only if used; one msgpack map a message, or empty
-    priorities    uint8      only if used; lower goes first, 50 where none is given
-    groups        Blobs      only if used; the name of each message's group, or empty
+    keys          Blobs      only if used; empty for a message without a key
+    properties    Blobs      only if used; one msgpack map per message, or empty
+    priorities    uint8      only if used; lower goes first, 50 is the default
+    groups        Blobs      only if used; the group name per message, or empty
     ============  =========  ==================================================
 
-The *body* of a batch is their encoding (``MessageBatch.encode``), and it travels
-as it is: from the producer through the wire into the log, and from the index
-through the wire to the consumer. Times do not belong to the body, because only
-the topic's owner knows them: see :class:`Times`.
+The *body* of a batch is the encoding of these columns (``MessageBatch.encode``). The body
+stays unchanged on its way from the producer over the network into the log, and from the
+index over the network to the consumer. Times are not part of the body, because only the
+owner of the topic can resolve them: see :class:`Times`.
 
-A :class:`Message` is a view of one row. It is made in the consumer, when someone
-iterates, and nowhere else.
+The consumer creates objects for single messages, each a view of one row, and only when the
+application iterates over a batch.
 
-This module does no I/O and reads no clock. Its errors are ``InvalidRequest``
-(what a caller passed) and ``RemoteProtocolError`` (bytes that do not decode).
+This module does no I/O and reads no clock. It raises ``RemoteProtocolError`` for bytes that
+do not decode.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ UInt32s = npt.NDArray[np.uint32]
 Buffer = bytes | bytearray | memoryview
 
 DEFAULT_PRIORITY: Final = 50
-# A column of times uses this where a message has none of that kind.
+# The value in a column of times for a message without a time of that kind.
 NO_TIME: Final = -1
-# Strings are copied one by one if they are fewer than this, because numpy has a price for a
-# call, or wider than this on average, because its way copies each byte twice.
+# Strings are copied one by one if there are fewer than _FEW_STRINGS, because each numpy call
+# has a fixed cost, or if they are wider than _WIDE_BYTES on average, because the numpy code
+# copies each byte twice.
 _FEW_STRINGS: Final = 128
 _WIDE_BYTES: Final = 1024
 
@@ -54,7 +55,7 @@ _ALL_FLAGS = _HAS_KEYS | _HAS_PROPERTIES | _HAS_PRIORITIES | _HAS_GROUPS
 
 
 class MessageId(NamedTuple):
-    """Names one message for ever: its topic's full name and its offset in it."""
+    """The permanent id of a message: the full name of its topic, and its offset there."""
 
     topic: str
     offset: int
@@ -65,42 +66,42 @@ class MessageId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blobs:
-    """A column of byte strings: their lengths, and all of them end to end."""
+    """A column of byte strings: their lengths, and their bytes joined end to end."""
 
     lengths: UInt32s
     data: Buffer
 
     @classmethod
     def of(cls, values: Sequence[bytes]) -> Blobs:
-        """The column of ``values``; O(total bytes)."""
+        """Return the column of ``values``; O(total bytes)."""
         lengths = np.fromiter(map(len, values), np.uint32, len(values))
         return cls(lengths, b"".join(values))
 
     @classmethod
     def empty(cls, count: int) -> Blobs:
-        """``count`` empty strings."""
+        """Return a column of ``count`` empty strings."""
         return cls(np.zeros(count, np.uint32), b"")
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def starts(self) -> Int64s:
-        """Where each string begins in ``data``; int64[n]."""
+        """Return the position in ``data`` where each string begins; int64[n]."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         return ends - self.lengths
 
     def to_list(self) -> list[bytes]:
-        """The strings themselves, for the consumer's end; O(total bytes)."""
+        """Return the strings as a list; O(total bytes)."""
         view = bytes(self.data)
         ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
         return [view[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
     def take(self, rows: Int64s) -> Blobs:
-        """The column of the rows named, in that order; O(bytes taken)."""
+        """Return the column of the given rows, in the given order; O(bytes copied)."""
         return gather(self.data, self.starts(), self.lengths, rows)
 
     def part(self, low: int, high: int) -> Blobs:
-        """The rows ``[low, high)``, not copied."""
+        """Return the rows ``[low, high)`` as a view, without copying."""
         first = int(self.lengths[:low].sum(dtype=np.int64))
         lengths = self.lengths[low:high]
         size = int(lengths.sum(dtype=np.int64))
@@ -108,7 +109,7 @@ class Blobs:
 
     @staticmethod
     def concat(parts: Sequence[Blobs]) -> Blobs:
-        """The parts one below the other."""
+        """Return the parts as one column, in order."""
         if len(parts) == 1:
             return parts[0]
         lengths = np.concatenate([p.lengths for p in parts]) if parts else np.zeros(0, np.uint32)
@@ -116,9 +117,9 @@ class Blobs:
 
 
 def gather(data: Buffer, starts: Int64s, lengths: UInt32s, rows: Int64s) -> Blobs:
-    """The strings ``data[starts[r] : starts[r] + lengths[r]]`` for each row, end to end.
+    """Return the strings ``data[starts[r] : starts[r] + lengths[r]]`` for each row ``r``.
 
-    Neighbours in ``data`` are copied as one. O(bytes taken).
+    Adjacent strings are copied together. O(bytes copied).
     """
     taken_lengths = lengths[rows]
     if not len(rows):
@@ -144,10 +145,10 @@ def copy_strings(
 ) -> None:
     """Copy ``source[begin : begin + width]`` to ``target[place : place + width]``, for each.
 
-    Done by numpy for all strings at once, and without the interpreter lock: strings of one
-    width as elements of that size, those of other widths as two elements each, of the
-    largest power of two that is not wider, one at the string's begin and one at its end. They
-    overlap in the middle, as in many a ``memcpy``.
+    Numpy copies all strings at once, without the interpreter lock. If all strings have the
+    same width, each is copied as one element of that size. Otherwise each is copied as two
+    elements, one at its beginning and one at its end, of the largest power of two that fits.
+    The two may overlap in the middle, as in many a ``memcpy``.
     """
     count = len(widths)
     if count < _FEW_STRINGS or int(widths.sum()) > _WIDE_BYTES * count:
@@ -163,7 +164,7 @@ def copy_strings(
         return
     bits = np.frexp(widths)[1]
     for bit in np.flatnonzero(np.bincount(bits)).tolist():
-        if bit:  # what is left has no bytes
+        if bit:  # bit 0 stands for empty strings
             size = 1 << (bit - 1)
             rows = np.flatnonzero(bits == bit)
             into, out_of = _windows(target.data, size), _windows(source, size)
@@ -173,9 +174,10 @@ def copy_strings(
 
 
 def cells_of(data: Buffer, begins: Int64s, lengths: UInt32s, width: int) -> npt.NDArray[np.void]:
-    """``data[begin : begin + width]`` for each, of which ``lengths`` are wanted; void[n].
+    """Return ``data[begin : begin + width]`` for each begin; void[n].
 
-    Where ``data`` ends sooner it is filled up with anything. No length is above ``width``.
+    The caller uses only the first ``lengths`` bytes of each cell, at most ``width``. Bytes
+    beyond the end of ``data`` are undefined.
     """
     last = len(data) - width
     if last < 0:
@@ -186,7 +188,7 @@ def cells_of(data: Buffer, begins: Int64s, lengths: UInt32s, width: int) -> npt.
         beyond = np.flatnonzero((begins > last) & (lengths > 0))
     else:
         return _windows(data, width)[begins]
-    # No more than ``width`` different strings lie there.
+    # At most ``width`` different positions are this close to the end of ``data``.
     rows = cells.view(np.uint8).reshape(-1, width)
     for row in beyond.tolist():
         begin, length = int(begins[row]), int(lengths[row])
@@ -195,14 +197,14 @@ def cells_of(data: Buffer, begins: Int64s, lengths: UInt32s, width: int) -> npt.
 
 
 def _windows(data: Buffer, width: int) -> npt.NDArray[np.void]:
-    """An element of ``width`` bytes at each position of ``data``; they overlap."""
+    """Return overlapping elements of ``width`` bytes, one for each position of ``data``."""
     dtype = np.dtype((np.void, width))
     return np.ndarray((len(data) - width + 1,), dtype, data, 0, (1,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageBatch:
-    """The columns of ``count`` messages, without their times and offsets."""
+    """The columns of a batch of messages, without their times and offsets."""
 
     payloads: Blobs
     keys: Blobs | None = None
@@ -215,7 +217,7 @@ class MessageBatch:
 
     @property
     def size_bytes(self) -> int:
-        """What the columns weigh, lengths included."""
+        """The size of the columns in bytes, including the lengths of strings."""
         size = 4 * len(self) + len(self.payloads.data)
         for column in (self.keys, self.properties, self.groups):
             if column is not None:
@@ -223,11 +225,11 @@ class MessageBatch:
         return size + (len(self) if self.priorities is not None else 0)
 
     def encode(self) -> bytes:
-        """The body: a header of 8 bytes, then each column, lengths first."""
+        """Return the body: a header of 8 bytes, then each column, lengths first."""
         return b"".join(self.encode_parts())
 
     def encode_parts(self) -> list[Buffer]:
-        """The body in pieces, for whoever can do without a copy."""
+        """Return the body as a list of buffers, which saves a copy."""
         flags = (
             (_HAS_KEYS if self.keys is not None else 0)
             | (_HAS_PROPERTIES if self.properties is not None else 0)
@@ -247,10 +249,11 @@ class MessageBatch:
 
     @classmethod
     def decode(cls, body: Buffer) -> MessageBatch:
-        """The batch whose body this is, as views into it; O(1) copies, O(n) checks.
+        """Return the batch with this body, as views of the body; checks lengths in O(n).
 
         Raises:
-          RemoteProtocolError: if lengths and bytes do not agree exactly.
+          RemoteProtocolError: if lengths and bytes do not match exactly, or the version or a
+            flag is unknown.
         """
         view = memoryview(body)
         if len(view) < _HEADER.size:
@@ -273,11 +276,11 @@ class MessageBatch:
             groups, at = _decode_blobs(view, at, count)
         payloads, at = _decode_blobs(view, at, count)
         if at != len(view):
-            raise RemoteProtocolError(f"a batch body has {len(view) - at} bytes too many")
+            raise RemoteProtocolError(f"a batch body has {len(view) - at} extra bytes at its end")
         return cls(payloads, keys, properties, priorities, groups)
 
     def take(self, rows: Int64s) -> MessageBatch:
-        """The rows named, in that order."""
+        """Return the given rows, in the given order."""
         return MessageBatch(
             self.payloads.take(rows),
             None if self.keys is None else self.keys.take(rows),
@@ -287,7 +290,7 @@ class MessageBatch:
         )
 
     def part(self, low: int, high: int) -> MessageBatch:
-        """The rows ``[low, high)``, not copied."""
+        """Return the rows ``[low, high)`` as views, without copying."""
         return MessageBatch(
             self.payloads.part(low, high),
             None if self.keys is None else self.keys.part(low, high),
@@ -298,7 +301,7 @@ class MessageBatch:
 
     @staticmethod
     def concat(parts: Sequence[MessageBatch]) -> MessageBatch:
-        """The parts one below the other; a column that any of them uses is used."""
+        """Return the parts as one batch, in order, with every column that a part uses."""
         if len(parts) == 1:
             return parts[0]
         priorities = None
@@ -339,18 +342,18 @@ def _decode_blobs(view: memoryview, at: int, count: int) -> tuple[Blobs, int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """When the messages of a batch are wanted; the owner turns them into ``due_ms``.
+    """The requested delivery times of a batch, which the broker turns into ``due_ms``.
 
-    ``delay_ms`` counts from the moment the owner accepts the batch, so a client's
-    clock does not matter; ``at_ms`` is Unix time. Either column may be absent, and
-    a message with neither (``NO_TIME`` in both) is due when it is accepted.
+    ``delay_ms`` counts from the moment the broker accepts the batch, so the clock of the
+    client does not matter. ``at_ms`` is Unix time in milliseconds. Either column may be
+    absent. A message with neither (``NO_TIME`` in both) is due when it is accepted.
     """
 
     delay_ms: Int64s | None = None
     at_ms: Int64s | None = None
 
     def resolve(self, accepted_at_ms: int, count: int) -> Int64s:
-        """``due_ms = max(wanted, accepted_at_ms)`` for each message; int64[count]."""
+        """Return the due time of each message, never before ``accepted_at_ms``; int64[count]."""
         due = np.full(count, accepted_at_ms, np.int64)
         if self.delay_ms is not None:
             due += np.maximum(self.delay_ms, 0)
@@ -360,7 +363,7 @@ class Times:
 
     @property
     def given(self) -> bool:
-        """Whether any message was given a time ("delayed", where delays are disabled)."""
+        """Whether any message has a time, which a namespace may forbid."""
         return any(c is not None and bool((c >= 0).any()) for c in (self.delay_ms, self.at_ms))
 
 

@@ -1,8 +1,7 @@
-"""Names: tenant, namespace, topic, subscription, producer.
+"""The names of tenants, namespaces, topics, subscriptions and producers.
 
-Every part of a name obeys one rule, so that it can stand in a path, a column, a
-command line and a metric's label without quoting. A topic may be written in three
-ways, which name the same thing:
+Every part of a name follows one rule, so that it needs no quoting in a path, a column, a
+command line or the label of a metric. A topic name may be written in three ways:
 
     ====================================  ==========================
     written                               read as
@@ -12,8 +11,8 @@ ways, which name the same thing:
     ``orders``                            ``public/default/orders``
     ====================================  ==========================
 
-What was read is kept as a value that cannot be malformed: the rule is checked when
-it is made, by whatever road. This module knows nothing of what the names name.
+``NamespaceName`` and ``TopicName`` check the rule on creation, so a value of these types is
+always well formed. Whether the named object exists is not checked here.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from uuid import uuid4
 
 from escapement.errors import InvalidRequest
 
-# 200 bytes: three parts and their slashes stay below 767, what an InnoDB index key
-# takes in every row format.
+# In bytes. Three parts and their slashes stay below 767 bytes, the limit of an InnoDB index
+# key in every row format.
 MAX_NAME_LENGTH: Final = 200
 DEFAULT_TENANT: Final = "public"
 DEFAULT_NAMESPACE: Final = "default"
-# How the names begin that producers get who are given none.
+# The prefix of the names that producers get if the application does not choose one.
 _ANONYMOUS: Final = "anonymous-"
 
 _SCHEME: Final = "persistent://"
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
-# What we quote of a bad name: enough to recognise it, not enough to flood a log.
+# The quoted length of a bad name: enough to recognise it, too short to flood a log.
 _QUOTED_LENGTH: Final = 60
 
 
 def check_name(kind: str, text: str) -> str:
-    """``text`` itself, if it may be the name of a ``kind`` ("subscription").
+    """Return ``text`` if it is a valid name of a ``kind``, such as "subscription".
 
     Raises:
-      InvalidRequest: says which name, and what is allowed.
+      InvalidRequest: if it is not, with the allowed characters in the message.
     """
     if not isinstance(text, str) or _NAME.fullmatch(text) is None or text in (".", ".."):
         raise InvalidRequest(
@@ -54,18 +53,18 @@ def check_name(kind: str, text: str) -> str:
 
 
 def anonymous_name() -> str:
-    """A name for who is not to be found again once it is gone."""
+    """Return a new unique name for a producer that needs no name after it ends."""
     return _ANONYMOUS + uuid4().hex
 
 
 def is_anonymous(name: str) -> bool:
-    """Whether this is a name that nobody chose."""
+    """Return whether ``anonymous_name`` generated this name."""
     return name.startswith(_ANONYMOUS)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class NamespaceName:
-    """``tenant/namespace``."""
+    """The name of a namespace, ``tenant/namespace``."""
 
     tenant: str
     namespace: str
@@ -79,7 +78,7 @@ class NamespaceName:
         """Read ``tenant/namespace``.
 
         Raises:
-          InvalidRequest: if it is anything else.
+          InvalidRequest: if ``text`` has another form.
         """
         _check_text("namespace", text)
         parts = text.split("/")
@@ -89,7 +88,7 @@ class NamespaceName:
 
     @property
     def full(self) -> str:
-        """``tenant/namespace``."""
+        """The full name, ``tenant/namespace``."""
         return f"{self.tenant}/{self.namespace}"
 
     def __str__(self) -> str:
@@ -98,7 +97,7 @@ class NamespaceName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """``tenant/namespace/name``."""
+    """The name of a topic, ``tenant/namespace/name``."""
 
     tenant: str
     namespace: str
@@ -111,10 +110,14 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str, kind: str = "topic") -> TopicName:
-        """Read any of the three ways to write a topic, or a ``kind`` that is named as topics are.
+        """Read a topic name in any of the three forms.
+
+        Args:
+          text: the name.
+          kind: the kind of object for error messages, if its names look like those of topics.
 
         Raises:
-          InvalidRequest: if it is none of them, or a part breaks the rule for names.
+          InvalidRequest: if ``text`` has another form, or a part is not a valid name.
         """
         _check_text(kind, text)
         scheme, separator, rest = text.partition("://")
@@ -136,17 +139,17 @@ class TopicName:
 
     @property
     def full(self) -> str:
-        """``tenant/namespace/name``: the one form that is stored and compared."""
+        """The full name, ``tenant/namespace/name``: the only form that is stored and compared."""
         return f"{self.tenant}/{self.namespace}/{self.name}"
 
     @property
     def in_namespace(self) -> NamespaceName:
-        """The namespace it stands in."""
+        """The namespace of the topic."""
         return NamespaceName(self.tenant, self.namespace)
 
     @property
     def namespace_full(self) -> str:
-        """``tenant/namespace``."""
+        """The full name of the namespace, ``tenant/namespace``."""
         return f"{self.tenant}/{self.namespace}"
 
     def __str__(self) -> str:
@@ -155,7 +158,7 @@ class TopicName:
 
 def _check_text(kind: str, text: Any) -> None:
     if not isinstance(text, str):
-        raise InvalidRequest(f"{_quote(text)} is not a {kind}: it is named by text")
+        raise InvalidRequest(f"{_quote(text)} is not a {kind}: pass its name as a str")
 
 
 def _quote(named: Any) -> str:

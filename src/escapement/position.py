@@ -1,14 +1,14 @@
-"""Where in a topic a subscription begins, and how that is written.
+"""The position in a topic where a subscription begins.
 
 ::
 
-    latest      what is published or comes due from now on
-    earliest    everything the log has
-    offset:N    the messages from offset N on
-    time:T      shared: what is due from T on, and all that is published later;
+    latest      messages published or due from now on
+    earliest    all messages in the log
+    offset:N    messages from offset N on
+    time:T      shared: messages due from T on, and all messages published later;
                 exclusive and failover: from the first message accepted at T or later
 
-T is Unix milliseconds. The same text travels in commands and stands in administration.
+T is Unix time in milliseconds. Protocol commands and administration use the same text.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _PLACE: Final = re.compile(r"(offset|time):([0-9]{1,19})")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place to begin; ``value`` is an offset or Unix milliseconds, 0 where neither is meant."""
+    """A start position. ``value`` is the offset or the Unix milliseconds, otherwise 0."""
 
     kind: Literal["latest", "earliest", "offset", "time"]
     value: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.value <= _HIGHEST:
-            raise InvalidRequest(f"{self.value} is no {self.kind} to begin at")
+            raise InvalidRequest(f"a subscription cannot begin at {self.kind} {self.value}")
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """The position that ``str`` of one wrote. Raises ``InvalidRequest``."""
+        """Read a position from its text form. Raises ``InvalidRequest``."""
         if text == "latest":
             return LATEST
         if text == "earliest":
@@ -45,7 +45,7 @@ class Position:
         match = _PLACE.fullmatch(text)
         if match is None:
             raise InvalidRequest(
-                f"a position is latest, earliest, offset:N or time:MILLISECONDS, not {text!r}"
+                f"a position must be latest, earliest, offset:N or time:MILLISECONDS, not {text!r}"
             )
         return cls("offset" if match[1] == "offset" else "time", int(match[2]))
 

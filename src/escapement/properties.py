@@ -1,7 +1,7 @@
-"""Messages' properties: a map of plain values, packed by whoever publishes.
+"""The properties of messages: a map of plain values, packed by the publisher.
 
-Nobody checks them on their way, so whoever reads them takes what is there: a job may have packed
-text that is no UTF-8, and another client what is no map at all.
+The broker does not check properties, so readers accept any bytes: a bulk job may pack text
+that is not valid UTF-8, and another client may pack something other than a map.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from typing import Any, Final
 
 import msgpack
 
-# What of a text is not UTF-8 is shown as the command line and keys show it: \xff.
+# Shows invalid UTF-8 as \xff, as the command line does and as keys are shown.
 READABLE: Final = "backslashreplace"
-# Kept as it is, for who packs it again.
+# Keeps invalid UTF-8, so that ``pack_again`` restores the same bytes.
 AS_IS: Final = "surrogateescape"
 
 
 def read_properties(packed: bytes, unreadable: str = READABLE) -> dict[Any, Any]:
-    """The properties of a message; none where it has no map of them.
+    """Return the properties of a message, or an empty dict if ``packed`` is not a map.
 
     Args:
-      unreadable: what becomes of text that is no UTF-8, ``READABLE`` or ``AS_IS``.
+      packed: the properties as msgpack.
+      unreadable: how to treat text that is not valid UTF-8, ``READABLE`` or ``AS_IS``.
     """
     if not packed:
         return {}
@@ -32,6 +33,6 @@ def read_properties(packed: bytes, unreadable: str = READABLE) -> dict[Any, Any]
 
 
 def pack_again(properties: dict[Any, Any]) -> bytes:
-    """What was read ``AS_IS``, as it was."""
+    """Pack properties that were read with ``AS_IS``, giving the original bytes."""
     packed: bytes = msgpack.packb(properties, unicode_errors=AS_IS)
     return packed
