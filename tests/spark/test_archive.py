@@ -257,15 +257,15 @@ def test_an_archive_is_counted_again(spark: SparkSession, log: Kept) -> None:
     assert claim.held_against(state, [count_files(part)]) == []
     claim.archived.add_one(250)
     (finding,) = claim.held_against(state, [count_files(part)])
-    assert finding == "the archive has other messages than the 31 that the database says: 30"
+    assert finding.startswith("the archive does not have the 31 messages")
     claim.archived.add_one(10**6)
-    assert "1 offsets are archived that the log never had" in claim.held_against(state, [])
+    assert "1 archived offsets are beyond the end of the log" in claim.held_against(state, [])
     (path,) = files(log.root)
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"x")
     (finding,) = count_files(part).findings
-    assert finding.endswith("does not have its checksum")
+    assert finding.endswith("does not match its checksum")
     path.unlink()
     (found_gone,) = audit.run(spark, config).findings
-    assert "cannot be opened" in found_gone.what
+    assert "pyarrow cannot open" in found_gone.what
     path.write_bytes(content)

@@ -137,7 +137,7 @@ def test_what_is_no_whole_file_of_one_day_is_noticed() -> None:
     (file,) = encode(TOPIC, batches(plain(5), set()))
     content = file.content.to_pybytes()
     assert decode(file.content).day == date(2027, 1, 31)
-    with pytest.raises(StorageError, match="no file of an archive"):
+    with pytest.raises(StorageError, match="not a valid archive file"):
         decode(pa.py_buffer(content[:-1]))
     changed = content.replace(b"acked", b"asked")
     assert decode(pa.py_buffer(changed)).digest != file.digest
@@ -154,7 +154,7 @@ def test_what_is_no_whole_file_of_one_day_is_noticed() -> None:
         decode(several.end().content)
     sink = pa.BufferOutputStream()
     parquet.write_table(pa.Table.from_pylist(plain(5), schema=FILE_SCHEMA), sink)
-    with pytest.raises(StorageError, match=r"no file of an archive.*escapement\.topic"):
+    with pytest.raises(StorageError, match=r"not a valid archive file.*escapement\.topic"):
         decode(sink.getvalue())
 
 
@@ -173,7 +173,7 @@ def test_a_task_reads_back_what_the_disk_has(tmp_path: Path) -> None:
     assert {one.name for one in stored}.isdisjoint(one.name for one in again)
     (swapped,) = store(shown, 3, [Encoded(other.content, files[0].digest)])
     assert swapped.found.digest != swapped.digest
-    with pytest.raises(StorageError, match="no file of an archive"):
+    with pytest.raises(StorageError, match="not a valid archive file"):
         list(store(shown, 3, [Encoded(other.content[:-1], other.digest)]))
     late = store(shown, 3, files)
     next(late)

@@ -1,7 +1,7 @@
-"""The data pipeline: what runs on Spark beside a broker, on the same log.
+"""The data pipeline: the Spark data source and the Spark jobs, beside a broker on the same log.
 
-It reads and writes the database itself, through ``escapement.storage``, and knows neither
-broker nor client. What it knows of Spark stands in few files (``source``, ``reader``,
-``stream``), thin adapters over nouns that are plain Python; pyspark and pyarrow come with the
-extra ``escapement[spark]`` and are imported nowhere else.
+The pipeline reads and writes the database through ``escapement.storage`` and imports neither
+broker nor client. Spark's interfaces are implemented in a few thin adapters (``source``,
+``reader``, ``stream``, ``writer``) over plain Python. pyspark and pyarrow come with the extra
+``escapement[spark]``; no other package of escapement imports them.
 """

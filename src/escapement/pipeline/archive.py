@@ -1,18 +1,19 @@
-"""The job ``archive``: what is done and old enough goes to Parquet, on any file system of Spark's.
+"""The job ``archive``: writes old, finished messages to Parquet, on any file system of Spark's.
 
-For some topics at a time, some millions of messages:
+A message is finished when no subscription will receive it any more. The job works in steps of
+some topics, or some millions of messages:
 
-1. tasks read them from the log, as they stand, and make files of them (pipeline/archivefile.py),
-   which Spark writes to a directory of this run, at which nobody looks; the digest of the messages
-   is taken on the way;
-2. all of it is read back: count and content must be those of what was read, and no message may
-   be there twice;
-3. the files are put into their places, and the database records topic by topic that these
-   offsets are archived (pipeline/shelf.py).
+1. Tasks read the messages and their states from the log and encode them as files
+   (pipeline/archivefile.py). The files go to a private directory of this run. The tasks compute
+   a digest of the messages on the way.
+2. The files are read back. Count and content must equal those of the messages read, and no
+   message may occur twice.
+3. The files are moved to their places in the archive. The database then records for each topic
+   that these offsets are archived (pipeline/shelf.py).
 
-Whatever happens before a record counts for nothing, and is cleared away by the next run; a run
-that is repeated takes what no record names. Tasks may fail and run twice: Spark commits each of
-their outputs once, and if it did not, step 2 finds it.
+Files without a record do not count, and the next run deletes them. A repeated run archives the
+offsets that no record names. Tasks may fail and run twice: Spark commits the output of each task
+once, and step 2 fails if it does not.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from escapement.storage.state import load_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A step has up to so many messages, of one topic or of several, and so many topics: what a run
-# that is killed does again, and what is seen of how far it is.
+# The bounds of a step, over one topic or several. A killed run repeats at most one step, and
+# progress is reported after each step.
 _MESSAGES_AT_ONCE: Final = 10_000_000
 _TOPICS_AT_ONCE: Final = 500
 _BUNDLE: Final = 0
@@ -58,7 +59,7 @@ _SUFFIX: Final = ".zstd.parquet"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come."""
+    """The progress of a run."""
 
     topics: int
     of_topics: int
@@ -68,13 +69,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveConfig:
-    """What to archive, and where.
+    """The configuration of the job ``archive``.
 
     Args:
-      source: options that say where the log is, as of the data source.
+      source: the data source's options for the address of the log.
       output: the root of the archive, on any file system that Spark writes to.
-      topics: their names; none: all of namespaces whose policy says ``archive``.
-      older_than_ms: messages published longer ago; None: than their namespace's retention.
+      topics: names of topics; empty for all topics of namespaces whose policy has ``archive``.
+      older_than_ms: the minimum age of messages since they were published; None for the retention
+        of their namespace.
       show: called after each step.
     """
 
@@ -87,7 +89,7 @@ class ArchiveConfig:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTopic:
-    """What a run has archived of one topic."""
+    """The messages of one topic that one step has archived."""
 
     topic: str
     messages: int
@@ -95,47 +97,49 @@ class ArchivedTopic:
     files: int
     first_offset: int
     last_offset: int
-    manifest: str  # where it is
+    manifest: str  # its URI
 
 
 @dataclass(slots=True)
 class Archived:
-    """What a run has done; a large topic comes with each of its steps."""
+    """The result of a run. A large topic has an entry for each of its steps."""
 
     topics: list[ArchivedTopic] = field(default_factory=list)
 
     @property
     def messages(self) -> int:
-        """Of all topics."""
+        """The number of messages of all topics."""
         return sum(one.messages for one in self.topics)
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """The size of all files."""
         return sum(one.size_bytes for one in self.topics)
 
 
 class _Task(NamedTuple):
-    """A topic that has something to archive."""
+    """A topic that has messages to archive."""
 
     name: TopicName
     id: int
-    before_ms: int  # published before
-    most: int  # so many messages, or fewer
-    since: int = 0  # from this offset on
+    before_ms: int  # only messages published before this time
+    most: int  # an upper bound of its messages
+    since: int = 0  # the first offset that is not done yet
 
 
 def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
-    """Archive what is done and old enough; may be repeated, and interrupted at any time.
+    """Archive finished messages that are old enough.
+
+    The job may be interrupted at any time, and repeated.
 
     Raises:
-      InvalidRequest: for what cannot be meant: a namespace that is not archived, a place that
-        Spark does not know.
-      NotFound: if there is no such topic.
-      Conflict: while another run is at work on this log.
-      StorageError: if what was written is not what was read. It does not count.
-      StorageUnavailable: when the database cannot be reached.
-      PySparkException: for whatever Spark refuses.
+      InvalidRequest: if a namespace's policy does not have ``archive``, or Spark cannot write to
+        ``output``.
+      NotFound: if a topic does not exist.
+      Conflict: if another run is active on this log.
+      StorageError: if the files do not contain the messages read. The step is not recorded.
+      StorageUnavailable: if the database cannot be reached.
+      PySparkException: if Spark fails.
     """
     options = Options(config.source)
     options.check(ADDRESS_OPTIONS)
@@ -164,7 +168,7 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
 
 
 class _Run:
-    """One run of the job, which alone is at work on its log."""
+    """One run of the job. No other run is active on the log."""
 
     def __init__(
         self,
@@ -187,10 +191,10 @@ class _Run:
         self._name = f"{at}-{secrets.token_hex(4)}"
         self._steps = 0
 
-    # -- what there is to do -------------------------------------------------------
+    # -- planning ------------------------------------------------------------------
 
     def tasks(self) -> list[_Task]:
-        """The topics that may have something to archive."""
+        """Return the topics that may have messages to archive."""
         found = []
         for name, retention_ms in self._topics():
             older_ms = self._config.older_than_ms
@@ -200,7 +204,7 @@ class _Run:
             except NotFound:
                 if self._config.topics:
                     raise
-                continue  # of all there were, it was deleted meanwhile
+                continue  # the topic was deleted after it was listed
             end = accepted_before(self._connection, topic_id, before_ms, end)
             archived = archive.archived(self._connection, topic_id, begin, max(begin, end))
             most = max(end - begin, 0) - archived.count_below(end) + archived.count_below(begin)
@@ -209,7 +213,7 @@ class _Run:
         return found
 
     def _topics(self) -> list[tuple[TopicName, int]]:
-        """Those that are meant, with how long their namespaces retain them."""
+        """Return the configured topics, each with the retention of its namespace."""
         if self._config.topics:
             found = []
             for name in dict.fromkeys(map(TopicName.parse, self._config.topics)):
@@ -218,7 +222,8 @@ class _Run:
                 policy = find_namespace(self._connection, within).policy
                 if not policy.archive:
                     raise InvalidRequest(
-                        f"the log does not wait for {name.full} to be archived: first run"
+                        f"topic {name.full} cannot be archived: the policy of its namespace does"
+                        " not keep messages until they are archived. First run"
                         f" escapement admin namespaces update {within.full} --archive yes"
                     )
                 found.append((name, policy.retention_ms))
@@ -231,8 +236,8 @@ class _Run:
         }
         if not spaces:
             raise InvalidRequest(
-                "no namespace is to be archived: for those that are meant run escapement admin"
-                " namespaces update TENANT/NAMESPACE --archive yes"
+                "no namespace is to be archived. For each namespace to archive, run escapement"
+                " admin namespaces update TENANT/NAMESPACE --archive yes"
             )
         of_bundle = read_topics(self._connection, _BUNDLE)
         return [
@@ -244,7 +249,7 @@ class _Run:
     # -- the work ----------------------------------------------------------------------
 
     def archive(self, tasks: Sequence[_Task]) -> tuple[list[ArchivedTopic], list[_Task]]:
-        """Archive some topics, or a step of them; and what is left to be done of them."""
+        """Archive some topics, or a step of them. Return the results and the remaining tasks."""
         self._steps += 1
         run = f"{self._name}-{self._steps}"
         directory = self._shelf.begin(run)
@@ -264,13 +269,13 @@ class _Run:
         return done, left
 
     def _parts(self, tasks: Sequence[_Task]) -> tuple[list[Part], list[_Task]]:
-        """What of these topics is to be read in a step, and what is left for others."""
+        """Return the parts that one step reads, and the tasks left for later steps."""
         parts, left = [], []
         names = [task.name for task in tasks]
         states = topicstate.read_topics(self._engine, self._connection, names)
         for task, state in zip(tasks, states, strict=True):
             if isinstance(state, NotFound):
-                continue  # it was deleted meanwhile
+                continue  # the topic was deleted meanwhile
             found = unarchived(self._connection, task.name, state, task.before_ms, task.since)
             messages = np.cumsum([part.first_stated for part in found])
             count = max(int(messages.searchsorted(_MESSAGES_AT_ONCE, "right")), 1)
@@ -281,14 +286,14 @@ class _Run:
     def _verified(
         self, tasks: Sequence[_Task], run: str, directory: str, made: Made
     ) -> list[Ready]:
-        """What is in the files, if it is what was read."""
+        """Return the files by topic. Raise ``StorageError`` if they are not what was read."""
         read, files = made
         written = sum((file.digest for file in files.values()), Digest())
         if written != read:
             raise StorageError(
-                f"what was written to {directory} is not what was read: {written.messages:,}"
-                f" messages of {read.messages:,}, content {written.content}, not {read.content};"
-                " nothing is archived"
+                f"the files in {directory} do not contain the messages read from the log:"
+                f" {written.messages:,} messages of {read.messages:,}, content {written.content}"
+                f" instead of {read.content}. Nothing of this step is archived. Run the job again"
             )
         by_topic: dict[str, dict[str, FoundFile]] = {}
         for name, file in sorted(files.items()):
@@ -332,7 +337,7 @@ class _Run:
 
 
 def _bounded(tasks: Sequence[_Task]) -> Iterator[list[_Task]]:
-    """Topics in runs of a bounded size, at least one each."""
+    """Yield the tasks in groups within the bounds of a step, at least one task each."""
     some: list[_Task] = []
     messages = 0
     for task in tasks:

@@ -1,10 +1,11 @@
-"""An archive counted again: that all files are there, whole, and have what the database says.
+"""An audit of an archive: all files exist, are intact, and have the messages the database says.
 
-The database knows of a topic which offsets are archived, and by its manifests in which files
-(storage/archive.py). Each file's bytes must have their checksum, and all files together these
-offsets, each once. Tasks count files, a digest of offsets at a time, as for the log.
+The database stores the archived offsets of each topic, and manifests that name the files
+(storage/archive.py). Each file must match its checksum. All files of a topic together must have
+each archived offset exactly once. Tasks count files and compute a digest of their offsets, as
+they do for the log.
 
-No Spark in here.
+This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from escapement.storage.offsets import OffsetSet
 from escapement.storage.topicstate import TopicState
 
 _STEP_BYTES: Final = 8 << 20
-# Offsets digested at once.
+# Offsets added to a digest at once.
 _AT_ONCE: Final = 1 << 20
 _NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
 class FileCount:
-    """What was found in some files of one topic."""
+    """The result of counting some files of one topic."""
 
     topic: str
     found: Digest = field(default_factory=Digest)
@@ -44,14 +45,14 @@ class FileCount:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArchiveClaim:
-    """What the database says of a topic's archive, at one moment."""
+    """The archived offsets and files of a topic, as the database records them at one moment."""
 
     archived: OffsetSet
     parts: list[ArchivedPart]
 
     @classmethod
     def look(cls, connection: Connection, topic: str, topic_id: int) -> ArchiveClaim:
-        """As it is now."""
+        """Read the current records in one snapshot."""
         connection.snapshot()
         try:
             parts = archived_parts(connection, topic, topic_id, Selection(), _NONE, None)
@@ -60,25 +61,25 @@ class ArchiveClaim:
             connection.rollback()
 
     def forgotten(self, state: TopicState) -> int:
-        """How many messages are neither in the log nor archived."""
+        """Return how many messages are neither in the log nor archived."""
         begin = state.begin_offset
         there = stated_again(state, 0, begin)
         there = there[~self.archived.contains(there)]
         return begin - self.archived.count_below(begin) - len(there)
 
     def held_against(self, state: TopicState, counted: list[FileCount]) -> list[str]:
-        """What does not add up: with the log, and with what was counted of its files."""
+        """Return findings: where the records disagree with the log or with the counted files."""
         findings = [what for one in counted for what in one.findings]
         behind = len(self.archived) - self.archived.count_below(state.end_offset)
         if behind:
-            findings.append(f"{behind:,} offsets are archived that the log never had")
+            findings.append(f"{behind:,} archived offsets are beyond the end of the log")
         found = Digest()
         for one in counted:
             found += one.found
         if not findings and found != self._digest():
             findings.append(
-                f"the archive has other messages than the {len(self.archived):,} that the"
-                f" database says: {found.count:,}"
+                f"the archive does not have the {len(self.archived):,} messages that the database"
+                f" records: its files have {found.count:,}"
             )
         return findings
 
@@ -93,7 +94,7 @@ class ArchiveClaim:
 
 
 def count_files(part: ArchivedPart) -> FileCount:
-    """Count the files of a part again; blocking."""
+    """Count the messages in the files of a part; blocking."""
     counted = FileCount(part.topic)
     for root, file in part.files:
         try:
@@ -106,7 +107,7 @@ def count_files(part: ArchivedPart) -> FileCount:
 def _count(root: str, file: ArchivedFile, counted: FileCount) -> None:
     with opened(root, file) as (stream, path):
         if _checksum(stream) != file.sha256:
-            counted.findings.append(f"{path} does not have its checksum")
+            counted.findings.append(f"{path} does not match its checksum")
             return
         stream.seek(0)
         from pyarrow import parquet

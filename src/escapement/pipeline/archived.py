@@ -1,12 +1,12 @@
-"""Reads what the log has forgotten out of an archive, as Arrow's record batches.
+"""A reader of archived messages that the log has forgotten, as Arrow record batches.
 
-An archive's files are named by manifests in the database (storage/archive.py). A message is
-read from a file only where the log has it no more: while it does, its own row says more of it.
-So each comes once. Files, and parts of files, are left out by the bounds of offsets and times
-that manifests and Parquet's own statistics give.
+Manifests in the database name the files of an archive (storage/archive.py). A message is read
+from a file only if the log no longer has it, so each message is read once. The log's row is
+preferred because it is more current. Manifests and Parquet statistics have bounds of offsets and
+times, by which whole files and row groups are skipped.
 
-Opened by pyarrow's file systems, in the process that reads: it is to have what these need to
-find their credentials.
+The reading process opens files through pyarrow's file systems. It must have whatever these need
+to find their credentials.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from escapement.pipeline.standing import NO_COUNT, STATES, Standing
 from escapement.storage import archive
 from escapement.storage.engine.base import Connection
 
-# Of one task; a file has no more than so many.
+# The bounds of one part, which one task reads.
 _MOST_MESSAGES: Final = 1_000_000
 _MOST_FILES: Final = 64
-# Of one record batch, before it is compressed.
+# The bounds of one record batch; the size is that of the uncompressed data in the file.
 _STEP_BYTES: Final = 8 << 20
 _MOST_ROWS: Final = 1 << 17
-# What repeats is in a file once, so its size there says little of these columns.
+# A dictionary stores repeated values once, so the size in the file says little about the size in
+# memory of these columns. A batch with such a column has at most this many rows.
 _MOST_REPEATED: Final = 1 << 12
 _LONG: Final = frozenset({"key", "properties", "payload"})
-# Spark's names of a file system that pyarrow calls otherwise.
+# Spark's names of file systems for which pyarrow has another name.
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}
-# Columns that decide whether a message is wanted, and what of the selection they are held against.
+# Columns that are compared with a range of the selection, and the attribute with that range.
 _RANGES: Final = (("published_at", "published"), ("deliver_at", "due"))
 
 Bools = npt.NDArray[np.bool_]
@@ -49,17 +50,17 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArchivedPart:
-    """Files of one topic that one task reads, and what of them is wanted."""
+    """Files of one topic that one task reads, and the selection of their messages."""
 
     topic: str
     files: tuple[tuple[str, ArchivedFile], ...]  # each with its root
     selection: Selection
-    live: Int64s  # these the log has; ascending
-    standing: Standing | None  # if they are to be seen from a subscription
+    live: Int64s  # offsets that the log still has, which are not read from files; ascending
+    standing: Standing | None  # given if states are those of one subscription
 
     @property
     def messages(self) -> int:
-        """How many it has, at most."""
+        """An upper bound of its messages."""
         return sum(file.messages for _, file in self.files)
 
 
@@ -71,7 +72,7 @@ def archived_parts(
     live: Int64s,
     standing: Standing | None,
 ) -> list[ArchivedPart]:
-    """The parts of what is archived in these ranges, but for what is ``live``."""
+    """Return the parts with the archived messages of a selection, except the ``live`` ones."""
     span = selection.offsets
     files: list[tuple[str, ArchivedFile]] = []
     for record in archive.records(connection, topic_id, span.low, span.high):
@@ -94,11 +95,11 @@ def _bounded(files: Iterable[tuple[str, ArchivedFile]]) -> Iterator[list[tuple[s
 
 
 def read_archived(part: ArchivedPart, schema: Any) -> Iterator[Any]:
-    """The part's messages, in batches with the columns of ``schema``.
+    """Yield the part's messages, in record batches with the columns of ``schema``.
 
     Raises:
       InvalidRequest: if pyarrow cannot open the file system, or a file.
-      LogDamaged: if a file is not what the manifest says.
+      LogDamaged: if a file is damaged or contradicts its manifest.
     """
     for root, file in part.files:
         with opened(root, file) as (stream, path):
@@ -107,7 +108,7 @@ def read_archived(part: ArchivedPart, schema: Any) -> Iterator[Any]:
 
 @contextmanager
 def opened(root: str, file: ArchivedFile) -> Iterator[tuple[Any, str]]:
-    """A file as a stream to read at any place, and its path, for errors.
+    """Open a file. Yield it as a seekable stream, and its path for error messages.
 
     Raises:
       InvalidRequest: if pyarrow cannot open it.
@@ -116,7 +117,7 @@ def opened(root: str, file: ArchivedFile) -> Iterator[tuple[Any, str]]:
     path = f"{base}/{file.path}"
     try:
         stream = system.open_input_file(path)
-    except Exception as error:  # of every file system its own kinds
+    except Exception as error:  # each file system raises exceptions of its own
         raise _unopened(path, error) from None
     with stream:
         yield stream, path
@@ -124,7 +125,7 @@ def opened(root: str, file: ArchivedFile) -> Iterator[tuple[Any, str]]:
 
 @lru_cache(maxsize=16)
 def _system(root: str) -> tuple[Any, str]:
-    """The file system, and the root's path in it; nothing in a path is an escape."""
+    """Return the file system and the root's path in it. Paths have no escape sequences."""
     from pyarrow import fs
 
     local = local_path(root)
@@ -134,15 +135,15 @@ def _system(root: str) -> tuple[Any, str]:
     authority, slash, path = rest.removeprefix("//").partition("/")
     try:
         system, base = fs.FileSystem.from_uri(f"{_SCHEMES.get(scheme, scheme)}://{authority}")
-    except Exception as error:  # of every file system its own kinds
+    except Exception as error:  # each file system raises exceptions of its own
         raise _unopened(root, error) from None
     return system, f"{base.rstrip('/')}{slash}{path}"
 
 
 def _unopened(what: str, error: Exception) -> InvalidRequest:
     return InvalidRequest(
-        f"the archive's {what} cannot be opened by pyarrow: {error}; read it by"
-        " spark.read.parquet, and leave it out here: set archived to false"
+        f"pyarrow cannot open the archive at {what}: {error}. Set the option archived to false to"
+        " read only the log, and read the archive with spark.read.parquet"
     )
 
 
@@ -173,7 +174,7 @@ def _read(
 
 
 def _rows_at_once(group: Any, needed: Set[str]) -> int:
-    """How many of a row group's rows make a record batch."""
+    """Return how many of a row group's rows make a record batch."""
     rows = max(_STEP_BYTES * int(group.num_rows) // max(int(group.total_byte_size), 1), 1)
     columns = map(group.column, range(group.num_columns))
     repeats = any(
@@ -184,7 +185,7 @@ def _rows_at_once(group: Any, needed: Set[str]) -> int:
 
 
 def _may_have(group: Any, selection: Selection) -> bool:
-    """Whether a row group may have any of the offsets, by its statistics."""
+    """Return whether a row group may have selected offsets, by its statistics."""
     for at in range(group.num_columns):
         column = group.column(at)
         if column.path_in_schema == "offset" and column.statistics is not None:
@@ -194,7 +195,7 @@ def _may_have(group: Any, selection: Selection) -> bool:
 
 
 def _batches(part: ArchivedPart, batch: Any, schema: Any) -> Iterator[Any]:
-    """One record batch, or none if nothing of it is wanted."""
+    """Yield one record batch of the selected messages, or none if no message is selected."""
     offsets = arrow.values_of(batch.column("offset"), np.int64)
     span = part.selection.offsets
     wanted: Bools = (offsets >= span.low) & (offsets < span.high)

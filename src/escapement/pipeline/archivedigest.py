@@ -1,9 +1,10 @@
-"""That what was written is what was read: sums over the content of files.
+"""Digests of archived content, which prove that the messages written are the messages read.
 
-The content of a file is summed up column by column, with SHA-256: of numbers their bytes, of
-strings their lengths and all bytes end to end. So no message is looked at by itself, and the sum
-is the same however messages are cut into batches; in another order, or with one exchanged for
-another, it is another. Sums of files add up, whatever order tasks made these in.
+The digest of a file hashes each column with SHA-256: the bytes of numbers, and the lengths and
+concatenated bytes of strings. Columns are hashed as a whole, without a loop over messages. The
+digest does not depend on how messages are cut into batches. It changes with the order of
+messages and with any exchanged value. Digests of files can be added in any order, so the order
+in which tasks finish does not matter.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ _NUMBERS: Final[dict[int, type[np.signedinteger[Any]]]] = {
     64: np.int64,
 }
 _MASK: Final = (1 << 64) - 1
-# Of a file's SHA-256: a signed integer that is mixed, and an unsigned one that is added.
+# Parts of a file's SHA-256: a signed integer for ``mixed``, and an unsigned one for ``total``.
 _MIXED_BYTES: Final = 8
 _ADDED_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """How many messages, and two sums over the files that they are in; of nothing all is 0."""
+    """A number of messages, and two sums over the hashes of their files; all 0 without files."""
 
     messages: int = 0
-    mixed: int = 0  # by exclusive or; 64 bits, with a sign as Spark has it
-    total: int = 0  # by addition, of 32 bits each
+    mixed: int = 0  # the exclusive or of 64 bits of each hash; signed, as Spark's BIGINT
+    total: int = 0  # the sum of 32 bits of each hash
 
     def __add__(self, other: Digest) -> Digest:
         return Digest(
@@ -51,7 +52,7 @@ class Digest:
 
 
 class Content:
-    """What was seen of one file so far; see the module's docstring."""
+    """The running digest of one file."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -59,14 +60,14 @@ class Content:
         self._sums: dict[str, Any] = defaultdict(sha256)
 
     def add(self, batch: Any) -> None:
-        """The messages that come next, as a record batch; always with the same columns."""
+        """Add the next messages, a record batch. All batches must have the same columns."""
         self._messages += len(batch)
         for name in batch.schema.names:
             for part, data in _parts(name, batch.column(name)):
                 self._sums[part].update(data)
 
     def digest(self) -> Digest:
-        """Of all that was added."""
+        """Return the digest of all messages added."""
         whole = sha256(self._topic.encode())
         for part in sorted(self._sums):
             whole.update(part.encode() + self._sums[part].digest())
@@ -77,7 +78,10 @@ class Content:
 
 
 def _parts(name: str, column: Any) -> Iterator[tuple[str, Buffer]]:
-    """The bytes that tell what is in a column, by names; those of a name follow each other."""
+    """Yield named buffers that determine the content of a column.
+
+    Buffers of one name are hashed one after another.
+    """
     kind = column.type
     if pa.types.is_map(kind):
         places = values_of(column.offsets, np.int32)
@@ -89,7 +93,7 @@ def _parts(name: str, column: Any) -> Iterator[tuple[str, Buffer]]:
     there = present(column)
     yield f"{name} present", there.data
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        # A null one has no bytes.
+        # A null value has no bytes.
         _, where, data = column.buffers()
         places = np.frombuffer(where, np.int32, len(column) + 1, column.offset * 4)
         yield f"{name} lengths", np.diff(places).data

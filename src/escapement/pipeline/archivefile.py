@@ -1,10 +1,9 @@
-"""A file of an archive: messages of one topic and one day, as Parquet, in memory as a whole.
+"""An archive file: messages of one topic and one day of publication, as Parquet, in memory.
 
-Arrow makes it out of the columns that were read from the log, and Arrow reads it back; both take
-their digest (pipeline/archivedigest.py). Whoever has a file knows its topic, which its metadata
-says, and its day, that of publication.
+Arrow encodes the columns that were read from the log, and decodes the file that was written.
+Both directions compute a digest (pipeline/archivedigest.py). The file's metadata names its topic.
 
-No Spark in here.
+This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from escapement.pipeline.arrow import arrow_schema, longs, values_of
 from escapement.pipeline.columns import NULLABLE, READ_COLUMNS
 from escapement.storage.offsets import OffsetSet
 
-# The topic stands for all of a file.
+# All messages of a file have the same topic, which is in its metadata.
 FILE_SCHEMA: Final = arrow_schema(
     [(name, name in NULLABLE) for name in READ_COLUMNS if name != "topic"]
 )
 _TOPIC: Final = b"escapement.topic"
 _ASCENDING: Final = ("offset", "deliver_at", "published_at")
-# What every reader of Parquet understands. Payloads are compressed as they are: what repeats is
-# found by that, too, and a dictionary of them is only given up after a while.
+# Features that every Parquet reader supports. Payloads have no dictionary: compression finds
+# repeated payloads too, and the writer would abandon a large dictionary only after a while.
 _FORMAT: Final[Mapping[str, Any]] = {
     "compression": "zstd",
     "compression_level": 1,
@@ -44,25 +43,29 @@ _FORMAT: Final[Mapping[str, Any]] = {
     "write_statistics": list(_ASCENDING),
     "store_schema": False,
 }
-# What is read at once: before it is compressed.
+# The size of a row group before compression. Readers read a row group at once.
 _GROUP_BYTES: Final = 4 << 20
-# Files may be held by several processes at once: by Python and by Java, which doubles what it has.
+# The size of all unfinished files of a task. Several processes may hold a file in memory at once:
+# Python, and Java, which copies it.
 _MOST_BYTES: Final = 48 << 20
 _STEP_ROWS: Final = 1 << 16
 _DAY_US: Final = 86_400_000_000
-# What file systems take as one name; of a longer one so much is kept.
+# The longest name that file systems accept, and how much of a longer name is kept.
 _MOST_NAME_CHARS: Final = 255
 _KEPT_CHARS: Final = 200
 
 
 def directory_of(topic: TopicName, day: date) -> str:
-    """Where files are, as Spark names places by what is in them: only slashes are escaped."""
+    """Return the directory of a topic's files of a day, in Spark's partition style ``name=value``.
+
+    Names are percent-encoded, slashes included.
+    """
     places = _place("namespace", topic.namespace_full), _place("topic", topic.full)
     return f"{'/'.join(places)}/day={day.isoformat()}"
 
 
 def _place(kind: str, name: str) -> str:
-    """One directory; of a name that is too long for one the beginning, and what tells it apart."""
+    """Return one directory name. A name that is too long is cut, and ends with its hash."""
     place = f"{kind}={quote(name, '')}"
     if len(place) <= _MOST_NAME_CHARS:
         return place
@@ -70,14 +73,14 @@ def _place(kind: str, name: str) -> str:
 
 
 class Encoded(NamedTuple):
-    """A file that is to be written."""
+    """An encoded file, ready to be written."""
 
     content: Any  # pyarrow.Buffer
     digest: Digest
 
 
 def encode(topic: str, batches: Iterable[Any]) -> Iterator[Encoded]:
-    """Files of messages: of each day at least one, none with much more than it may have.
+    """Yield files with these messages: at least one for each day, of bounded size.
 
     Args:
       batches: record batches with the columns of ``FILE_SCHEMA``.
@@ -96,7 +99,7 @@ def encode(topic: str, batches: Iterable[Any]) -> Iterator[Encoded]:
 
 
 class _Encoder:
-    """One file while it grows."""
+    """A file that is being encoded."""
 
     def __init__(self, topic: str) -> None:
         self._sink = pa.BufferOutputStream()
@@ -139,25 +142,25 @@ def _by_day(batch: Any) -> Iterator[tuple[int, Any]]:
 
 
 class FoundFile(NamedTuple):
-    """What is in a file that was read back."""
+    """The content of a file that was read back."""
 
     topic: str
     day: date
     digest: Digest
     offsets: OffsetSet
-    described: ArchivedFile  # which has no path yet
+    described: ArchivedFile  # its path is still empty
 
 
 def decode(content: Any) -> FoundFile:
-    """All that is in a file, given as a buffer.
+    """Return the content of a file, which is given as a buffer.
 
     Raises:
-      StorageError: if it is damaged, has a message twice, or is of several days.
+      StorageError: if the file is damaged or empty, or has a message twice or several days.
     """
     try:
         return _decode(content)
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise StorageError(f"it is no file of an archive: {error}") from error
+        raise StorageError(f"the file is not a valid archive file: {error}") from error
 
 
 def _decode(content: Any) -> FoundFile:
@@ -170,16 +173,16 @@ def _decode(content: Any) -> FoundFile:
             sums.add(batch)
             found = values_of(batch.column("offset"), np.int64)
             if offsets.add(found) != len(found):
-                raise StorageError("it has a message twice")
+                raise StorageError("the archive file has a message twice")
             for name, ends in bounds.items():
                 values = found if name == "offset" else _microseconds(batch, name)
                 ends += [int(values.min()), int(values.max())]
     digest = sums.digest()
     if not digest.messages:
-        raise StorageError("it has no messages")
+        raise StorageError("the archive file has no messages")
     first_us, last_us = min(bounds["published_at"]), max(bounds["published_at"])
     if first_us // _DAY_US != last_us // _DAY_US:
-        raise StorageError("it has messages of several days")
+        raise StorageError("the archive file has messages of several days")
     described = ArchivedFile(
         "",
         len(content),

@@ -1,9 +1,10 @@
-"""Files of an archive that a task itself writes, on a local file system, and reads back.
+"""Archive files on a local file system, which the task itself writes and reads back.
 
-They go past the system's cache, so what is read back is what the disk has. Names are new ones for
-each attempt at a task: what a failed one leaves stays in the run's directory until that is deleted.
+Writes and reads bypass the page cache, so a task reads back what is on the disk. Each attempt at
+a task uses new file names. The files of a failed attempt stay in the run's directory until that
+is deleted.
 
-No Spark in here.
+This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ _SUFFIX: Final = ".parquet"
 
 
 class Stored(NamedTuple):
-    """A file that was written, and read back."""
+    """A file that was written and read back."""
 
     name: str  # in its directory
-    digest: Digest  # of the messages that went into it
-    found: FoundFile
+    digest: Digest  # of the messages that were encoded
+    found: FoundFile  # as read back
 
 
 def store(shown: Shown, number: int, files: Iterable[Encoded]) -> Iterator[Stored]:
-    """Write each file into the driver's directory, and read it back; it is durable then.
+    """Write each file into the driver's directory and read it back. Yielded files are durable.
 
     Args:
-      number: of the task, for the names.
+      number: the task's number, which is part of the file names.
 
     Raises:
-      InvalidRequest: if the directory is not the driver's; nothing is written.
-      StorageError: if the disk refuses, or has something that is no file of an archive.
+      InvalidRequest: if this machine does not see the driver's directory. Nothing is written.
+      StorageError: if writing or reading fails, or the file read back is not valid.
     """
     shown.check()
     attempt = secrets.token_hex(8)

@@ -1,7 +1,8 @@
-"""A manifest: which files one run of the job ``archive`` wrote of one topic, and what is in them.
+"""A manifest: the files that one run of the job ``archive`` wrote for one topic.
 
-It is kept twice: in the database, with the record that makes the files count, and beside the
-files as JSON, for whoever has them and no database. Plain values only; no Spark in here.
+It is stored twice: in the database, with the record that makes the files count, and as JSON
+beside the files, for readers without the database. It has plain values only and does not use
+Spark.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """One Parquet file; times are Unix milliseconds, all bounds are included."""
+    """One Parquet file. Times are Unix milliseconds; all bounds are inclusive."""
 
     path: str  # below the manifest's root
     size_bytes: int
@@ -31,10 +32,10 @@ class ArchivedFile:
     max_due_ms: int
     min_published_ms: int
     max_published_ms: int
-    content: str  # a sum over all columns of all messages, whatever their order: see archivedigest
+    content: str  # the digest of all columns of all messages (pipeline/archivedigest.py)
 
     def may_have(self, selection: Selection) -> bool:
-        """Whether any of its messages may be in these ranges."""
+        """Return whether any of its messages may be in the selection."""
         return (
             selection.offsets.meets(self.first_offset, self.last_offset)
             and selection.due.meets(self.min_due_ms, self.max_due_ms)
@@ -44,47 +45,47 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """See the module's docstring."""
+    """The files of one topic that one run wrote."""
 
     topic: str  # its full name when it was archived
     topic_id: int
     log: str  # the identity of the log, in hexadecimal
     run: str
-    root: str  # a URI, as Spark writes it
+    root: str  # a URI as Spark writes it
     archived_at_ms: int
     files: tuple[ArchivedFile, ...]
 
     @property
     def messages(self) -> int:
-        """Of all files."""
+        """The number of messages in all files."""
         return sum(file.messages for file in self.files)
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """The size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def first_offset(self) -> int:
-        """Of all files."""
+        """The lowest offset in all files."""
         return min(file.first_offset for file in self.files)
 
     @property
     def last_offset(self) -> int:
-        """Of all files."""
+        """The highest offset in all files."""
         return max(file.last_offset for file in self.files)
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """Return the manifest as JSON."""
         plain: dict[str, Any] = {"format": FORMAT, **asdict(self), "schema": READ_COLUMNS}
         return json.dumps(plain, indent=1).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """What ``encode`` made.
+        """Return the manifest that ``encode`` made.
 
         Raises:
-          LogDamaged: if it is of another format, or damaged.
+          LogDamaged: if the data has another format, or is damaged.
         """
         try:
             plain = json.loads(data)
@@ -94,4 +95,4 @@ class Manifest:
             files = tuple(ArchivedFile(**file) for file in plain.pop("files"))
             return cls(files=files, **plain)
         except (ValueError, KeyError, TypeError) as error:
-            raise LogDamaged(f"a manifest of an archive cannot be read: {error}") from error
+            raise LogDamaged(f"the manifest of an archive cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""What there is to archive of a topic: parts of it, each of which a task makes into files."""
+"""The plan of the job ``archive`` for one topic: parts, each of which one task archives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escapement.storage.log.log import Log
 from escapement.storage.log.logtable import RowKey
 from escapement.storage.topicstate import TopicState
 
-# Files are about so large, by what the log's first rows say, and have no fewer messages.
+# The target size of a file, estimated from the log's first rows, and its minimum of messages.
 _FILE_BYTES: Final = 32 << 20
 _FEWEST: Final = 1_000
 _SAMPLE: Final = 256
@@ -23,12 +23,13 @@ _SAMPLE: Final = 256
 def unarchived(
     connection: Connection, topic: TopicName, state: TopicState, before_ms: int, since: int = 0
 ) -> list[Part]:
-    """Of what was published before then, what nobody is to get any more, and is not archived.
+    """Return parts with the topic's finished messages that are not archived, in arrival order.
 
-    From the offset ``since`` on, in the order of offsets.
+    A message is finished when no subscription will receive it any more. Only messages published
+    before ``before_ms``, from the offset ``since`` on.
 
     Raises:
-      StorageUnavailable: when the database cannot be reached.
+      StorageUnavailable: if the database cannot be reached.
     """
     end = accepted_before(connection, state.record.id, before_ms, state.end_offset)
     done = Selection(Span(since, end), Span(0, before_ms))
@@ -37,14 +38,14 @@ def unarchived(
 
 
 def accepted_before(connection: Connection, topic_id: int, before_ms: int, end: int) -> int:
-    """The end of what was accepted before then, of a topic whose log ends there."""
+    """Return the first offset accepted at ``before_ms`` or later, or ``end`` if there is none."""
     return Log.reading(
         connection, lambda log: log.first_accepted(connection, topic_id, before_ms, end)
     )
 
 
 def _file_messages(connection: Connection, state: TopicState) -> int:
-    """How many messages of the topic make a file of a good size."""
+    """Return how many messages of the topic make a file of about the target size."""
 
     def first(log: Log) -> list[RowKey]:
         heads = log.heads(connection, state.record.id, state.begin_offset, state.end_offset)

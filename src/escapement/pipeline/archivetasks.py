@@ -1,11 +1,11 @@
-"""The tasks of the job ``archive``, which make files, and read them back.
+"""The tasks of the job ``archive``, which write files and read them back.
 
-Arrow makes the files (pipeline/archivefile.py). On a local file system a task writes and reads
-them itself; what counts is what its one attempt that succeeds has told the driver.
+Arrow encodes the files (pipeline/archivefile.py). On a local file system, the task itself writes
+and reads them. The driver uses the files that the successful attempt at each task reports.
 
-On any other file system Spark does, which commits each task once, and other tasks read back what
-is there. What writes bytes in Spark is its format for text: it writes a string as it is, and
-behind each the separator of lines. A file of Parquet ends with four fixed bytes: those are the
+On any other file system, Spark writes the files and commits each task once. Other tasks then read
+all files back. Spark writes raw bytes through its text format: it writes each string unchanged,
+followed by the line separator. A Parquet file ends with four fixed bytes. Those are the line
 separator here, and each string is a file without them.
 """
 
@@ -35,22 +35,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _MAGIC: Final = b"PAR1"
-# What Spark calls files of its format for text.
+# The suffix of files that Spark's text format writes.
 _SUFFIX: Final = ".txt"
 
 
 class Made(NamedTuple):
-    """What tasks have made."""
+    """The files of all tasks."""
 
-    read: Digest  # of the messages, taken when they came from the log
-    files: dict[str, FoundFile]  # what was read back, by names in the directory
+    read: Digest  # of the messages as read from the log
+    files: dict[str, FoundFile]  # as read back, by name in the directory
 
 
 def make(spark: SparkSession, address: LogAddress, parts: Sequence[Part], directory: str) -> Made:
-    """Write all messages of the parts to files in a directory, a URI, and read these back.
+    """Write all messages of the parts to files in a directory (a URI), and read the files back.
 
     Raises:
-      PySparkException: if one is damaged, or a worker does not see a local directory, among others.
+      PySparkException: if a task fails; for example because a file is damaged, or a worker does
+        not see the local directory.
     """
     local = local_path(directory)
     if local is not None:
@@ -82,7 +83,7 @@ def _make_locally(
 def _write(
     spark: SparkSession, address: LogAddress, parts: Sequence[Part], directory: str
 ) -> Digest:
-    """Have Spark write the files; what is in them, taken on the way."""
+    """Write the files through Spark, and return the digest of the messages read."""
     from pyspark.accumulators import AccumulatorParam
 
     class Sum(AccumulatorParam[Digest]):
@@ -93,7 +94,7 @@ def _write(
             return value1 + value2
 
     pickled = [pickle.dumps(part) for part in parts]
-    # Of each part what one task has added that succeeded, and no other.
+    # Spark adds the updates of one successful attempt at each task, and no others.
     passed = spark.sparkContext.accumulator(Digest(), Sum())
 
     def made(numbers: Iterator[Any]) -> Iterator[Any]:
@@ -115,7 +116,7 @@ def _write(
 
 
 def _numbers(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
-    """A task for each part, which gets its number."""
+    """Return a DataFrame with one row and one task for each part: the number of the part."""
     return spark.range(0, len(parts), 1, len(parts))
 
 
@@ -135,7 +136,7 @@ def _encoded(address: LogAddress, part: Part) -> Iterator[Encoded]:
 
 
 def _row(content: Any) -> Any:
-    """A file without its end, as a record batch of one row."""
+    """Return a file without its last four bytes, as a record batch of one row."""
     import pyarrow as pa
 
     length = len(content) - len(_MAGIC)
@@ -145,7 +146,7 @@ def _row(content: Any) -> Any:
 
 
 def read_back(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
-    """What is in all files of a directory."""
+    """Return the contents of all files of a directory, by file name."""
 
     def found(files: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -153,11 +154,12 @@ def read_back(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
         keep_memory()
         for batch in files:
             for number, content in enumerate(batch["content"]):
-                if len(content.as_buffer()):  # a task that made none may leave an empty one
+                if len(content.as_buffer()):  # a task without files may leave an empty one
                     told = binaries(Blobs.of([pickle.dumps(decode(content.as_buffer()))]))
                     yield pa.record_batch([batch["path"].slice(number, 1), told], ["path", "found"])
 
-    # A file at a time, and not a column less: Java would copy all files to leave one out.
+    # One file at a time, to bound the memory. All columns are read, because Java would copy
+    # every file to drop one.
     with _setting(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", "1"):
         rows = (
             spark.read.format("binaryFile")
@@ -171,7 +173,7 @@ def read_back(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
 
 @contextmanager
 def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Have a setting of the session for a while."""
+    """Change a setting of the session inside the block."""
     before = spark.conf.get(name)
     spark.conf.set(name, value)
     try:
