@@ -1,4 +1,4 @@
-"""The delayed index: messages sorted by when they are due, on local disk."""
+"""The delayed index: messages sorted by due time, on local disk. Begin with ``index.py``."""
 
 from escapement.storage.index.checkpoint import Checkpoint, Group, Part
 from escapement.storage.index.compaction import Compaction, TopicRange

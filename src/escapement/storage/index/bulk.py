@@ -1,11 +1,11 @@
-"""Many messages at once, of any topics: taken in as they come, sorted when they are written.
+"""Many messages of any topics, added in any order and sorted when they are written.
 
-For whoever makes an index out of a log rather than keeping one while messages come. Nobody
-reads it before it is a segment. So it is one table, however large, where the index's memory is
-many small ones that are always sorted; and its memory is touched once and used again.
+This is for building an index from a log. Messages are not read before they are in a segment, so
+one unsorted table of any size is enough, where the memory of a live index is many small tables
+that are always sorted. The memory of the table is reused for the next segment.
 
-Owns columns of keys and strings in order of arrival, and which rows are whose. Knows nothing
-of what is live: it is given what is to be kept.
+This module holds columns of keys and strings in order of arrival, and the rows of each topic. It
+does not know which messages are live: the caller adds only messages to keep.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from escapement.message import (
 from escapement.storage.index.keys import unique_sorted
 from escapement.storage.index.writer import SegmentWriter
 
-# A row's key, and where its payload begins and how long it is.
+# The memory of a row: its key, and the start and length of its payload.
 _ROW_BYTES: Final = 8 + 8 + 8 + 4
 
 
 class BulkTable:
-    """Messages that become one segment; add, write, clear, and so on.
+    """Messages that become one segment; used in cycles of ``add``, ``write`` and ``clear``.
 
-    Rows are numbered as they come. Memory is reserved at once and taken as it is used.
+    Rows are numbered in order of arrival. The address space is reserved at once, and memory is
+    taken as it is used.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """``size_bytes``: what it holds, but for a first batch that is larger by itself."""
+        """``size_bytes`` bounds the content, except that a first batch may be larger."""
         self.count = 0
         self.used_bytes = 0
         self._size_bytes = size_bytes
@@ -53,14 +54,14 @@ class BulkTable:
         self._ranges: dict[int, list[slice]] = {}  # rows of ascending offsets, by topic id
 
     def has_room(self, rows: int, size_bytes: int) -> bool:
-        """Whether so many more messages of this weight fit; into an empty table they do."""
+        """Whether this many more messages of this total size fit; an empty table takes any."""
         size_bytes += self.used_bytes + rows * _ROW_BYTES
         return not self.count or size_bytes <= self._size_bytes
 
     def add(
         self, topic_id: int, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch
     ) -> None:
-        """Take the batch; ``offsets`` is a column, or the first of contiguous ones. O(bytes)."""
+        """Add the batch; ``offsets`` is a column, or the first of contiguous ones. O(bytes)."""
         row, rows = self.count, len(due_ms)
         if not rows:
             return
@@ -90,11 +91,11 @@ class BulkTable:
         self.used_bytes += rows * _ROW_BYTES + batch.size_bytes
 
     def write(self, writer: SegmentWriter) -> None:
-        """Write all of it, each topic by its keys, each key once; blocking."""
+        """Write everything, each topic in the order of its keys, each key once; blocking."""
         for strings in self._strings():
             strings.find_starts(self.count)
         for topic_id in sorted(self._ranges):
-            # Sorting is quicker where offsets ascend.
+            # Sorting is faster if offsets ascend.
             parts = sorted(self._ranges[topic_id], key=lambda part: self._offsets[part.start])
             due_ms, offsets = _joined(self._due_ms, parts), _joined(self._offsets, parts)
             rows, (due_ms, offsets) = unique_sorted(due_ms, offsets)
@@ -106,10 +107,10 @@ class BulkTable:
                 writer.append(topic_id, (due_ms[step], offsets[step]), self._take(rows[step]))
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self.count = self.used_bytes = 0
         self._payloads.used = 0
-        # Of these, rows without a value are as they were made: empty.
+        # Rows without a value must be empty in these columns, as in new ones.
         self._keys = self._properties = self._groups = None
         self._priorities = None
         self._ranges.clear()
@@ -125,7 +126,7 @@ class BulkTable:
         )
 
     def _mean_bytes(self, parts: Sequence[slice]) -> int:
-        """What the strings of these rows weigh, on average."""
+        """Return the mean size of the strings of these rows."""
         lengths = [strings.lengths[part] for strings in self._strings() for part in parts]
         rows: int = sum(part.stop - part.start for part in parts)
         return sum(int(some.sum(dtype=np.int64)) for some in lengths) // rows
@@ -156,7 +157,7 @@ class BulkTable:
 class _Strings:
     """A column of byte strings, end to end in the order of their rows.
 
-    Where each begins follows from the lengths, and is found for all at once.
+    The start of each follows from the lengths; ``find_starts`` computes all starts at once.
     """
 
     __slots__ = ("_bytes", "_starts", "lengths", "used")
@@ -168,29 +169,29 @@ class _Strings:
         self.used = 0
 
     def append(self, row: int, blobs: Blobs) -> None:
-        """Put the strings at ``row`` and on; rows that are left out have empty ones."""
+        """Store the strings from ``row`` on; rows that are skipped have empty strings."""
         end = self.used + len(blobs.data)
         if end > len(self._bytes):
             larger = np.empty(max(2 * len(self._bytes), end), np.uint8)
             larger[: self.used] = self._bytes[: self.used]
             self._bytes = larger
-        # Not by a view's slice, which would keep the interpreter lock.
+        # A copy by numpy releases the interpreter lock, and a memoryview's slice does not.
         self._bytes[self.used : end] = np.frombuffer(blobs.data, np.uint8)
         self.lengths[row : row + len(blobs)] = blobs.lengths
         self.used = end
 
     def find_starts(self, count: int) -> None:
-        """Before any are taken: where the strings of the first ``count`` rows begin."""
+        """Compute the starts of the first ``count`` strings; must precede ``take``."""
         starts, lengths = self._starts[:count], self.lengths[:count]
         np.cumsum(lengths, out=starts)
         starts -= lengths
 
     def take(self, rows: Int64s) -> Blobs:
-        """The strings of these rows, in their order."""
+        """Return the strings of these rows, in that order."""
         return gather(self._bytes.data, self._starts, self.lengths, rows)
 
     def make_room(self, row_capacity: int) -> None:
-        """Make room for rows; new ones are empty strings."""
+        """Grow to a number of rows; new rows have empty strings."""
         lengths = np.zeros(row_capacity, np.uint32)
         lengths[: len(self.lengths)] = self.lengths
         self._starts, self.lengths = np.empty(row_capacity, np.int64), lengths

@@ -1,18 +1,18 @@
-"""Compaction: several segments in, one segment out, without what is dead.
+"""Compaction: merges several segments into one and leaves out obsolete messages.
 
-Owns the merge and the steps around it. The merge runs in a child process of low
-priority (``python -m escapement.storage.index``), because it would hold the
-interpreter lock for minutes; a small one is not worth a process and runs where it is
-called. It streams: a window of keys at a time, payloads in runs.
+This module owns the merge and the steps around it. The merge runs in a child process of low
+priority (``python -m escapement.storage.index``), because it would hold the interpreter lock for
+minutes. A small merge is not worth a process and runs in the calling thread. A merge streams: it
+holds a window of keys at a time, and payloads in runs.
 
-The caller names what is dead with :meth:`Compaction.exclude`: offsets that every
-subscription has durably acknowledged, and topics that do not exist any more; and with
-:meth:`Compaction.outdate` messages of which other keys than one are of no use any more. They
-go to files as they come, because there may be a hundred million of them. Whatever is not
-named is kept, so forgetting to name something costs space and nothing else.
+The caller names obsolete messages. :meth:`Compaction.exclude` takes offsets that every
+subscription has durably acknowledged, and deleted topics. :meth:`Compaction.outdate` takes
+messages of which only one key is still needed. The names go to files, because there may be a
+hundred million of them. Everything not named is kept, so an omission costs space and nothing
+else.
 
-Knows nothing of acknowledgements. Inputs are read, never changed; they are unlinked
-when a durable manifest names the output instead, and whoever has them pinned reads on.
+This module knows nothing of acknowledgements. Inputs are read, never changed. They are unlinked
+when a durable manifest names the output in their place, and readers that pinned them can go on.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from escapement.storage.index.segment import Segment, TopicSlice
 from escapement.storage.index.tiers import SegmentSize
 from escapement.storage.index.writer import SegmentWriter, writing
 
-# Keys of one topic that are merged at once.
+# Keys of one topic to merge at once.
 _WINDOW_ROWS: Final = 1 << 16
-# Inputs of less than this are merged where ``run`` is called: a process takes 0.3 s to
-# start, in which this much is merged.
+# Inputs of less than this are merged in the calling thread: a process takes 0.3 s to start,
+# and this much is merged in that time.
 _SMALL_BYTES: Final = 8 << 20
-# A segment's largest topics, which stand for the others when its live part is estimated.
+# The number of a segment's largest topics from which its live part is estimated.
 _ASKED_TOPICS: Final = 1024
-# What a child exits with when an input is damaged.
+# The exit code of a child when an input is damaged.
 EXIT_DAMAGED: Final = 3
 
-# (topic id, first offset, last offset, how many of the segment are due from a time on at most)
-# -> about how many of these may still be needed
+# (topic id, first offset, last offset, a function that returns an upper bound of the segment's
+# messages due from a time on) -> about how many of these messages may still be needed
 LiveCount = Callable[[int, int, int, Callable[[int], int]], int]
 
 
 class TopicRange(NamedTuple):
-    """A topic that compaction meets, and between which offsets."""
+    """A topic in the inputs of a compaction, and its range of offsets."""
 
     topic_id: int
     first_offset: int
@@ -65,20 +65,20 @@ class TopicRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that the merge needs to know; travels to the child as one line of JSON."""
+    """All that the merge needs to know; goes to the child process as one line of JSON."""
 
     inputs: list[str]
     output: str
     block_rows: int
     cache_bytes: int
     dropped: list[int]
-    dead: dict[str, Any]  # a roster of offsets (index/roster.py)
-    early: dict[str, Any]  # of others, which are dead if they are due before a time, and these
+    dead: dict[str, Any]  # obsolete offsets, by topic (index/roster.py)
+    early: dict[str, Any]  # offsets that are obsolete if due before the time in ``before_ms``
     before_ms: dict[str, Any]
-    outdated: dict[str, Any]  # the same, and for each of them when the key is due that stays
+    outdated: dict[str, Any]  # offsets of which only the key due at ``staying_ms`` is needed
     staying_ms: dict[str, Any]
-    due_until_ms: int  # what is due later is kept, dead or not
-    far_ms: int  # what is due later is not read for a while
+    due_until_ms: int  # messages due later are kept, obsolete or not, unless outdated
+    far_ms: int  # messages due later are not read for a while
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -89,7 +89,7 @@ class Job:
 
 
 def size_of(segment: Segment, dropped: Collection[int], live: LiveCount | None) -> SegmentSize:
-    """A segment as the choice sees it, its live part estimated from its largest topics."""
+    """Return a segment's size for ``tiers.choose``; its largest topics give the live part."""
     name, total = segment.path.name, segment.rows
     if live is None:
         return SegmentSize(name, segment.size_bytes, total, total)
@@ -107,14 +107,14 @@ def size_of(segment: Segment, dropped: Collection[int], live: LiveCount | None) 
 
 
 def _rows_from(segment: Segment, topic_id: int, due_ms: int) -> int:
-    """No fewer than the messages of a topic that are due from then on."""
+    """Return an upper bound of the messages of a topic that are due from ``due_ms`` on."""
     part = segment.slice(topic_id)
     span = None if part is None else part.between(Key(due_ms, 0), KEY_MAX)
     return 0 if span is None else span.count
 
 
 class Compaction:
-    """One compaction under way; made by ``DelayedIndex.begin_compaction``."""
+    """One compaction in progress; made by ``DelayedIndex.begin_compaction``."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Compaction:
         self._last_dead = (-1, -1)
 
     def ranges(self) -> list[TopicRange]:
-        """The topics of the inputs, ascending, each with its range of offsets."""
+        """Return the topics of the inputs, ascending, each with its range of offsets."""
         found: dict[int, tuple[int, int]] = {}
         for segment in self.inputs:
             lows, highs = segment.topic_offsets()
@@ -162,12 +162,10 @@ class Compaction:
         return [TopicRange(t, *found[t]) for t in sorted(found) if t not in self._dropped]
 
     def exclude(self, topic_id: int, offsets: Int64s | None) -> None:
-        """Leave these offsets of a topic out, as far as they are due, or with None all of it.
+        """Leave out these offsets of a topic if they are due; with None, leave out the topic.
 
-        Blocking.
-
-        Topics ascend from call to call, and so do the offsets of a topic, which may come
-        in several pieces.
+        Topics ascend from call to call, and so do the offsets of a topic, which may come in
+        several pieces. Blocking.
         """
         if offsets is None:
             self._dropped.add(topic_id)
@@ -179,27 +177,27 @@ class Compaction:
         self._dead.add(topic_id, offsets)
 
     def exclude_early(self, topic_id: int, offsets: Int64s, before_ms: Int64s) -> None:
-        """Leave each of these out if it is due before that time; else as ``exclude``."""
+        """As ``exclude``, but leave out each offset only if it is due before its ``before_ms``."""
         if len(offsets):
             self._early.add(topic_id, offsets)
             self._before.add(topic_id, before_ms)
 
     def outdate(self, topic_id: int, offsets: Int64s, staying_ms: Int64s) -> None:
-        """Of these messages leave out every key but the one that is due at ``staying_ms``.
+        """Leave out every key of these messages except the one due at ``staying_ms``.
 
-        Due or not; -1 for all keys of a message. Blocking. Topics and offsets ascend as for
-        ``exclude``.
+        This applies whether they are due or not; -1 leaves out all keys of a message. Topics and
+        offsets ascend as for ``exclude``. Blocking.
         """
         if len(offsets):
             self._outdated.add(topic_id, offsets)
             self._staying.add(topic_id, staying_ms)
 
     def run(self) -> None:
-        """Merge, in a child process unless it is a small matter; blocking.
+        """Merge, in a child process unless the inputs are small; blocking.
 
         Raises:
-          IndexDamaged: an input is damaged.
-          StorageError: the disk refused, the child failed, or ``discard`` ended it.
+          IndexDamaged: if an input is damaged.
+          StorageError: if the disk refused, the child failed, or ``discard`` ended it.
         """
         if sum(segment.size_bytes for segment in self.inputs) < _SMALL_BYTES:
             return self.run_here()
@@ -209,7 +207,7 @@ class Compaction:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # see there
+            start_new_session=True,  # the reason is in index/__main__.py
         )
         if self._given_up:
             self._child.kill()
@@ -217,17 +215,17 @@ class Compaction:
             assert child.stdin is not None
             assert child.stdout is not None
             assert child.stderr is not None
-            with suppress(BrokenPipeError):  # the exit code says more
+            with suppress(BrokenPipeError):  # the exit code tells the reason
                 child.stdin.write(job.encode())
-                child.stdin.flush()  # and stays open: the child ends when it closes
+                child.stdin.flush()  # keep it open: the child ends when it closes
             answer, complaint = child.stdout.read(), child.stderr.read()
             code = child.wait()
-            with suppress(BrokenPipeError):  # what it did not read is of no interest
+            with suppress(BrokenPipeError):  # the child has ended and may not have read everything
                 child.stdin.close()
         if code:
             said = complaint.decode(errors="replace").strip().rpartition("\n")[2]
             kind = IndexDamaged if code == EXIT_DAMAGED else StorageError
-            raise kind(f"compaction into {self._output} failed with exit code {code}: {said}")
+            raise kind(f"Compaction into {self._output} failed with exit code {code}: {said}")
         self._rows = int(answer)
         return None
 
@@ -254,11 +252,11 @@ class Compaction:
 
     @property
     def merged(self) -> bool:
-        """Whether ``run`` has ended well."""
+        """Whether ``run`` has succeeded."""
         return self._rows is not None
 
     def finish(self) -> None:
-        """Let a durable manifest name the output, then unlink the inputs; blocking."""
+        """Make a durable manifest name the output, then unlink the inputs; blocking."""
         assert self._rows is not None, "finish comes after run"
         added: dict[str, int] = {}
         if self._rows:
@@ -276,7 +274,7 @@ class Compaction:
         with writing(self._output):
             self._manifest.update(change, self._name)
         self.finished = True
-        with suppress(OSError):  # the next start deletes what no manifest names
+        with suppress(OSError):  # the next start deletes files that no manifest names
             self._discard_rosters()
         for segment in self.inputs:
             with suppress(OSError):
@@ -286,14 +284,14 @@ class Compaction:
         self._named = True
 
     def let_go(self) -> None:
-        """Forget the inputs, which nobody else needs any more; blocking.
+        """Release the inputs; blocking.
 
-        Who closes a deleted file last waits until the system has freed its room.
+        Closing the last reference to a deleted file waits until the system has freed its space.
         """
         self.inputs = ()
 
     def discard(self) -> None:
-        """Give up: end the child, delete the files unless a manifest might name them."""
+        """Give up: end the child, and delete the files unless a manifest might name them."""
         self._given_up = True
         if self._child is not None:
             self._child.kill()
@@ -307,7 +305,7 @@ class Compaction:
 
 
 class _LeftOut:
-    """What a job leaves out, mapped from its files."""
+    """The messages that a job leaves out, mapped from its files."""
 
     def __init__(self, job: Job) -> None:
         self._due_until_ms = job.due_until_ms
@@ -318,7 +316,7 @@ class _LeftOut:
         self._staying = RosterFile(job.staying_ms)
 
     def keep(self, topic_id: int, keys: Keys) -> Bools | None:
-        """Which of the keys are not left out; None if all are kept."""
+        """Return a mask of the keys to keep, or None for all."""
         due_ms, offsets = keys
         keep: Bools | None = None
         dead, outdated = self._dead.of(topic_id), self._outdated.of(topic_id)
@@ -339,9 +337,9 @@ class _LeftOut:
 
 
 def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
-    """Do the job: write the output and make it durable, unless nothing is live; blocking.
+    """Do the job: write a durable output, unless nothing is live; blocking.
 
-    Returns how many messages the output has; with 0 there is no file.
+    Returns the number of messages in the output. An empty output has no file.
     """
     cache = BlockCache(job.cache_bytes)
     inputs = [Segment(Path(name), cache) for name in job.inputs]
@@ -366,7 +364,7 @@ def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
 
 
 def _is_far(inputs: Sequence[Segment], far_ms: int) -> bool:
-    """Whether this is much, and most of it is not read for a while."""
+    """Whether the inputs are large and most of their messages are not read for a while."""
     if sum(segment.size_bytes for segment in inputs) < _SMALL_BYTES:
         return False
     far = sum(segment.rows_from(far_ms) for segment in inputs)
@@ -386,7 +384,7 @@ def _merge_topic(
         at = plan.stop
         keep = left_out.keep(topic_id, keys)
         waiting.append(keys if keep is None else (keys[0][keep], keys[1][keep]))
-        # Where little is live, windows are gathered so that blocks are full.
+        # If little is live, gather windows so that blocks are full.
         if at == KEY_MAX or sum(len(due_ms) for due_ms, _ in waiting) >= _WINDOW_ROWS:
             due_ms, offsets = merge(waiting)
             waiting = []

@@ -10,26 +10,26 @@ from escapement.storage.index.segment import BLOCK_ROWS
 
 @dataclass(frozen=True, slots=True)
 class IndexLimits:
-    """What one index may take, and the sizes that only tests have reason to change."""
+    """The bounds of one index, and sizes that only tests change."""
 
-    # Messages that no segment has yet. Half of it asks for a checkpoint, because what
-    # is being written stays in memory until it is on disk.
+    # Messages that are in no segment yet. At half of it the index asks for a checkpoint, because
+    # messages stay in memory until the checkpoint is on disk.
     memory_bytes: int = 128 << 20
-    # Blocks read from segments: a few of each, so that a scan reads each block once.
+    # Blocks read from segments: a few of each segment, so that a scan reads each block once.
     cache_bytes: int = 32 << 20
-    # More segments than this are merged whatever their sizes: a plan looks into each.
+    # More segments than this are merged whatever their sizes, because a plan looks into each.
     max_segments: int = 12
-    # No checkpoint adds one to so many: it waits until some are merged. So no read, and above
-    # all no loading of a partition, opens more files, however fast messages come in and however
-    # long a large merge takes. Some room above the number that merging keeps to, or publishing
-    # would wait for each large merge.
+    # At this many segments a checkpoint waits until some are merged. So a read, above all the
+    # loading of a partition, opens a bounded number of files, however fast messages arrive and
+    # however long a large merge takes. This is well above ``max_segments``, or publishing would
+    # wait for each large merge.
     most_segments: int = 32
-    # While memory fills so fast that it is written because it is half full, only from so many on:
-    # a merge takes disk and processors from those who publish and those who wait, and the more
-    # there are, the less often is a byte written again. Below ``most_segments`` by what may come
-    # while so many are merged.
+    # While memory fills so fast that checkpoints begin because it is half full, merging starts
+    # only at this many segments. A merge takes disk and processors from publishers and consumers,
+    # and the more segments it merges, the less often a byte is rewritten. This is below
+    # ``most_segments`` by the segments that may arrive during such a merge.
     filling_segments: int = 20
-    # Segments of like size that are merged: fewer write more often, more read more files.
+    # Segments of similar size to merge: fewer rewrite bytes more often, more make reads slower.
     merge_width: int = 4
     block_rows: int = BLOCK_ROWS
     table_rows: int = TABLE_ROWS

@@ -1,11 +1,12 @@
-"""Blocks of a segment that is being written whose messages are due soon.
+"""Due-soon blocks: blocks of a segment under construction whose messages are due soon.
 
-They are in memory anyway, and will be read within seconds: they go into the cache together
-with the segment, so that delivering them touches no disk and waits for no thread. A copy of each
-is kept, because what they were cut out of is larger. How much of each topic is bounded, the
-earliest first, so that none drives out of the cache what others need.
+They are in memory anyway and will be read within seconds, so they go into the cache together
+with the segment. Delivering their messages then touches no disk and waits for no thread. Each
+block is copied, because it is a view of something larger. The bytes of each topic are bounded,
+and its earliest blocks come first, so that no topic evicts the blocks that others need.
 
-Knows nothing of segments; whoever opens the one that was written hands them over.
+This module does not know segments. The checkpoint puts the blocks into the cache after it has
+opened the new segment.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from escapement.storage.index.keys import Keys
 
 
 class NearBlocks:
-    """See the module's docstring.
+    """Collects the due-soon blocks of one segment.
 
     Args:
-      until_ms: until when a message is due soon.
-      topic_bytes: how much is kept of each topic.
+      until_ms: a message due up to this time is due soon.
+      topic_bytes: how much to keep of each topic.
     """
 
     def __init__(self, until_ms: int, topic_bytes: int) -> None:
@@ -33,7 +34,7 @@ class NearBlocks:
     def take(
         self, topic_id: int, at: int, keys: Keys, batch: MessageBatch, traits: UInt32s | None
     ) -> None:
-        """A run was written at ``at``: keep its blocks if it begins soon, and there is room."""
+        """Keep the blocks of a run written at ``at``, if it begins soon and there is room."""
         if int(keys[0][0]) > self._until_ms:
             return
         if topic_id != self._topic_id:

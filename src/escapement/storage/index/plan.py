@@ -1,13 +1,12 @@
 """Plans: which part of the delivery order to read next, and from where.
 
-Owns the choice of where a scan stops and the two pinned reads, :class:`Plan` (keys of
-a range) and :class:`Fetch` (the messages of given keys). Making one is a synchronous
-step without I/O, so that it can be one step with moving a horizon; reading it may
-happen later and in another thread, because all it needs is held by reference: tables
-only grow, segments never change, and an unlinked file stays readable while it is open.
+This module decides where a scan stops. It has two pinned reads, :class:`Plan` (the keys of a
+range) and :class:`Fetch` (the messages of given keys). Making one is synchronous and does no
+I/O, so it can be one step with moving a horizon. Reading it may happen later and in another
+thread, because it holds references to all it needs: tables only grow, segments never change, and
+an unlinked file stays readable while it is open.
 
-Knows neither tables nor segments, only what both can do (:class:`Span`,
-:class:`Store`).
+It does not know tables or segments, only what both can do (:class:`Span`, :class:`Store`).
 """
 
 from __future__ import annotations
@@ -39,15 +38,14 @@ from escapement.traits import concat_traits
 
 
 class NotAtHand(Exception):
-    """Is raised where a block would have to be read from the disk, and must not be."""
+    """Raised when a block would have to be read from disk and the caller forbids that."""
 
 
 class Landmarks(NamedTuple):
-    """Keys of a source that are known without reading it: firsts and lasts of blocks.
+    """Keys of a source that are known without a read: the first and last keys of blocks.
 
-    A block wholly in range weighs half at its first key and half at its last, so that
-    sums over sources whose blocks overlap estimate without bias how many messages lie
-    below a key.
+    A block wholly in range weighs half at its first key and half at its last. So sums over
+    sources with overlapping blocks estimate without bias how many messages lie below a key.
     """
 
     due_ms: Int64s
@@ -57,7 +55,7 @@ class Landmarks(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where messages of some keys are: ``columns`` may have to be read; the row of each key."""
+    """The place of the messages of some keys: their columns, to be read if necessary, and rows."""
 
     columns: Callable[[], Columns]
     rows: Int64s
@@ -71,31 +69,31 @@ class Span(Protocol):
 
     @property
     def count(self) -> int:
-        """At most so many messages."""
+        """An upper bound of the number of messages."""
         ...
 
     @property
     def likely_count(self) -> int:
-        """About so many, without a look at any key."""
+        """An estimate of the number of messages that looks at no key."""
         ...
 
     def landmarks(self, wanted: int, stride: int) -> Landmarks:
-        """Known keys in range, ascending, until blocks of ``wanted`` messages are named.
+        """Return known keys in range, ascending, until blocks of ``wanted`` messages are named.
 
-        Sources that could name every key name each ``stride``-th.
+        A source that knows every key returns each ``stride``-th.
         """
         ...
 
     def keys(self, stop: Key) -> list[Keys]:
-        """The keys in range that are smaller than ``stop``, in sorted parts."""
+        """Return the keys in range that are smaller than ``stop``, in sorted parts."""
         ...
 
     def traits(self, stop: Key) -> list[UInt32s | None]:
-        """The traits of those, part by part; None where none has any."""
+        """Return the traits of those keys, part by part; None for a part without any."""
         ...
 
     def sources(self, stop: Key) -> list[Source]:
-        """Where the messages of those are, part by part."""
+        """Return the places of the messages of those keys, part by part."""
         ...
 
 
@@ -103,16 +101,16 @@ class Store(Protocol):
     """A source of messages by key."""
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
-        """Those of the wanted keys that are here."""
+        """Return the places of those of the given keys that this store has."""
         ...
 
 
 class Table(Store, Protocol):
-    """A source in memory, of a range of offsets."""
+    """A source in memory that covers a range of offsets."""
 
     @property
     def offset_range(self) -> tuple[int, int]:
-        """The first and the last. ``find`` is asked for no other."""
+        """The first and the last offset. ``find`` must not be asked for others."""
         ...
 
 
@@ -120,12 +118,12 @@ class SlowStore(Protocol):
     """A source of messages by key that may have to be read from the disk."""
 
     def find(self, due_ms: Int64s, offsets: Int64s, at_hand: bool = False) -> list[Pick]:
-        """As of a ``Store``; with ``at_hand`` raises ``NotAtHand`` rather than read."""
+        """As ``Store.find``; with ``at_hand`` raises ``NotAtHand`` instead of reading."""
         ...
 
 
 class Plan:
-    """The keys in ``[start, stop)``; everything before ``stop`` that ``start`` bounds."""
+    """A pinned read of the keys in ``[start, stop)``."""
 
     __slots__ = ("_keys", "_rows", "_sources", "_spans", "start", "stop")
 
@@ -139,38 +137,38 @@ class Plan:
         assert max_messages > 0
         self.start = start
         self._spans = spans
-        # What ``read_traits`` found, and which row of all parts each is.
+        # The keys that ``read_traits`` found, and the row of each among all parts.
         self._keys, self._rows = NO_KEYS, np.zeros(0, np.int64)
-        self._sources: list[Source] | None = None  # where those are, once somebody asks
+        self._sources: list[Source] | None = None  # the messages of these parts; None: unknown
         self.stop = until
         if sum(span.count for span in spans) > max_messages:
             self.stop = _cut(spans, until, max_messages)
 
     @property
     def empty(self) -> bool:
-        """Nothing can be in the range."""
+        """Whether the range is certainly empty."""
         return not self._spans
 
     @property
     def in_memory(self) -> bool:
-        """``read`` touches no disk."""
+        """Whether ``read`` touches no disk."""
         return not self.files
 
     @property
     def files(self) -> int:
-        """How many segments ``read`` looks into, at most."""
+        """The number of segments that ``read`` looks into, at most."""
         return sum(span.on_disk for span in self._spans)
 
     def read(self) -> Keys:
-        """``(due_ms, offsets)`` of the range, sorted, each key once. Blocking.
+        """Return ``(due_ms, offsets)`` of the range, sorted, each key once. Blocking.
 
         Raises:
-          IndexDamaged: a block on disk fails its checksum.
+          IndexDamaged: if a block on disk fails its checksum.
         """
         return merge([part for span in self._spans for part in span.keys(self.stop)])
 
     def read_traits(self) -> tuple[Int64s, Int64s, UInt32s | None]:
-        """As ``read``, with the messages' traits; None if none has any. Blocking."""
+        """Return the keys as ``read`` does, and their traits or None if all are 0. Blocking."""
         traits = [part for span in self._spans for part in span.traits(self.stop)]
         if all(part is None or not len(part) for part in traits):
             return (*self.read(), None)
@@ -184,22 +182,23 @@ class Plan:
 
     @property
     def can_locate(self) -> bool:
-        """Whether ``read_traits`` has noted which rows the messages are: if some have traits."""
+        """Whether ``read_traits`` noted the rows of the messages; it does if any has traits."""
         return bool(len(self._rows))
 
     def locate(self, keys: Keys, size_bytes: int) -> Iterator[tuple[Int64s, list[Pick]]]:
-        """Where the messages of keys are that ``read_traits`` gave, in any order. Blocking.
+        """Yield the places of messages whose keys ``read_traits`` returned. Blocking.
 
-        They come as they lie, so that ``assemble`` copies neighbours as one, and in pieces.
+        The keys may be in any order. The places come in pieces and in storage order, so that
+        ``assemble`` copies neighbours together.
 
         Args:
-          size_bytes: a piece ends with the source that makes its payloads come to this.
+          size_bytes: a piece ends with the source that makes its payloads reach this size.
 
         Yields:
-          Which of the keys, and where those are, in the same order.
+          The indexes of some of the keys, and the places of their messages in the same order.
 
         Raises:
-          IndexDamaged: a block on disk fails its checksum.
+          IndexDamaged: if a block on disk fails its checksum.
         """
         if self._sources is None:
             self._sources = [part for span in self._spans for part in span.sources(self.stop)]
@@ -224,11 +223,11 @@ class Plan:
 
 
 def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:
-    """Where about ``wanted`` messages lie below: past a key that is known to exist.
+    """Return a key below which about ``wanted`` messages lie: the successor of a known key.
 
-    Only lasts of blocks are candidates: they are keys of messages in range, so at least
-    one message lies before the cut however small ``wanted`` is; and a cut after a first
-    would read a block for one message.
+    Only the last keys of blocks are candidates. They are keys of messages in range, so at
+    least one message lies before the cut, however small ``wanted`` is. A cut after the first
+    key of a block would read the block for one message.
     """
     stride = max(1, wanted // (2 * len(spans)))
     marks = [span.landmarks(wanted, stride) for span in spans]
@@ -245,7 +244,7 @@ def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:
 
 
 def places_missing(count: int, picks: Sequence[Pick]) -> Int64s:
-    """Which of ``count`` places the picks leave empty; ascending."""
+    """Return which of ``count`` places the picks leave empty; ascending."""
     if not picks:
         return np.arange(count)
     empty = np.ones(count, np.bool_)
@@ -255,10 +254,10 @@ def places_missing(count: int, picks: Sequence[Pick]) -> Int64s:
 
 
 class Fetch:
-    """The messages of given keys, in the order they were asked for.
+    """A pinned read of the messages of given keys, in the order of the keys.
 
     Args:
-      found: where some of them are already known to be.
+      found: places of some of the messages, if already known.
     """
 
     __slots__ = ("_at_hand", "_disk", "_due_ms", "_found", "_memory", "_offsets", "_topic_id")
@@ -280,9 +279,9 @@ class Fetch:
 
     @property
     def in_memory(self) -> bool:
-        """``read`` touches no disk: what lies in segments is in the cache, and pinned now.
+        """Whether ``read`` touches no disk: blocks of segments are cached, and pinned now.
 
-        Looks for the messages, unless it has found them before.
+        Looks for the messages at the first use.
         """
         if self._at_hand is None:
             with suppress(NotAtHand):
@@ -290,18 +289,18 @@ class Fetch:
         return self._at_hand is not None
 
     def read(self) -> MessageBatch:
-        """One row for each key asked. Blocking.
+        """Return one row for each key. Blocking.
 
         Raises:
-          IndexDamaged: a block fails its checksum, or a key is in no source (which an
-            intact index never shows for a key that a plan returned and somebody wants).
+          IndexDamaged: if a block fails its checksum, or a key is in no source. An intact index
+            has every live key that a plan returned.
         """
         return self.read_there(0, 0)[1]
 
     def read_there(self, low: int, high: int) -> tuple[Int64s | None, MessageBatch]:
-        """As ``read``, but that messages with offsets in ``[low, high)`` may be gone. Blocking.
+        """Read as ``read`` does, but allow messages with offsets in ``[low, high)`` to be gone.
 
-        Returns which rows are there, ascending, None for all; and these.
+        Returns which rows are there, ascending, or None for all; and their messages. Blocking.
         """
         picks, missing = self._at_hand or self._find(at_hand=False)
         count = len(self._due_ms)
@@ -311,8 +310,8 @@ class Fetch:
         lost = int(((offsets < low) | (offsets >= high)).sum())
         if lost:
             raise IndexDamaged(
-                f"the delayed index lacks {lost} of {count} messages of topic"
-                f" {self._topic_id} that were asked for; it must be rebuilt from the log"
+                f"The delayed index lacks {lost} of {count} messages of topic"
+                f" {self._topic_id} that were requested. It must be rebuilt from the log."
             )
         there = np.ones(count, np.bool_)
         there[missing] = False
@@ -321,10 +320,10 @@ class Fetch:
         return np.flatnonzero(there), assemble(int(there.sum()), moved)
 
     def _find(self, at_hand: bool) -> tuple[list[Pick], Int64s]:
-        """Where the messages are, and which rows are nowhere.
+        """Return the places of the messages, and the rows of those found nowhere.
 
         Raises:
-          NotAtHand: only with ``at_hand``: a block would have to be read.
+          NotAtHand: only with ``at_hand``: if a block would have to be read.
         """
         picks = list(self._found)
         missing = places_missing(len(self._due_ms), picks)
@@ -341,7 +340,7 @@ class Fetch:
             if not found:
                 continue
             if not picks and len(found) == 1 and len(found[0].places) == len(missing):
-                only = found[0]  # as it mostly is
+                only = found[0]  # the usual case
                 return [only._replace(places=missing[only.places])], missing[:0]
             left = np.ones(len(missing), np.bool_)
             for places, columns, rows in found:
@@ -351,10 +350,10 @@ class Fetch:
         return picks, missing
 
     def _find_in_memory(self, missing: Int64s) -> tuple[list[Pick], Int64s]:
-        """Where in memory these rows are, and which are not there, ascending.
+        """Return the places in memory of these rows, and the rows not found there, ascending.
 
-        A burst lies in a hundred tables, each of a range of offsets: so each is asked only for
-        what is in its range.
+        A burst may lie in a hundred tables, each with its own range of offsets. So each table is
+        asked only for offsets in its range.
         """
         offsets = self._offsets[missing]
         by_offset = argsort(offsets)

@@ -1,8 +1,8 @@
-"""Rosters: numbers by topic, too many for memory, that go to a merge in a file.
+"""Numbers by topic, too many for memory, that a file carries to a merge.
 
-Written piece by piece beside the broker, read by the process that merges. A roster is named
-by its file, the checksum of that, and how many numbers there are for each topic, which stand
-topic after topic in it (i64).
+The broker writes the file piece by piece and the merging process reads it. The file holds the
+numbers (i64) of one topic after the other. Its path, its checksum and the count of numbers of
+each topic describe it to the reader.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from escapement.storage.index.writer import writing
 
 @dataclass(slots=True)
 class Roster:
-    """One that is being written; no file as long as it is empty."""
+    """Numbers by topic, written to a file, which does not exist while there are none."""
 
     path: Path
     _checksum: int = 0
     _counts: dict[int, int] = field(default_factory=dict)
 
     def add(self, topic_id: int, numbers: Int64s) -> None:
-        """Append to a topic's part; topics ascend from call to call. Blocking.
+        """Append to a topic's numbers; topics ascend from call to call. Blocking.
 
         Raises:
-          StorageError: the disk refuses.
+          StorageError: if the file cannot be written.
         """
         assert topic_id >= max(self._counts, default=topic_id), "topics must ascend"
         piece = numbers.astype("<i8", copy=False).tobytes()
@@ -41,20 +41,20 @@ class Roster:
         self._counts[topic_id] = self._counts.get(topic_id, 0) + len(numbers)
 
     def discard(self) -> None:
-        """Delete the file, if there is one."""
+        """Delete the file, if it exists."""
         self.path.unlink(missing_ok=True)
 
     def plain(self) -> dict[str, Any]:
-        """What names it, as JSON has it."""
+        """Return the description that the reader needs, as plain values for JSON."""
         counts = {str(topic_id): count for topic_id, count in self._counts.items()}
         return {"path": str(self.path), "checksum": self._checksum, "counts": counts}
 
 
 class RosterFile:
-    """One that was written, mapped from its file."""
+    """Numbers by topic, mapped from a file that a ``Roster`` wrote."""
 
     def __init__(self, plain: dict[str, Any]) -> None:
-        """Raises ``IndexDamaged`` if the file is not what its name says."""
+        """Map the file. Raises ``IndexDamaged`` if it does not match its description."""
         self._parts: dict[int, tuple[int, int]] = {}
         self._numbers: Int64s = np.zeros(0, np.int64)
         at = 0
@@ -68,6 +68,6 @@ class RosterFile:
             raise IndexDamaged(f"{plain['path']}: fails its checksum")
 
     def of(self, topic_id: int) -> Int64s:
-        """The numbers of a topic, in the order in which they came."""
+        """Return the numbers of a topic in the order in which they were added."""
         low, high = self._parts.get(topic_id, (0, 0))
         return self._numbers[low:high]

@@ -1,7 +1,7 @@
 """Rows of a memory table in the order of their keys.
 
-Offsets ascend in a table, so a row's number stands for its offset: a key is packed into one
-integer, ``due_ms << 16 | row``, and sorting and searching are numpy's on a plain column.
+Offsets ascend in a table, so a row number stands for its offset. A key is packed into one
+integer, ``due_ms << 16 | row``, and numpy sorts and searches a plain column.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from escapement.storage.index.columns import Columns
 from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
 from escapement.storage.index.plan import Landmarks, Source
 
-# No table has more rows than these can number.
+# A row number has this many bits, which bounds the rows of a table.
 ROW_BITS: Final = 16
 _ROW_MASK: Final = (1 << ROW_BITS) - 1
 
 
 class SortedRun:
-    """Some rows of a table by (due time, row): ``due_ms << 16 | row`` in one int64."""
+    """Some rows of a table by (due time, row), packed as ``due_ms << 16 | row`` in int64."""
 
     __slots__ = ("offsets", "packed", "traits")
 
     def __init__(self, packed: Int64s, offsets: Int64s, traits: UInt32s | None) -> None:
         self.packed = packed
         self.offsets = offsets
-        self.traits = traits  # by row, at least those of the run; None: all are 0
+        self.traits = traits  # by row, at least for the rows of the run; None: all are 0
 
     def position(self, key: Key) -> int:
-        """How many keys of the run are smaller; O(log n)."""
+        """Return how many keys of the run are smaller; O(log n)."""
         if key.due_ms > MAX_DUE_MS:
             return len(self.packed)
         row = int(self.offsets.searchsorted(key.offset))
@@ -42,16 +42,16 @@ class SortedRun:
         return packed >> ROW_BITS, self.offsets[packed & _ROW_MASK]
 
     def traits_of(self, low: int, high: int) -> UInt32s | None:
-        """The traits of those keys, None if all are 0."""
+        """Return the traits of those keys, None if all are 0."""
         return None if self.traits is None else self.traits[self.packed[low:high] & _ROW_MASK]
 
     def between(self, start: Key, until: Key, columns: Columns) -> RunSpan | None:
-        """The part in ``[start, until)``; with the columns of the table."""
+        """Return the part in ``[start, until)``; ``columns`` are those of the table."""
         low, high = self.position(start), self.position(until)
         return RunSpan(self, low, high, columns) if low < high else None
 
     def next_due_ms(self, after: Key) -> int | None:
-        """When the first key at or past ``after`` is due."""
+        """Return the due time of the first key at or past ``after``."""
         at = self.position(after)
         return int(self.packed[at]) >> ROW_BITS if at < len(self.packed) else None
 
@@ -78,7 +78,7 @@ class RunSpan:
         return self.count
 
     def landmarks(self, wanted: int, stride: int) -> Landmarks:
-        """Every ``stride``-th key, as far as a plan of ``wanted`` messages can reach."""
+        """Return every ``stride``-th key, as far as a plan of ``wanted`` messages can reach."""
         firsts = np.arange(self._low, min(self._high, self._low + wanted), stride)
         lasts = np.minimum(firsts + stride, self._high) - 1
         packed = self._run.packed[np.concatenate((firsts, lasts))]

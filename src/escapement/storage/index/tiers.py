@@ -1,16 +1,16 @@
-"""Which segments to merge next: a pure choice.
+"""The choice of segments to merge next. Pure.
 
-Owns the balance between reading few segments, writing little, and giving back the space
-of what is dead. Knows sizes only; does no I/O.
+It balances reading few segments, writing little, and freeing the space of obsolete messages. It
+knows sizes only and does no I/O.
 
-1. Segments of which less than half is live are rewritten once that frees something
-   worth it. What is written is less than what is freed, so this costs at most one byte
-   written for each byte removed.
-2. Segments of like size are merged: ordered by size, the longest run of the smallest,
+1. Segments of which less than half is live are rewritten once that frees enough space. The
+   merge writes less than it frees, so this costs at most one byte written for each byte
+   removed.
+2. Segments of similar size are merged: ordered by size, the longest run of the smallest,
    at least ``width`` of them, whose largest is at most ``_LIKE`` times the rest
-   together. Where no such run is left, sizes grow by 1 + ``_LIKE`` from one to the next,
-   so their number is logarithmic, and so is how often a byte is rewritten.
-3. If there are more than ``most`` all the same, the smallest are merged.
+   together. Without such a run, sizes grow by 1 + ``_LIKE`` from one segment to the next,
+   so their number is logarithmic, and so is the number of times that a byte is rewritten.
+3. If there are still more than ``most`` segments, the smallest are merged.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-# Dead bytes that are worth a rewrite of their segments.
+# Obsolete bytes that are worth a rewrite of their segments.
 _WORTH_BYTES: Final = 16 << 20
 _LIKE: Final = 2
 
 
 class SegmentSize(NamedTuple):
-    """What the choice goes by."""
+    """The name of a segment, its size, and how much of it is live."""
 
     name: str
     size_bytes: int
     rows: int
-    live_rows: int  # an estimate; ``rows`` where nobody knows
+    live_rows: int  # an estimate; equal to ``rows`` if unknown
 
     @property
     def live_bytes(self) -> int:
@@ -37,7 +37,7 @@ class SegmentSize(NamedTuple):
 
 
 def choose(segments: Sequence[SegmentSize], most: int, width: int) -> list[str]:
-    """The names of the segments to merge into one now; none if all is well."""
+    """Return the names of the segments to merge into one now; empty if no merge is worth it."""
     mostly_dead = [s for s in segments if 2 * s.live_rows < s.rows]
     if sum(s.size_bytes - s.live_bytes for s in mostly_dead) >= _WORTH_BYTES:
         return [s.name for s in mostly_dead]
