@@ -57,7 +57,7 @@ async def test_ack_wait_past_what_any_broker_can_wait_is_refused(
     """V4: without a max_backoff the bound is ten years."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         for ack_wait in ("522w", (2**62 - 1, "ms")):
-            with pytest.raises(InvalidRequest, match=r"an ack_wait of \d+ ms is longer than 3650d"):
+            with pytest.raises(InvalidRequest, match=r"is too long: ask for at most 3650d"):
                 async with broker.consumer("x", "s", ack_wait=ack_wait):
                     pass
 

@@ -270,7 +270,7 @@ async def test_a_dead_letter_topic_that_cannot_be_is_refused(
             with pytest.raises(InvalidRequest, match=said):
                 await broker.admin("subscriptions.update", **NAMES, policy=policy)
         long = {"topic": "x", "subscription": "s" * 199}
-        with pytest.raises(InvalidRequest, match="name a dead_letter_topic"):
+        with pytest.raises(InvalidRequest, match="set dead_letter_topic for the"):
             await broker.admin("subscriptions.create", **long, policy=TWICE)
         assert await letters(broker) == []
         with pytest.raises(NotFound):

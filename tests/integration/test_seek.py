@@ -452,7 +452,7 @@ async def test_a_place_that_is_none_is_refused(mock_clock: trio.testing.MockCloc
         with pytest.raises(escapement.InvalidRequest, match="latest, earliest, an offset or a"):
             async with broker.consumer("x", "s", position="middle"):
                 pass
-        with pytest.raises(escapement.InvalidRequest, match="offset 3 to begin at yet"):
+        with pytest.raises(escapement.InvalidRequest, match="offset 3 does not exist yet"):
             async with broker.consumer("x", "s", position=3):
                 pass
         async with broker.consumer("x", "s", position=2) as inbox:

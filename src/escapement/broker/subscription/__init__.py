@@ -1,5 +1,6 @@
-"""A subscription: what is ready for it, what is out, what waits for another attempt.
+"""Subscriptions: ready, in-flight and retried messages.
 
-Pure but for what an ordered subscription reads. ``subscription`` is what all kinds do;
-``shared`` and ``ordered`` are the two kinds, and the rest is what these are made of.
+Only ordered subscriptions read from the log; everything else here is pure. Begin with
+``subscription``, which holds what all kinds share. ``shared`` and ``ordered`` are the two kinds,
+built from the other modules.
 """

@@ -1,12 +1,12 @@
-"""How old what is behind in a log may be: where to look for what has expired.
+"""Lower bounds on the due times of pending messages in a log, to find expired ones.
 
-For a subscription that reads the log, whose order is not that of delivery times. Of the log
-up to ``known_to`` there are *spans*, each with a moment before which nothing in it was due that
-is still to be done; where nothing is, there is no span. Of the log behind it, the *tail*,
-there is such a moment too: what was accepted later is not due earlier.
+For a subscription that reads the log, whose order is not the order of due times. The log below
+``known_to`` is covered by *spans*. Each span has a lower bound on the due times of its pending
+messages. Ranges without pending messages have no span. The log from ``known_to`` on, the *tail*,
+has one lower bound: messages accepted later are not due earlier.
 
-A span has up to ``SPAN_MESSAGES``, so memory is a few bytes for as many, and looking for one
-expired message reads no more than that. Pure: it knows neither messages nor the time.
+A span covers up to ``SPAN_MESSAGES`` messages. So memory is a few bytes per span, and a search for
+one expired message reads at most one span. Pure: it holds no messages and reads no clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ SPAN_MESSAGES: Final = 4_096
 
 
 class Ages:
-    """See the module's docstring. Ranges of offsets are ``[low, high)``."""
+    """Spans and tail of one log, with a lower bound on due times for each.
+
+    Ranges of offsets are ``[low, high)``.
+    """
 
     __slots__ = ("_highs", "_lows", "_since_ms", "_tail_ms", "known_to")
 
@@ -34,9 +37,10 @@ class Ages:
         self._since_ms: list[int] = []
 
     def oldest(self, end: int) -> tuple[int, int, int] | None:
-        """Where something of the log up to ``end`` may be oldest, and since when it was due.
+        """Return the range of the log below ``end`` that may hold the oldest pending message.
 
-        None where nothing is still to be done. O(spans).
+        Returns ``(low, high, since_ms)``, where no pending message of the range was due before
+        ``since_ms``. None if no message is pending. O(spans).
         """
         found = None
         if self.known_to < end:
@@ -49,9 +53,12 @@ class Ages:
         return found
 
     def looked(self, low: int, high: int, since_ms: int | None) -> None:
-        """What is still to be done in this range was due then or later; None: nothing is.
+        """Record that pending messages in this range were due at ``since_ms`` or later.
 
-        The range begins in a span or at the tail, and ends there or before.
+        The range begins in a span or at the tail, and ends at its end or before.
+
+        Args:
+          since_ms: None if no message of the range is pending.
         """
         if low >= self.known_to:
             self.known_to = max(self.known_to, high)
@@ -69,16 +76,16 @@ class Ages:
         self._since_ms.insert(at, since_ms)
 
     def tail_since(self, since_ms: int) -> None:
-        """Nothing from ``known_to`` on was due before."""
+        """Record that no message from ``known_to`` on was due before ``since_ms``."""
         self._tail_ms = since_ms
 
     def again(self, offsets: Int64s, due_ms: Int64s) -> None:
-        """These are to be done again, or were due earlier than it was known."""
+        """Record messages that are pending again, or are due earlier than recorded."""
         for offset in np.unique(offsets[offsets < self.known_to] // SPAN_MESSAGES).tolist():
             mine = (offsets // SPAN_MESSAGES == offset) & (offsets < self.known_to)
             since_ms = int(due_ms[mine].min())
             low, high = int(offsets[mine].min()), int(offsets[mine].max()) + 1
-            # Whatever spans it touches become one with it.
+            # All spans that the range touches are merged with it.
             first = bisect_right(self._highs, low)
             last = bisect_left(self._lows, high)
             if first < last:
@@ -91,7 +98,7 @@ class Ages:
             self._tail_ms = min(self._tail_ms, int(due_ms[offsets >= self.known_to].min()))
 
     def _cut(self, low: int, high: int) -> None:
-        """Take a range out of the spans."""
+        """Remove a range from the spans."""
         first, last = bisect_right(self._highs, low), bisect_left(self._lows, high)
         left: list[tuple[int, int, int]] = []
         for at in range(first, last):

@@ -1,14 +1,14 @@
-"""What must be known of a subscription's attempts after a restart: how often, and when next.
+"""Attempts that a subscription must remember across a restart: how many, and when the next is due.
 
-Attempts become known in two ways. What comes back from a consumer is *stated*, with the time of
-its next attempt. What a consumer was sent and goes on holding is *recorded* as it lies in its
-hands (Q2). Both are handed in for the next group commit at once; the next checkpoint takes what
-has become known since the last, and now and then everything there is.
+The book learns of attempts in two ways. A message that a consumer gives back is *stated*, with the
+time of its next attempt. A message that a consumer was sent and keeps is *recorded* while it is in
+flight (Q2). Both go into the next group commit. A checkpoint takes the attempts learned since the
+last one, and now and then all attempts.
 
-While a broker starts, what was stored is *recovered*, piece by piece, and then taken as a whole.
+While a broker starts, stored attempts are *recovered* piece by piece, and then taken at once.
 
-It knows what is in flight and what waits for a retry, and changes neither. Pure: time arrives as
-an argument. V4.
+The book reads the in-flight messages and the retries, and changes neither. Pure: time arrives as an
+argument. V4.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from escapement.storage.offsets import OffsetSet
 
 
 class AttemptBook:
-    """See the module's docstring."""
+    """The attempts of one subscription."""
 
     __slots__ = (
         "_amendments",
@@ -51,11 +51,11 @@ class AttemptBook:
         retries: Retries,
         amendments: Amendments,
     ) -> None:
-        """An empty book.
+        """Create an empty book.
 
         Args:
-          submit: hands in what must become durable.
-          amendments: of the topic's messages.
+          submit: passes attempts to the next group commit.
+          amendments: those of the topic's messages.
         """
         self._topic_id = topic_id
         self._subscription_id = subscription_id
@@ -63,33 +63,36 @@ class AttemptBook:
         self._in_flight = in_flight
         self._retries = retries
         self._amendments = amendments
-        self._stated: list[tuple[Rows, Int64s]] = []  # what no checkpoint has taken
+        self._stated: list[tuple[Rows, Int64s]] = []  # not yet taken by a checkpoint
         self._recovered: list[tuple[Rows, Int64s]] = []
 
     # -- live ------------------------------------------------------------------------
 
     def state(self, rows: Rows, next_ms: Int64s) -> None:
-        """These were tried, and are again at ``next_ms``; later statements win.
+        """State that these messages were tried and are tried again at ``next_ms``.
+
+        Later statements replace earlier ones.
 
         Args:
-          next_ms: what need not wait says when it was due; int64[n].
+          next_ms: the due time for messages that need not wait; int64[n].
         """
         self._stated.append((rows, next_ms))
         self._hand_in(rows, next_ms)
 
     def keep(self, offsets: Int64s) -> None:
-        """Have it on record that these were handed out, before they are changed for others.
+        """Record that these messages were delivered, before they are changed for other
+        subscriptions.
 
-        Of what is in retry that is so already.
+        Messages in retry were recorded when they were stated.
         """
         rows = counted(self._in_flight.find(offsets))
         if rows.height:
             self.state(rows, rows.due_ms)
 
     def record_sent(self, now_ms: int, after_ms: int) -> bool:
-        """Have it on record what consumers were sent and have held for ``after_ms``; Q2.
+        """Record messages that were sent ``after_ms`` ago or earlier and are still in flight. Q2.
 
-        Returns whether to ask again: something was sent later than that.
+        Returns whether to call again: some were sent later than that.
         """
         rows = self._in_flight.take_unrecorded(now_ms, after_ms)
         if rows.height:
@@ -97,7 +100,7 @@ class AttemptBook:
         return self._in_flight.has_unrecorded
 
     def _hand_in(self, rows: Rows, next_ms: Int64s) -> None:
-        """Have it in the next group commit."""
+        """Add these attempts to the next group commit."""
         self._submit(
             Attempts(
                 self._topic_id,
@@ -113,23 +116,23 @@ class AttemptBook:
 
     @property
     def has_stated(self) -> bool:
-        """Whether something was stated that no checkpoint has taken."""
+        """Whether a statement has not been taken by a checkpoint."""
         return bool(self._stated)
 
     @property
     def has_new(self) -> bool:
-        """Whether something became known that no checkpoint has taken."""
+        """Whether an attempt has not been taken by a checkpoint."""
         return self.has_stated or self._in_flight.has_unstored
 
     @property
     def is_used(self) -> bool:
-        """Whether something is in it that no checkpoint has taken, or nobody has come to yet."""
+        """Whether an attempt has not been taken by a checkpoint or by ``take_recovered``."""
         return self.has_new or bool(self._recovered)
 
     def take_new(self) -> AttemptTable:
-        """What became known since this was last asked; the last that is said counts.
+        """Return the attempts learned since the last call; the last statement of a message counts.
 
-        Among it may be some that was acknowledged since.
+        Some of the messages may have been acknowledged since.
         """
         stated, self._stated = self._stated, []
         rows, next_ms = _concat(stated)
@@ -137,18 +140,18 @@ class AttemptBook:
         return _table(Rows.concat([rows, held]), np.concatenate((next_ms, held.due_ms)))
 
     def take_all(self, others: Rows, now_ms: int) -> AttemptTable:
-        """Every message that was tried before and is not done, and when next.
+        """Return every pending message that was tried, with the time of its next attempt.
 
-        Among them may be some that were acknowledged while they waited.
+        Some of the messages may have been acknowledged while they waited.
 
         Args:
-          others: what may have been tried, and neither is in flight nor waits.
+          others: messages that may have been tried, and are neither in flight nor in retry.
         """
         self._stated = []
         self._in_flight.take_unstored()
         waiting, next_ms = self._retries.waiting()
         recorded, flying = self._in_flight.parted_rows()
-        # Of what was changed for others the journal says that it was handed out (``keep``).
+        # The journal already counts the delivery of messages changed for others (``keep``).
         kept = self._amendments.changed(flying.offsets)
         flying = counted(flying._replace(attempts=flying.attempts - ~kept))
         flying = Rows.concat([counted(recorded), flying])
@@ -160,13 +163,17 @@ class AttemptBook:
     # -- a start ---------------------------------------------------------------------
 
     def recover(self, rows: Rows, next_ms: Int64s, *, stored: bool) -> None:
-        """These were tried; ``stored``: a checkpoint has taken them, not only the journal."""
+        """Add stored attempts.
+
+        Args:
+          stored: whether a checkpoint holds them; otherwise only the journal does.
+        """
         self._recovered.append((rows, next_ms))
         if not stored:
             self._stated.append((rows, next_ms))
 
     def take_recovered(self, done: OffsetSet) -> tuple[Rows, Int64s]:
-        """The last that was said of each message, but for those that are done."""
+        """Return the last recovered statement of each message that is not in ``done``."""
         recovered, self._recovered = self._recovered, []
         rows, next_ms = _concat(recovered)
         at = last_stated(rows.offsets)
@@ -174,7 +181,7 @@ class AttemptBook:
         return rows.pick(at), next_ms[at]
 
     def has_recovered(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these were recovered and not yet taken; bool[n]."""
+        """Return which messages were recovered and not yet taken; bool[n]."""
         found = np.zeros(len(offsets), bool)
         for rows, _ in self._recovered:
             found |= np.isin(offsets, rows.offsets)
@@ -182,7 +189,7 @@ class AttemptBook:
 
 
 def counted(rows: Rows) -> Rows:
-    """The rows with their count of attempts at its bound at most."""
+    """Return the rows with attempt counts limited to ``MOST_ATTEMPTS``."""
     return rows._replace(attempts=rows.attempts - (rows.counts > MOST_ATTEMPTS))
 
 

@@ -1,12 +1,12 @@
-"""How long a delivered message may go unacknowledged, and when it is tried again.
+"""How long a delivered message may stay unacknowledged, and when it is retried.
 
-The first wait is ``ack_wait_ms``, or ``min_backoff_ms`` where messages may go
-unacknowledged without end; each further attempt doubles it, within
-``min_backoff_ms`` and ``max_backoff_ms``. Up to ``jitter`` of the wait is added, so
-that a herd that failed together does not return together. No wait is longer than
-``max_backoff_ms``, jitter and all: what is to wait so long waits up to that share less,
-but never less than the first wait. The exponent is clamped:
-the wait grows monotonely for any number of attempts and never overflows. V4.
+The first wait is ``ack_wait_ms``, or ``min_backoff_ms`` if messages may stay unacknowledged
+forever. Each further attempt doubles the wait, within ``min_backoff_ms`` and ``max_backoff_ms``. Up
+to ``jitter`` of the wait is added, so that messages that failed together do not return together.
+
+No wait exceeds ``max_backoff_ms``, jitter included. To leave room for the jitter, the doubled wait
+stops at ``max_backoff_ms / (1 + jitter)``, but never below the first wait. The exponent is clamped,
+so the wait grows monotonically for any number of attempts and never overflows. V4.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 from escapement.message import Int64s
 
-# Doubling stops here: 2^31 times a wait of a millisecond is 24 days, of a second 68 years.
+# Doubling stops here: 2^31 times a millisecond is 24 days, 2^31 seconds are 68 years.
 _MAX_DOUBLINGS: Final = 31
-# No wait is longer, however it was configured: it must stay addable to a time.
+# The longest wait, whatever is configured: the sum of a time and a wait must not overflow.
 CEILING_MS: Final = 3650 * 86_400_000
 
 DEFAULT_ACK_WAIT_MS: Final = 30_000
-# Into so many common moments the span of the jitter is divided: few enough that a great
-# many messages meet, and many enough that they do not all come at once.
+# The jitter range is divided into this many common moments: few enough that many messages meet,
+# enough that they do not all return at once.
 _PORTIONS: Final = 16
 
 
@@ -40,7 +40,7 @@ class BackOff:
     jitter: float = 0.33
 
     def wait_ms(self, attempts: Int64s, chance: npt.NDArray[np.float64] | float) -> Int64s:
-        """How long to wait after each attempt (1 is the first); int64[n].
+        """Return how long to wait after each attempt (1 is the first); int64[n].
 
         Args:
           attempts: how often each message has been delivered, >= 1; int64[n].
@@ -54,10 +54,10 @@ class BackOff:
     def until_ms(
         self, now_ms: int, attempts: Int64s, chance: npt.NDArray[np.float64] | float
     ) -> Int64s:
-        """Until when to wait, from now on; int64[n]. Arguments as for ``wait_ms``.
+        """Return the end of each wait that starts now; int64[n]. Arguments as for ``wait_ms``.
 
-        Where the jitter leaves a choice, messages meet at common moments: what comes back
-        together is read from disk together, and fires fewer timers.
+        Within the range of the jitter, messages meet at common moments. Messages that return
+        together are read from disk together, and need fewer timers.
         """
         until = now_ms + self.wait_ms(attempts, chance)
         if not np.ndim(chance):
@@ -71,7 +71,7 @@ class BackOff:
 
     @property
     def first_wait_ms(self) -> int:
-        """``wait_ms`` after a first attempt, without jitter."""
+        """The ``wait_ms`` after a first attempt, without jitter."""
         wait_ms = self.ack_wait_ms or self.min_backoff_ms
         return min(max(wait_ms, self.min_backoff_ms), self._upper_ms)
 
@@ -82,7 +82,7 @@ class BackOff:
     def _bounded_ms(self, attempts: Int64s) -> npt.NDArray[np.float64]:
         doublings = np.clip(attempts - 1, 0, _MAX_DOUBLINGS).astype(np.float64)
         base = (self.ack_wait_ms or self.min_backoff_ms) * np.exp2(doublings)
-        # There is room for the jitter above, as far as the first wait allows.
+        # Leave room for the jitter, but do not go below the first wait.
         least = min(self.min_backoff_ms, self._upper_ms)
         first = min(max(self.ack_wait_ms, self.min_backoff_ms), self._upper_ms)
         most = max(self._upper_ms / (1.0 + self.jitter), first)

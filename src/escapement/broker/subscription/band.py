@@ -1,32 +1,31 @@
-"""A band of priorities: reads the delivery order for a shared subscription.
+"""A priority band: reads the delivery order for a shared subscription.
 
-There are three: *urgent* (a priority below the default), *normal* and *low*. Each reads
-the same order by itself and keeps what it found in a store of its own, so that a backlog
-of one never stands in the way of another, however long it is. A subscription has the
-normal one, and the others once it has met a message for them.
+There are three bands: *urgent* (a priority below the default), *normal* and *low*. Each reads the
+same order separately and keeps its messages in a store of its own, so that the backlog of one band
+never blocks another. A subscription has the normal band, and creates the others when it meets their
+first message.
 
 Fresh messages arrive in two ways, and the *read mark* decides which.
 
-- While the mark is at the frontier (``mark is None``) every message of the band with a
-  smaller key is acknowledged, held or passed over. What the wheel returns is *offered*
-  and goes into ready.
-- When an offer finds no room, or is left for *later* because it is large and is better read
-  together with its messages, the mark stays at its first key and the band is *behind*.
-  It then reads the index from the mark on by itself: ``begin_scan`` says how far,
-  ``end_scan`` takes what was found. Offers at or past the mark may be ignored, because
-  the scan will come to them; offers before it lower it.
+- While the mark is at the frontier (``mark is None``), every message of the band with a smaller key
+  is acknowledged, held or passed over. Messages that the wheel returns are *offered* and go into
+  ready.
+- When an offer finds no room, the mark stays at its first key and the band is *behind*. The same
+  happens to a large offer, which is left for *later* because it is better read together with its
+  messages. The band then reads the index from the mark on: ``begin_scan`` says how far,
+  ``end_scan`` takes the keys found. Offers at or past the mark may be ignored, because the scan
+  reaches them; offers before it lower the mark.
 
-A scan is read while the world goes on. Offers that fall into the range being read
-lower the mark again when the scan ends; those beyond the range are taken as if the
-band were not behind, if the scan is the one that catches up. So the mark only ever
-passes keys that are acknowledged, held or passed over, and nothing due is forgotten
-without traffic (invariant 4).
+Messages may be offered during a scan. Offers that fall into the range being read lower the mark
+again when the scan ends. Offers beyond the range are taken as if the band were not behind, if the
+scan is the one that catches up. So the mark only passes keys that are acknowledged, held or passed
+over, and no due message is forgotten, even without traffic (invariant 4).
 
-Where an order is asked for, a band is stricter: it keeps no message that was never sent in
-ready past a key that it has not read. Offers beyond a scan wait for the next scan. A scan drops
-the keys past an offer that came inside it. When an offer finds no room, messages that are ready
-past it go back to the index. Otherwise a message could be handed out while an earlier one of its
-key is still unread.
+If the policy asks for an order, a band is stricter: it keeps no never-sent message in ready past a
+key that it has not read. Offers beyond a scan wait for the next scan. A scan drops the keys past an
+offer that arrived inside it. When an offer finds no room, ready messages past it go back to the
+index. Otherwise a message could be delivered while an earlier one with the same key is still
+unread.
 """
 
 from __future__ import annotations
@@ -44,38 +43,38 @@ from escapement.traits import priorities_of
 
 URGENT, NORMAL, LOW = -1, 0, 1
 BANDS: Final = (URGENT, NORMAL, LOW)
-# Who has room for one in so many of those takes part in the scan of another.
+# A band with room for a quarter of a piece joins the scan of another band.
 _JOIN_SHARE: Final = 4
 
 
 def bands_of(traits: UInt32s) -> Int64s:
-    """The band of each message; int64[n]."""
+    """Return the band of each message; int64[n]."""
     return np.sign(priorities_of(traits) - DEFAULT_PRIORITY)
 
 
 class Queues(Protocol):
-    """Where what is ready lies if an order is asked for, together for all bands."""
+    """The store of ready messages of all bands, used if the policy asks for an order."""
 
     def push(self, rows: Rows) -> None:
         """Add rows, in any order."""
         ...
 
     def fresh_of(self, which: int) -> int:
-        """How many rows of a band there are that were never sent."""
+        """Return the number of never-sent rows of a band."""
         ...
 
 
 class Band:
-    """See the module's docstring.
+    """One priority band of a shared subscription.
 
     Args:
       which: ``URGENT``, ``NORMAL`` or ``LOW``.
-      limit: how many fresh rows ready takes.
+      limit: the most fresh rows in ready.
       mark: where reading begins.
-      fresh: of some rows, those that the subscription wants and does not hold.
-      held: the subscription's; what goes into ready is added to it.
-      took: told what of an offer went into ready.
-      recall: gives messages of a band that were never sent back to the index, from a key on.
+      fresh: returns the rows that the subscription wants and does not hold.
+      held: the subscription's set; rows that go into ready are added to it.
+      took: called with the rows of an offer that went into ready.
+      recall: returns never-sent messages of a band from a key on to the index.
     """
 
     __slots__ = (
@@ -107,25 +106,25 @@ class Band:
     ) -> None:
         self.which = which
         self.ready = Ready(limit, ageing_ms)
-        self.queues: Queues | None = None  # in the place of ready, where there are any
+        self.queues: Queues | None = None  # used instead of ``ready`` if set
         self.mark = mark
         self._fresh = fresh
         self._held = held
         self._took = took
         self._recall = recall
-        self._reached = KEY_MIN  # no message in ``queues`` that was never sent is past this
-        self._scan_until: Key | None = None  # a scan is under way up to here
-        self._scan_catches_up = False  # and that is the frontier of when it began
+        self._reached = KEY_MIN  # no never-sent message in ``queues`` is past this
+        self._scan_until: Key | None = None  # the end of the scan under way
+        self._scan_catches_up = False  # whether that was the frontier when the scan began
         self._scan_low: Key | None = None  # the lowest key offered inside it
-        self._scan_over: Key | None = None  # the first key beyond it that found no room
+        self._scan_over: Key | None = None  # the first key beyond it without room
 
     # -- offers --------------------------------------------------------------------
 
     def offer(self, rows: Rows, *, later: bool = False) -> None:
-        """These of the band are due; sorted by key. Takes what it may, or notes its mark.
+        """Take due rows of the band, sorted by key, as far as there is room, or set the mark.
 
         Args:
-          later: take none now, though there may be room; a scan comes to them.
+          later: take none now, even if there is room; a scan reads them.
         """
         if not rows.height:
             return
@@ -148,30 +147,30 @@ class Band:
             self._stop_at(self.mark)
 
     def _offer_beyond(self, rows: Rows, later: bool) -> None:
-        """These are past the scan under way, which is the one that catches up."""
+        """Take rows past the scan under way, which is the one that catches up."""
         later = later or self.queues is not None
         if self._scan_over is None:
             self._scan_over = _key(rows, 0) if later else self._take(rows, self._took)
         else:
-            # Something found no room already. This may come before it in order: what the
-            # wheel passes with its next tick is often due earlier than what came due at once.
+            # An earlier offer found no room. These rows may precede it in order: messages of the
+            # wheel's next tick are often due earlier than a message that was due when published.
             self._scan_over = min(self._scan_over, _key(rows, 0))
 
     def _stop_at(self, key: Key) -> None:
-        """Where an order is asked for, give back messages past this key, which is unread."""
+        """Give back messages past this unread key, if the policy asks for an order."""
         if self.queues is not None and key <= self._reached:
             self._reached = key
             self._recall(self.which, key)
 
     def fall_behind(self, key: Key) -> None:
-        """Everything from ``key`` on may be in the index without having been offered."""
+        """Note that keys from ``key`` on may be in the index without having been offered."""
         if self._scan_until is not None:
             self._scan_low = key if self._scan_low is None else min(self._scan_low, key)
         elif self.mark is None or key < self.mark:
             self.mark = key
 
     def _take(self, rows: Rows, took: Callable[[Rows], None] | None = None) -> Key | None:
-        """Hold what has room; returns the first key that has none."""
+        """Hold the rows that find room; return the first key without room."""
         rows = self._fresh(rows)
         room = self.room
         left = None
@@ -180,8 +179,8 @@ class Band:
             rows = rows.pick(slice(0, room))
         if rows.height:
             if self._held.add(rows.offsets) < rows.height:
-                # What was moved, is done and was forgotten may be in the index under both of its
-                # keys, and wanted again by a subscription that was made since.
+                # The index may hold a moved message under both its keys after it is done and
+                # forgotten. A subscription created since then wants it again.
                 rows = rows.once()
             if self.queues is not None:
                 self.queues.push(rows)
@@ -195,7 +194,7 @@ class Band:
 
     @property
     def room(self) -> int:
-        """How many fresh rows find room."""
+        """The number of fresh rows that still fit."""
         if self.queues is None:
             return self.ready.room
         return max(0, self.ready.limit - self.queues.fresh_of(self.which))
@@ -203,32 +202,32 @@ class Band:
     # -- scans ---------------------------------------------------------------------
 
     def wants_scan(self, piece: int) -> bool:
-        """Behind, nothing being read, and room for a worthwhile piece."""
+        """Whether the band is behind, is not being read, and has room for a piece."""
         return self.mark is not None and self._scan_until is None and self.room >= piece
 
     def lies_below(self, key: Key) -> bool:
-        """Behind, and not as far as this key."""
+        """Whether the band is behind and its mark is below this key."""
         return self.mark is not None and self.mark < key
 
     def may_join(self, piece: int) -> bool:
-        """Whether there is some room, if another that is as far wants a scan."""
+        """Whether there is enough room to join a scan of another band with the same mark."""
         return self.room * _JOIN_SHARE >= piece
 
     @property
     def may_precede(self) -> bool:
-        """Whether what was not read yet may belong before all that is ready of the band."""
+        """Whether unread messages may precede all ready messages of the band."""
         unread = self.unread_from
         if unread is None:
             return False
         if self.queues is not None:
             return not self.queues.fresh_of(self.which)
         first_ms = self.ready.first_ms
-        # The ready of other bands is in the order of priorities rather than due times.
+        # Ready messages of other bands are in the order of priorities, not of due times.
         return first_ms is None or (self.which == NORMAL and unread.due_ms < first_ms)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is ready, all has been read, and nothing is being read."""
+        """Whether nothing is ready, unread or being read."""
         return self.mark is None and self._scan_until is None and not self.ready
 
     @property
@@ -237,29 +236,29 @@ class Band:
         return self._scan_until is not None
 
     def is_stuck(self, piece: int) -> bool:
-        """Behind, nothing being read, and too little room."""
+        """Whether the band is behind, is not being read, and has room for less than a piece."""
         return self.mark is not None and self._scan_until is None and self.room < piece
 
     def has_unread(self, until_ms: int) -> bool:
-        """Whether what was due by then may not have been looked at, and nobody is looking."""
+        """Whether messages due by ``until_ms`` may be unread, and no scan is under way."""
         return self.mark is not None and self._scan_until is None and self.mark.due_ms <= until_ms
 
     @property
     def unread_from(self) -> Key | None:
-        """The lowest key that may not have been looked at; None if there is none."""
+        """The lowest key that may be unread; None if there is none."""
         marks = [mark for mark in (self.mark, self._scan_low) if mark is not None]
         return min(marks, default=None)
 
     @property
     def scan_until(self) -> Key | None:
-        """Up to where a scan is under way; None if none is."""
+        """The end of the scan under way; None if none is."""
         return self._scan_until
 
     def begin_scan(self, stop: Key, catches_up: bool) -> None:
-        """A scan of ``[mark, stop)`` begins; ``end_scan`` or ``break_scan`` must follow.
+        """Begin a scan of ``[mark, stop)``; ``end_scan`` or ``break_scan`` must follow.
 
         Args:
-          catches_up: whether ``stop`` is the frontier of this moment.
+          catches_up: whether ``stop`` is the current frontier.
         """
         assert self.mark is not None
         assert self._scan_until is None, "two scans at once"
@@ -269,7 +268,7 @@ class Band:
         self._scan_over = None
 
     def end_scan(self, rows: Rows) -> None:
-        """Take what the scan found of the band, sorted by key and without repeats."""
+        """Take the rows of the band that the scan found, sorted by key and without repeats."""
         stop = self._scan_until
         assert stop is not None
         self._scan_until = None
@@ -283,7 +282,7 @@ class Band:
         self.mark = min((mark for mark in marks if mark is not None), default=None)
 
     def break_scan(self) -> None:
-        """The scan failed or its subscription is stopping; the mark stays where it was."""
+        """Abandon the scan, which failed or whose subscription stops; the mark stays."""
         self._scan_until = None
         low, self._scan_low = self._scan_low, None
         if low is not None and self.mark is not None:
@@ -295,7 +294,7 @@ def _key(rows: Rows, at: int) -> Key:
 
 
 def rows_below(rows: Rows, key: Key) -> int:
-    """How many of these sorted rows are below ``key``."""
+    """Return how many of these sorted rows are below ``key``."""
     low = int(np.searchsorted(rows.due_ms, key.due_ms, "left"))
     high = int(np.searchsorted(rows.due_ms, key.due_ms, "right"))
     return low + int(np.searchsorted(rows.offsets[low:high], key.offset, "left"))

@@ -1,8 +1,8 @@
-"""The bands of one subscription: which there are, and what they read next, together if they can.
+"""The priority bands of one subscription, and the scans that they share.
 
-The normal one is there from the beginning, the others once there is a message of theirs. Each
-reads for itself (:mod:`~escapement.broker.subscription.band`); those that are equally far read
-together, or what lies there would be read once for each.
+The normal band always exists; the others are created with their first message. Each band has its
+own read mark (:mod:`~escapement.broker.subscription.band`). Bands with the same mark read together,
+because each would otherwise read the same keys.
 
 Pure: times and keys arrive as arguments.
 """
@@ -18,14 +18,14 @@ from escapement.broker.subscription.band import BANDS, NORMAL, Band, bands_of, r
 from escapement.broker.subscription.ready import Rows
 from escapement.storage.index import Key
 
-# Expired messages that are let go in one step, and one acknowledgement.
+# The most expired messages in one step, and in one acknowledgement.
 EXPIRED_AT_ONCE: Final = 65_536
 
 
 class Scan(NamedTuple):
-    """A piece of the delivery order that bands read together: ``[start, stop)``.
+    """A piece ``[start, stop)`` of the delivery order that bands read together.
 
-    Of it, about ``most`` messages; what was due by ``expired_until_ms`` has expired.
+    The scan reads about ``most`` messages. Those due by ``expired_until_ms`` have expired.
     """
 
     bands: list[Band]
@@ -36,10 +36,10 @@ class Scan(NamedTuple):
 
 
 class Bands:
-    """See the module's docstring.
+    """The bands of one subscription.
 
     Args:
-      make: makes a band, which begins to read at a key; with None nothing lies behind it.
+      make: creates a band that begins to read at a key, or is not behind if the key is None.
       mark: where the normal band begins.
     """
 
@@ -57,19 +57,22 @@ class Bands:
         return iter(self._bands.values())
 
     def of(self, which: int) -> Band:
-        """A band. Where the normal one has been, there was nothing for a new one."""
+        """Return a band; create it if needed.
+
+        A new band begins where the normal one is, because no message of its own was read before.
+        """
         band = self._bands.get(which)
         if band is None:
             band = self._bands[which] = self._make(which, self.normal.unread_from)
         return band
 
     def add_all(self) -> None:
-        """There may be messages of any band."""
+        """Create all bands, because there may be messages of any."""
         for which in BANDS:
             self.of(which)
 
     def split(self, rows: Rows) -> list[tuple[Band, Rows]]:
-        """The rows of each band that has any; a new one begins where the normal one has read to."""
+        """Return the bands that have rows, with their rows; create bands as needed."""
         if rows.traits is None:
             return [(self.normal, rows)]
         bands = bands_of(rows.traits)
@@ -77,9 +80,10 @@ class Bands:
         return [(self.of(which), rows.pick(mine)) for which, mine in of_each if mine.any()]
 
     def outline(self, rows: Rows) -> Rows:
-        """Of rows sorted by key those that say how far each band is behind, if they are left.
+        """Return the rows that tell each band how far it falls behind if all rows are left.
 
-        They are the first of each band, and the first behind what is being read.
+        These are the first row of each band, and the first after each scan under way. The rows are
+        sorted by key.
         """
         untils = {band.scan_until for band in self}
         starts = {0, *(rows_below(rows, until) for until in untils if until is not None)}
@@ -98,51 +102,54 @@ class Bands:
 
     @property
     def are_behind(self) -> bool:
-        """Whether something is due that has not been read yet."""
+        """Whether a due message has not been read yet."""
         return any(band.mark is not None for band in self)
 
     @property
     def is_reading(self) -> bool:
-        """Whether one is being read."""
+        """Whether a band is being read."""
         return any(band.is_reading for band in self)
 
     @property
     def unread_from(self) -> Key | None:
-        """The lowest key that may not have been looked at; None if there is none."""
+        """The lowest key that may be unread; None if there is none."""
         return min((b.unread_from for b in self if b.unread_from is not None), default=None)
 
     def fall_behind(self, key: Key) -> None:
-        """Everything from ``key`` on may be in the index without having been offered."""
+        """Note that keys from ``key`` on may be in the index without having been offered."""
         for band in self:
             band.fall_behind(key)
 
     def is_stuck(self, piece: int) -> bool:
-        """Whether one is behind, and has less room than ``piece``."""
+        """Whether a band is behind and has less room than ``piece``."""
         return any(band.is_stuck(piece) for band in self)
 
     # -- what to read ----------------------------------------------------------------
 
     def must_read(self, wanting: list[Band]) -> bool:
-        """Whether what these want to read, or is being read, may come before all that is ready."""
+        """Return whether unread messages of these bands may precede all ready messages.
+
+        Bands that are being read count, too.
+        """
         return any(band.may_precede for band in self if band.is_reading or band in wanting)
 
     def scan(self, wanting: list[Band], piece: int, most: int, until_ms: int, stop: Key) -> Scan:
-        """What to read next: where the first of those is that want to, and with whom.
+        """Return the next scan: from the lowest mark, with the bands that are at it.
 
-        Those behind read up to where others are.
+        The scan ends at the next higher mark, where other bands join.
 
         Args:
-          wanting: one at least.
-          piece: how much room is worth a scan of its own.
-          most: so many messages at most.
-          until_ms: what was due by then has expired.
+          wanting: at least one band.
+          piece: the room that is worth a scan of its own.
+          most: the most messages.
+          until_ms: messages due by then have expired.
           stop: where to stop at the latest.
         """
         start = min(band.mark for band in wanting if band.mark is not None)
         here = [band for band in self if band.mark == start and not band.is_reading]
-        if start.due_ms <= until_ms:  # what has expired needs no room, and is read by itself
+        if start.due_ms <= until_ms:  # expired messages need no room, and are read separately
             return Scan(here, start, Key(until_ms + 1, 0), EXPIRED_AT_ONCE, until_ms)
-        # What one alone reads, others read again: who has a little room, has it read less now.
+        # Bands left out read the same keys again, so bands with a little room join and read less.
         bands = [band for band in here if band in wanting or band.may_join(piece)]
         most = min(most, *(band.room for band in bands))
         ahead = [band.mark for band in self if band.mark is not None and band.mark > start]

@@ -1,4 +1,4 @@
-"""Where a subscription begins, as its record says it. Pure."""
+"""Where a new subscription begins, as stored in its record. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from escapement.errors import InvalidRequest
 from escapement.position import Position
 from escapement.storage.catalog import Kind
 
-# Later than any message is due: of the earlier offsets nothing is wanted.
+# Later than any due time: of earlier offsets, no message is wanted.
 NEVER_MS: Final = 1 << 62
 
 
 class Beginning(NamedTuple):
-    """The fields of a ``SubscriptionRecord`` that say what it wants.
+    """The fields of a ``SubscriptionRecord`` that say which messages it wants.
 
-    Messages from ``start_offset`` on, and of the earlier ones those due from
-    ``start_due_ms`` on; what of ``[fill_from, fill_until)`` is due already may have to be
+    The subscription wants messages from ``start_offset`` on, and earlier ones that are due from
+    ``start_due_ms`` on. Messages of ``[fill_from, fill_until)`` that are due already may have to be
     read from the log again.
     """
 
@@ -29,17 +29,18 @@ class Beginning(NamedTuple):
 def beginning(
     kind: Kind, position: Position, end_offset: int, now_ms: int, forgotten_until_ms: int = 0
 ) -> Beginning:
-    """What a subscription that begins at ``position`` wants.
+    """Return where a subscription that begins at ``position`` starts.
 
     Args:
-      position: of an exclusive or failover subscription no time: its offset in the log.
-      end_offset: where the topic's log ends now. What is published later is wanted, and
-        what lies before and is due later is in the index already: neither is filled in.
-      forgotten_until_ms: what is due by then need not be there, though it is later than now:
+      position: must not be a time for an exclusive or failover subscription; look up the offset
+        first.
+      end_offset: the end of the topic's log now. Messages published later are wanted, and earlier
+        messages due later are in the index already, so neither needs filling in.
+      forgotten_until_ms: messages due by then may be missing in the index. It is later than now if
         the clock was set back.
 
     Raises:
-      InvalidRequest: for an offset past the log's end.
+      InvalidRequest: if an offset is past the end of the log.
     """
     shared = kind == "shared"
     match position.kind:
@@ -51,7 +52,8 @@ def beginning(
         case "offset":
             if position.value > end_offset:
                 raise InvalidRequest(
-                    f"there is no offset {position.value} to begin at yet: the next is {end_offset}"
+                    f"offset {position.value} does not exist yet: the next is {end_offset}; begin "
+                    "there or before"
                 )
             if not shared:
                 return Beginning(position.value, 0, 0, 0)

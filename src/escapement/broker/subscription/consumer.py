@@ -1,8 +1,7 @@
 """One consumer of one subscription, as the broker sees it.
 
-A consumer grants *permits*: how many more messages it is willing to be sent. What
-it is sent leaves through the callables that its session gave it, so nothing here
-knows sockets.
+A consumer grants *permits*: the number of further messages that it accepts. Messages leave through
+the outlet that its session provides, so this module knows no sockets.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from escapement.traits import KeyRange
 
 
 class Outlet(Protocol):
-    """Where a consumer's frames go: its session."""
+    """The session of a consumer, which sends its frames."""
 
     @property
     def has_room(self) -> bool:
-        """Whether the connection's outbound buffer takes more now."""
+        """Whether the connection's outbound buffer accepts more now."""
         ...
 
     def deliver(
@@ -35,24 +34,24 @@ class Outlet(Protocol):
         redelivered: npt.NDArray[np.bool_] | None,
         batch: MessageBatch,
     ) -> None:
-        """Queue a frame of messages for the consumer; never blocks."""
+        """Queue a frame of messages for the consumer; never block."""
         ...
 
     def active(self, consumer_id: int, active: bool) -> None:
-        """Tell a failover consumer whether it is its turn."""
+        """Tell a failover consumer whether it is the active one."""
         ...
 
     def rewound(self, consumer_id: int) -> None:
-        """Tell the consumer that what it was sent is taken back: its subscription was sought."""
+        """Tell the consumer that its in-flight messages are revoked by a seek."""
         ...
 
     def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
-        """Tell the consumer that the broker ended it, and why."""
+        """Tell the consumer that the broker closed it, and why."""
         ...
 
 
 class Consumer:
-    """Credit, policy and outlet of one consumer."""
+    """The permits, back-off policy and outlet of one consumer."""
 
     __slots__ = (
         "_default_ack_wait_ms",
@@ -78,12 +77,13 @@ class Consumer:
         default_ack_wait_ms: int,
         key_range: KeyRange = None,
     ) -> None:
-        """A consumer that has not joined yet.
+        """Create a consumer that has not joined yet.
 
         Args:
-          id: unique in this broker's life; ``wire_id`` is what its connection calls it.
-          ack_wait_ms: what it asked for; 0 leaves it to its subscription.
-          default_ack_wait_ms: what counts where neither says.
+          id: unique within this broker process.
+          wire_id: the id that its connection uses.
+          ack_wait_ms: the requested ack wait; 0 uses that of its subscription.
+          default_ack_wait_ms: used if neither specifies one.
           key_range: the keys it wants; see ``broker.keyranges``.
         """
         self.id = id
@@ -93,13 +93,13 @@ class Consumer:
         self.outlet = outlet
         self.permits = 0
         self.closed = False
-        self.halted = False  # it is about to leave, and knows all that it was sent
+        self.halted = False  # it is about to leave, and gets no more messages
         self.asked_ack_wait_ms = ack_wait_ms
         self._default_ack_wait_ms = default_ack_wait_ms
         self.back_off = BackOff(ack_wait_ms)
 
     def obey(self, policy: SubscriptionPolicy) -> None:
-        """Wait as the subscription's policy says, from the next delivery on."""
+        """Use the waits of the subscription's policy from the next delivery on."""
         self.back_off = BackOff(
             self.asked_ack_wait_ms or policy.ack_wait_ms or self._default_ack_wait_ms,
             policy.min_backoff_ms,
@@ -109,7 +109,7 @@ class Consumer:
 
     @property
     def capacity(self) -> int:
-        """How many messages it may be sent right now."""
+        """The number of messages that it may be sent now."""
         if self.closed or self.halted or not self.outlet.has_room:
             return 0
         return self.permits

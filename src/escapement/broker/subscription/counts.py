@@ -1,4 +1,4 @@
-"""What happened to a subscription since this broker serves it: the figures that it shows."""
+"""Counters of one subscription."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to a subscription since this broker serves it."""
+    """Numbers of messages since this broker began to serve the subscription."""
 
     delivered: int = 0
     redelivered: int = 0

@@ -1,11 +1,11 @@
-"""What a dead letter is: a copy of a message that was tried too often, and why it is here.
+"""A dead letter: a copy of a message that failed its last attempt, and the reason.
 
-The copy keeps payload, key, priority and properties, and has further properties that say
-where it comes from; ``restored`` takes them off again. A dead letter that dies again keeps
-what was said of it before, so that it goes back as the letter it was. Dead letters travel
-through the inbox, so that a message is acknowledged and its copy written in one transaction.
+The copy keeps payload, key, priority and properties. Further properties say where it comes from;
+``restored`` removes them. A dead letter that is dead-lettered again keeps its earlier history, so
+that it is restored to the dead letter that it was. Dead letters pass through the inbox, so that one
+transaction acknowledges a message and writes its copy.
 
-Pure. A loop over messages is meant here: each one's properties are its own.
+Pure. The loops over single messages are intended: each message has properties of its own.
 """
 
 from __future__ import annotations
@@ -28,38 +28,39 @@ from escapement.storage.policy import SubscriptionPolicy
 Reason = Literal["nack", "timeout", "disconnect", "expired", "dropped"]
 REASONS: Final[tuple[Reason, ...]] = ("nack", "timeout", "disconnect", "expired", "dropped")
 
-# The subscription that keeps dead letters until they are sent back or thrown away.
+# The subscription that keeps dead letters until they are sent back or deleted.
 KEEPER: Final = "dead-letters"
-# The body of one letter, unless a single message is larger: some of them are one commit.
+# The most bytes in the body of one inbox entry, unless a single message is larger. Several entries
+# share a commit.
 LETTER_BYTES: Final = 1 << 20
-# A message that is larger fits no letter, what is added to it included.
+# The largest message that fits into an inbox entry, with room for the added properties.
 MAX_MESSAGE_BYTES: Final = (8 << 20) - (16 << 10)
 
 _PREFIX: Final = "dead_letter_"
-# What was said of it when it died before, the earliest first: a list of maps like ours.
+# The history of earlier dead-lettering, oldest first: a list of maps of the properties below.
 _BEFORE: Final = "dead_letter_before"
-# Of a letter that goes round in circles no more than this is remembered.
+# The most history that a dead letter keeps if it is dead-lettered again and again.
 _MOST_BEFORE: Final = 8
 
 
 class Dead(NamedTuple):
-    """Messages that will not be tried again, and the reason of each, by its number."""
+    """Dead messages, and the index of each one's reason in ``REASONS``."""
 
     rows: Rows
     reasons: npt.NDArray[np.uint8]
 
     @classmethod
     def of(cls, rows: Rows, reason: Reason) -> Dead:
-        """All of them for the same reason."""
+        """Return dead messages that share one reason."""
         return cls(rows, np.full(rows.height, REASONS.index(reason), np.uint8))
 
     def pick(self, at: Int64s) -> Dead:
-        """Those at these positions."""
+        """Return the messages at these positions."""
         return Dead(self.rows.pick(at), self.reasons[at])
 
     @staticmethod
     def concat(parts: Sequence[Dead]) -> Dead:
-        """The parts one below the other."""
+        """Concatenate the parts."""
         return Dead(
             Rows.concat([part.rows for part in parts]),
             np.concatenate([np.zeros(0, np.uint8), *(part.reasons for part in parts)]),
@@ -67,10 +68,10 @@ class Dead(NamedTuple):
 
 
 def target(topic: TopicName, subscription: str, policy: SubscriptionPolicy) -> TopicName:
-    """Where the dead letters of a subscription go.
+    """Return the dead-letter topic of a subscription.
 
     Raises:
-      InvalidRequest: if that is its own topic, or no name that a topic may have.
+      InvalidRequest: if it is the subscription's own topic, or its name is not a valid topic name.
     """
     if policy.dead_letter_topic:
         found = TopicName.parse(policy.dead_letter_topic)
@@ -78,7 +79,9 @@ def target(topic: TopicName, subscription: str, policy: SubscriptionPolicy) -> T
         try:
             found = replace(topic, name=f"{topic.name}-{subscription}-DLQ")
         except InvalidRequest as error:
-            raise InvalidRequest(f"name a dead_letter_topic: {error}") from None
+            raise InvalidRequest(
+                f"set dead_letter_topic for the subscription {subscription}: {error}"
+            ) from None
     if found == topic:
         raise InvalidRequest(
             f"{topic.full} cannot be the dead-letter topic of its own subscription {subscription}"
@@ -94,10 +97,10 @@ def marked(
     subscription: str,
     now_ms: int,
 ) -> MessageBatch:
-    """The copies, with what is to be known about them.
+    """Return the dead letters: copies of the messages with their origin in the properties.
 
     Args:
-      published_ms: when each was accepted; 0 where that is not known any more.
+      published_ms: when each message was accepted; 0 if unknown.
     """
     rows = dead.rows
     packed = _properties(batch)
@@ -122,12 +125,12 @@ def marked(
         if accepted_ms:
             properties[f"{_PREFIX}published_at_ms"] = accepted_ms
         made.append(pack_again(properties))
-    # They belong to no group: of theirs the message is done with.
+    # Dead letters belong to no group: the message itself counts as completed there.
     return replace(batch, properties=Blobs.of(made), groups=None)
 
 
 def origins(batch: MessageBatch) -> list[dict[str, Any]]:
-    """What ``marked`` has said of each message; nothing of one that is no dead letter."""
+    """Return the origin that ``marked`` noted for each message; empty if it has none."""
     found = []
     for raw in _properties(batch):
         _, said = _parted(raw, READABLE)
@@ -136,7 +139,7 @@ def origins(batch: MessageBatch) -> list[dict[str, Any]]:
 
 
 def restored(batch: MessageBatch) -> MessageBatch:
-    """The messages as they were, without what ``marked`` has added."""
+    """Return the original messages, without the properties that ``marked`` added."""
     left = []
     for raw in _properties(batch):
         kept, said = _parted(raw)
@@ -151,10 +154,10 @@ def restored(batch: MessageBatch) -> MessageBatch:
 
 
 def letters(target: TopicName, source: str, batch: MessageBatch, offsets: Int64s) -> list[Letter]:
-    """The batch as letters of bounded size.
+    """Return the batch as inbox entries of bounded size.
 
     Args:
-      source: with a message's offset it names a letter for ever.
+      source: identifies an entry forever, together with the offset of its first message.
     """
     return [
         Letter(target.full, f"{source}/{offsets[at[0]]}", batch.take(at).encode(), len(at))
@@ -163,7 +166,7 @@ def letters(target: TopicName, source: str, batch: MessageBatch, offsets: Int64s
 
 
 def sizes(batch: MessageBatch) -> Int64s:
-    """About how many bytes each message takes in a body; int64[n]."""
+    """Return about how many bytes each message takes in a body; int64[n]."""
     found = batch.payloads.lengths.astype(np.int64) + 16
     for column in (batch.keys, batch.properties):
         if column is not None:
@@ -172,7 +175,7 @@ def sizes(batch: MessageBatch) -> Int64s:
 
 
 def _bounded(sizes: Int64s) -> Iterator[Int64s]:
-    """Runs of positions: one each, or as many as ``LETTER_BYTES`` hold."""
+    """Yield runs of positions of at most ``LETTER_BYTES``, but at least one message each."""
     ends = np.cumsum(sizes)
     first, before = 0, 0
     while first < len(sizes):
@@ -182,7 +185,7 @@ def _bounded(sizes: Int64s) -> Iterator[Int64s]:
 
 
 def _parted(packed: bytes, unreadable: str = AS_IS) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """What a message was sent with, and what ``marked`` has said of it."""
+    """Split properties into the message's own and those that ``marked`` added."""
     properties = read_properties(packed, unreadable)
     said = {n: v for n, v in properties.items() if isinstance(n, str) and n.startswith(_PREFIX)}
     return {n: v for n, v in properties.items() if n not in said}, said

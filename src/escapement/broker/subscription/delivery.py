@@ -1,8 +1,8 @@
-"""A delivery: one frame handed to one consumer, with a deadline for each row.
+"""A delivery: one frame sent to one consumer, with a deadline for each row.
 
-Consumers mostly acknowledge what they were sent in the order in which they were sent it, a frame
-at a time or message by message. So a delivery remembers up to where it has been followed in that
-order: what comes next is recognised by comparing columns, without a search.
+Most consumers acknowledge messages in the order of the frame, at once or one by one. So a delivery
+remembers how far acknowledgements have followed that order. The next ones are recognised by
+comparing columns, without a search.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from escapement.storage.lag import Handed
 
 
 class Delivery:
-    """One frame in one consumer's hands.
+    """One frame of messages in flight.
 
     Args:
-      rows: what was handed over; ``attempts`` counts this delivery.
-      deadline_ms: when each row is taken back if nothing is heard; int64[n].
-      wanted_ms: since when each could have been handed over; int64[n].
-      placed: where their keys are, if there is an order.
+      rows: the delivered rows; ``attempts`` counts this delivery.
+      deadline_ms: when each row is taken back unless it is acknowledged; int64[n].
+      since_ms: the time of the delivery.
+      wanted_ms: the earliest time at which each row could have been delivered; int64[n].
+      placed: the places of their keys, if there is an order.
     """
 
     __slots__ = (
@@ -58,14 +59,14 @@ class Delivery:
         self.wanted_ms = wanted_ms
         self.placed = placed
         self.alive = np.ones(rows.height, bool)
-        self.sent = False  # it was decided on; whether it has left
-        self.recorded = False  # that it was sent, for after a restart
-        self.followed = 0  # rows that were acknowledged in their order, from the first on
+        self.sent = False  # whether the frame has left the broker
+        self.recorded = False  # whether the delivery was recorded to survive a restart
+        self.followed = 0  # how many rows from the first on are no longer alive
         self._order: Int64s | None = None
         self._by_offset: Int64s | None = None
 
     def find(self, offsets: Int64s) -> Int64s:
-        """Positions of the live rows among these offsets."""
+        """Return the positions of the live rows of these messages."""
         if self._order is None or self._by_offset is None:
             self._order = np.argsort(self.rows.offsets)
             self._by_offset = self.rows.offsets[self._order]
@@ -75,13 +76,13 @@ class Delivery:
         return np.flatnonzero(found & self.alive)
 
     def kill(self, positions: slice | Int64s) -> Rows:
-        """These are in that hand no more; returns their rows."""
+        """Mark rows as no longer in flight; return them."""
         self.alive[positions] = False
         return self.rows.pick(positions)
 
     @property
     def next_offset(self) -> int | None:
-        """What is acknowledged next if that goes on in the order of the rows; None: nothing."""
+        """The offset of the first live row, expected to be acknowledged next; None if none."""
         while self.followed < len(self.alive):
             if self.alive[self.followed]:
                 return int(self.rows.offsets[self.followed])
@@ -90,7 +91,11 @@ class Delivery:
         return None
 
     def follow(self, offsets: Int64s) -> Share:
-        """Of these, which begin with ``next_offset``, as many as are the next live rows."""
+        """Advance past the next live rows, as far as they match ``offsets`` in order; return them.
+
+        Args:
+          offsets: the first is ``next_offset``.
+        """
         at = slice(self.followed, self.followed + len(offsets))
         alive = self.alive[at]
         if alive.all():
@@ -104,7 +109,7 @@ class Delivery:
         return Share(self, rows)
 
     def of(self, positions: Int64s) -> Share:
-        """The live ones among these rows."""
+        """Return the live rows among these positions."""
         return Share(self, positions[self.alive[positions]])
 
 
@@ -116,35 +121,35 @@ class Share(NamedTuple):
 
     @property
     def height(self) -> int:
-        """How many."""
+        """The number of rows."""
         at = self.at
         return at.stop - at.start if isinstance(at, slice) else len(at)
 
     @property
     def rows(self) -> Rows:
-        """What was handed over."""
+        """The delivered rows."""
         return self.delivery.rows.pick(self.at)
 
     @property
     def offsets(self) -> Int64s:
-        """Of which messages."""
+        """The offsets of the messages."""
         return self.delivery.rows.offsets[self.at]
 
     @property
     def placed(self) -> Placed | None:
-        """Where their keys were, if there was an order."""
+        """The places of their keys, if there is an order."""
         placed = self.delivery.placed
         return None if placed is None else placed.pick(self.at)
 
     @property
     def handed(self) -> Handed:
-        """When, and when it was wanted."""
+        """The time of the delivery, the earliest possible time of each row, and the attempts."""
         delivery, at = self
         return Handed(delivery.since_ms, delivery.wanted_ms[at], delivery.rows.attempts[at])
 
 
 def _same(one: Int64s, other: Int64s) -> int:
-    """How many values two columns begin with alike."""
+    """Return the length of the common beginning of two columns."""
     count = min(len(one), len(other))
     same = one[:count] == other[:count]
     return count if same.all() else int(same.argmin())

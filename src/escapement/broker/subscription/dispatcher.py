@@ -1,13 +1,11 @@
-"""Which consumer gets which run: a pure choice, in one of two ways.
+"""The choice of which consumer gets which run of messages. Pure.
 
-Round robin in runs: consumers take turns, and a turn is a run of messages rather
-than one, because a frame costs the same however many it carries. A run is a fair
-share of what is ready, so that a small amount is spread over all who have credit
-and a large one leaves in full frames. V6.
+Round robin: consumers take turns. A turn is a run of messages rather than one message, because a
+frame costs the same however many it carries. A run is a fair share of the ready messages, so a few
+are spread over all consumers with permits, and many leave in full frames. V6.
 
-Least busy: each message goes to the consumer that holds the fewest at that moment, so that
-all hold equally many as far as credit allows; what is ready is poured over them like water
-over steps. Of equals, those whose turn it is go first. Q4.
+Least busy: each message goes to the consumer with the fewest messages in flight, so that all have
+equally many as far as permits allow. Among equally busy consumers, turns decide. Q4.
 """
 
 from __future__ import annotations
@@ -18,17 +16,17 @@ from collections.abc import Sequence
 def share_out(
     ready: int, capacities: Sequence[int], turn: int, frame_messages: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """Cut what is ready into runs.
+    """Divide the ready messages into runs, by turns.
 
     Args:
-      ready: how many messages may go now.
-      capacities: what each consumer may be sent now, by its position.
+      ready: how many messages may be delivered now.
+      capacities: how many messages each consumer accepts now, by position.
       turn: the position whose turn it is.
       frame_messages: the longest run.
 
     Returns:
-      ``(position, count)`` for each run, at most one for each consumer, and the
-      position whose turn is next.
+      ``(position, count)`` for each run, at most one for each consumer, and the position whose turn
+        is next.
     """
     takers = [(turn + step) % len(capacities) for step in range(len(capacities))]
     takers = [position for position in takers if capacities[position] > 0]
@@ -47,10 +45,13 @@ def share_out(
 def level_out(
     ready: int, capacities: Sequence[int], busy: Sequence[int], turn: int, frame_messages: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """Cut what is ready into runs, so that all hold equally many afterwards.
+    """Divide the ready messages into runs, so that all consumers have equally many afterwards.
 
-    As ``share_out``, but the choice goes by ``busy``: how many messages each consumer holds,
-    by its position. The runs go from the least busy to the busiest.
+    Arguments and result are as for ``share_out``. Runs go from the least busy consumer to the
+    busiest.
+
+    Args:
+      busy: how many messages each consumer has in flight, by position.
     """
     size = len(capacities)
     room = [min(capacity, frame_messages) for capacity in capacities]
@@ -62,13 +63,13 @@ def level_out(
     def poured(level: int) -> int:
         return sum(min(room[at], max(level - busy[at], 0)) for at in takers)
 
-    # The highest level that what is ready suffices for.
+    # Find the highest level to which the ready messages fill all consumers.
     low, high = 0, max((busy[at] + room[at] for at in takers), default=0)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if poured(middle) <= ready else (low, middle - 1)
     counts = {at: min(room[at], max(low - busy[at], 0)) for at in takers}
-    # What is left does not suffice for one more each: those whose turn it is get it.
+    # The rest is less than one message for each consumer: it goes by turns.
     left = ready - sum(counts.values())
     following = turn
     for step in range(size):

@@ -1,7 +1,7 @@
-"""What a subscription is over with, but for its burial: tried too often, expired, or dropped.
+"""Dead messages: they failed their last attempt, expired or were dropped.
 
-It waits here, held, until the undertaker has made dead letters of it. While the commit of these
-is under way, the rows stay here too: a checkpoint keeps their attempts until the commit is durable.
+They wait here, held, until the dead-letter writer has written their dead letters. The rows stay
+here while that commit is under way: a checkpoint keeps their attempts until the commit is durable.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from escapement.storage.offsets import OffsetSet
 
 
 class Doomed:
-    """A queue of messages that are dead; its length is how many there are."""
+    """A queue of dead messages; its length is their number."""
 
     __slots__ = ("_burials", "_parts")
 
     def __init__(self) -> None:
         self._parts: deque[Dead] = deque()
-        self._burials: list[Rows] = []  # whose commit is under way
+        self._burials: list[Rows] = []  # rows whose dead letters are being committed
 
     def __len__(self) -> int:
         return sum(part.rows.height for part in self._parts)
 
     @property
     def rows(self) -> Rows:
-        """All of them, and those whose burial is not durable, in no order; O(n)."""
+        """All dead messages whose dead letters are not durable, in no order; O(n)."""
         return Rows.concat([part.rows for part in self._parts] + self._burials)
 
     def add(self, dead: Dead) -> None:
-        """These have died."""
+        """Add dead messages."""
         self._parts.append(dead)
 
     def next(self, most: int, acked: OffsetSet) -> Dead:
-        """Up to ``most`` of those to be buried next, by offset; ``take_next`` takes them out.
+        """Return up to ``most`` messages to dead-letter next, by offset; ``take_next`` removes
+        them.
 
-        What was acknowledged meanwhile is not among them, and waits no more.
+        Messages that have been acknowledged meanwhile are left out and removed.
         """
         parts: list[Dead] = []
         while self._parts and sum(part.rows.height for part in parts) < most:
@@ -56,11 +57,11 @@ class Doomed:
         return found
 
     def take_next(self) -> Dead:
-        """Remove the messages that ``next`` returned; ``burying`` follows."""
+        """Remove and return the messages that ``next`` returned; ``burying`` follows."""
         return self._parts.popleft()
 
     def burying(self, rows: Rows) -> Callable[[], None]:
-        """Keep these rows until the caller calls the returned function: their burial is durable."""
+        """Keep rows until their dead letters are durable: until the returned function is called."""
         self._burials.append(rows)
 
         def durable() -> None:
@@ -69,5 +70,5 @@ class Doomed:
         return durable
 
     def clear(self) -> None:
-        """Nobody is to bury any of them."""
+        """Remove all messages without dead-lettering them."""
         self._parts.clear()

@@ -1,15 +1,15 @@
-"""What of the delivery order a shared subscription has, and how far it has read it.
+"""The part of a shared subscription that reads the delivery order.
 
-Each band of priorities reads for itself (:mod:`~escapement.broker.subscription.band`). What it
-finds is held and put where what is ready lies: a store for each band, or, where the policy asks
-for an order by key, queues for all of them together
-(:mod:`~escapement.broker.subscription.keyorder`). What is *passed over* is neither: it waits in
-the index, and the lowest such key is remembered, so that reading can begin again there. It is of
-a key in nobody's range (:mod:`~escapement.broker.subscription.keyranges`), or of one of which
-too much is ready (:mod:`~escapement.broker.subscription.skipping`).
+Each priority band reads separately (:mod:`~escapement.broker.subscription.band`). Messages that a
+band finds are held and become ready. Each band has a store of ready messages. If the policy asks
+for an order by key, all bands share queues instead
+(:mod:`~escapement.broker.subscription.keyorder`). Some messages are *passed over*: they stay in the
+index, and the lowest such key is remembered, so that reading can begin there again. A message is
+passed over if its key is in no consumer's range (:mod:`~escapement.broker.subscription.keyranges`),
+or if too many messages like it are ready (:mod:`~escapement.broker.subscription.skipping`).
 
-What has expired, or is dropped by a quota, goes from ready, from what waits for another
-attempt, and from what has not been read.
+Expired messages, and messages that a quota drops, are removed from ready, from retries, and from
+the unread part of the delivery order.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from escapement.storage.index import Key
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.offsets.offsetbits import OffsetBits
 
-# Where messages are read ahead, so many are worth a scan, and one of twice as many does not take
-# too long: what is ready must last until what is read is there.
+# The room that is worth a scan when messages are read ahead. A scan of twice as many must not take
+# too long, because the ready messages must last until the scan ends.
 _PIECE: Final = 32_768
 # Above every offset.
 _ANY_OFFSET: Final = 1 << 62
 
 
 class DueSubscription(Subscription):
-    """See the module's docstring."""
+    """A subscription that reads the delivery order through priority bands."""
 
     def __init__(
         self,
@@ -60,33 +60,34 @@ class DueSubscription(Subscription):
         mark: Key,
         on_dead: Callable[[Subscription], None],
     ) -> None:
-        """As the base class, and:
+        """Create the subscription as the base class does.
 
         Args:
-          mark: where reading begins; a new or recovered subscription starts behind.
+          mark: where reading begins; a new or recovered subscription begins behind.
         """
         super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
-        self._order: KeyOrder | None = None  # where the policy asks for one
-        self._ranges: KeyRanges | None = None  # where a consumer asked for keys
-        self._skipping: Skipping | None = None  # where there is one of the two
-        self._passed: Key | None = None  # the lowest key that was of nobody's range
-        # While the filler adds the past: the index has every message that is due earlier.
+        self._order: KeyOrder | None = None  # set if the policy asks for an order
+        self._ranges: KeyRanges | None = None  # set if a consumer asked for keys
+        self._skipping: Skipping | None = None  # set if there is an order or there are ranges
+        self._passed: Key | None = None  # the lowest key that was in no consumer's range
+        # While the filler adds past messages, the index has every message due before this.
         self.filled_until_ms = 0
         self.staged = Staged()
         self.bands = Bands(self._make_band, mark)
 
-    # -- what is mine -----------------------------------------------------------
+    # -- coverage --------------------------------------------------------------------
 
     def covers(self, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        # Created at latest, it gets what was published after its creation and what
-        # comes due after it; at earliest, everything.
+        # A subscription created at latest gets messages that were published, or come due, after its
+        # creation. One created at earliest gets all messages.
         record = self.record
         return (offsets >= record.start_offset) | (due_ms >= record.start_due_ms)
 
     def may_want(self, low: int, high: int, max_due_ms: int) -> bool:
-        """Whether any of ``[low, high)``, due by ``max_due_ms``, is not durably acknowledged.
+        """Return whether messages of ``[low, high)`` due by ``max_due_ms`` may be unacknowledged.
 
-        May say so of what is not covered, or was cancelled.
+        An acknowledgement counts once it is durable. May return True for messages that are not
+        covered, or were cancelled.
         """
         if max_due_ms < self.record.start_due_ms:
             low = max(low, self.record.start_offset)
@@ -94,13 +95,13 @@ class DueSubscription(Subscription):
 
     @property
     def keeps_nothing(self) -> bool:
-        # What is ready and was never sent is read again from the index.
+        # Ready messages that were never sent are read from the index again.
         held = self.held.to_array(0, _ANY_OFFSET) if len(self.held) else None
         unsent = held is None or bool(self._never_sent(held).all())
         return super().keeps_nothing and unsent and not self.bands.is_reading
 
     def _fresh(self, rows: Rows) -> Rows:
-        """Those of the rows that are mine, neither acknowledged nor held, and asked for."""
+        """Return the rows that are open and are not passed over."""
         rows = self._open(rows)
         if self._ranges is not None:
             rows = self._pass_over(rows, self._ranges)
@@ -109,11 +110,11 @@ class DueSubscription(Subscription):
         return self._skipping.pass_over(rows, self._slots_of(rows))
 
     def _slots_of(self, rows: Rows) -> Slots:
-        """What of the rows stands in each other's way; ``NO_SLOT`` for nothing. intp[n]."""
+        """Return the slot of each row, ``NO_SLOT`` if it has none; intp[n]. See ``slots_of``."""
         return slots_of(rows, self._order is not None and self._order.whole)
 
     def _open(self, rows: Rows) -> Rows:
-        """Those of the rows that are mine and neither acknowledged nor held."""
+        """Return the rows that are covered, standing, and neither acknowledged nor held."""
         if int(rows.offsets.min()) < self.record.start_offset:
             rows = rows.pick(self.covers(rows.due_ms, rows.offsets))
         bits = OffsetBits(rows.offsets)
@@ -125,7 +126,7 @@ class DueSubscription(Subscription):
         return rows if standing is None else rows.pick(standing)
 
     def _pass_over(self, rows: Rows, ranges: KeyRanges) -> Rows:
-        """Those of rows, sorted by key, that somebody gets; the others wait in the index."""
+        """Return the rows, sorted by key, that a consumer gets; note the others as passed over."""
         wanted = ranges.wanted(rows)
         if wanted.all():
             return rows
@@ -138,7 +139,7 @@ class DueSubscription(Subscription):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether its policy asks for the order of due times, by key or of the topic."""
+        """Whether the policy asks for the order of due times, by key or of the topic."""
         return self._order is not None
 
     @property
@@ -146,12 +147,12 @@ class DueSubscription(Subscription):
         return self._order is not None or len(self.bands) > 1
 
     def _took(self, rows: Rows) -> None:
-        """These of an offer went into ready."""
+        """Expect rows of an offer, which went into ready, to be read ahead."""
         if self.scatters:
             self.staged.expect(rows)
 
     def found(self, scan: Scan, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None) -> Rows:
-        """What a scan found that will be ready, if its messages are worth reading ahead."""
+        """Return the rows of a scan that will be ready, if messages are read ahead."""
         if not self.scatters or not len(offsets):
             return Rows.none()
         rows = self._open(Rows.fresh(due_ms, offsets, traits))
@@ -164,12 +165,13 @@ class DueSubscription(Subscription):
     def to_stage(
         self, found: Rows | None, room_bytes: Callable[[], int], mean_bytes: float
     ) -> Rows:
-        """Which messages to read into ``staged`` now, sorted by key.
+        """Return the messages to read into ``staged`` now, sorted by key.
 
         Args:
-          found: what is to be ready next; None for what is ready and expected there.
-          room_bytes: how much may be added there.
-          mean_bytes: what a message weighs.
+          found: the messages that become ready next; None for the ready ones that ``staged``
+            expects.
+          room_bytes: returns how many bytes may be added.
+          mean_bytes: the mean size of a message.
         """
         staged = self.staged
         rows = staged.take_expected(self._waits) if found is None else found
@@ -186,17 +188,17 @@ class DueSubscription(Subscription):
         return staged.begin_read(rows, self.record.policy.priority_ageing_ms, room, mean_bytes)
 
     def _waits(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these are held, and in nobody's hands."""
+        """Return which messages are held and not in flight."""
         return self.held.contains(offsets) & ~self.in_flight.offsets.contains(offsets)
 
     @property
     def ready_count(self) -> int:
-        """How many messages could be handed out now."""
+        """The number of messages that could be delivered now."""
         return sum(len(store) for store in self._stores)
 
     @property
     def _stores(self) -> list[Ready] | list[KeyQueues]:
-        """Where what is ready lies."""
+        """The stores of ready messages."""
         if self._order is not None:
             return [self._order.queues]
         return [band.ready for band in self.bands]
@@ -230,48 +232,52 @@ class DueSubscription(Subscription):
         return band
 
     def _recall(self, which: int, key: Key) -> None:
-        """Give a band's messages that were never sent back to the index, from a key on.
+        """Return a band's never-sent messages from a key on to the index.
 
-        This ends skipping, which needs the first messages of each skipped key in ready:
-        messages of the key that were sent before must not pass them.
+        This ends skipping, which needs the first messages of each skipped key in ready: messages of
+        the key that were sent before must not pass them.
         """
         assert self._order is not None
         self.held.discard(self._order.queues.recall(which, key))
         self._skip_none()
 
     def _skip_none(self) -> None:
-        """Read the keys that were skipped, and skip none."""
+        """End skipping, and read the skipped keys."""
         if self._skipping is not None:
             self._read_from(self._skipping.skip_none())
 
     def offer(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None) -> None:
-        """These are due; sorted by key. Takes what it may, remembers the rest by marks."""
+        """Take due messages, sorted by key, as far as there is room; remember the rest by marks."""
         if len(offsets):
             self.expiry.keeps(int(due_ms[0]))
             rows = Rows.fresh(due_ms, offsets, traits)
-            # Of so many, those that go first lie nowhere near each other in the index, and each
-            # frame would look for its messages among all of them: a scan reads them before.
+            # In a large offer, the messages delivered first are scattered over the index, and each
+            # frame would search all of them. A scan reads them ahead.
             later = self.scatters and len(offsets) >= self.limits.large_offer
             for band, part in self.bands.split(self.bands.outline(rows) if later else rows):
                 band.offer(part, later=later)
 
     def fall_behind(self, key: Key) -> None:
-        """Everything from ``key`` on may be in the index without having been offered."""
+        """Note that keys from ``key`` on may be in the index without having been offered."""
         self.expiry.keeps(key.due_ms)
         self.bands.fall_behind(key)
 
     def begin_past(self, gone: OffsetSet, mark: Key) -> None:
-        """Read on from ``mark``; of what lies there the log has forgotten these for all."""
+        """Read on from ``mark``.
+
+        Args:
+          gone: offsets from there on whose messages the log no longer has.
+        """
         if gone:
             self.acked.union_update(gone)
             self.lapses().union_update(gone)
         self.fall_behind(mark)
 
     def await_fill(self, offsets: Int64s) -> None:
-        """These were handed out, but have left the index before the fill came to them.
+        """Take back delivered messages that left the index before the fill reached them.
 
-        They were done for all others when a checkpoint or a merge began, and are no longer
-        for this subscription. The fill brings them again, or has just done so.
+        Every other subscription was done with them when a checkpoint or a merge began; this
+        subscription wants them again. The fill adds them again, or has just done so.
         """
         rows = self.in_flight.take_back(offsets)
         self.held.discard(rows.offsets)
@@ -283,10 +289,10 @@ class DueSubscription(Subscription):
 
     @abstractmethod
     def _skip_keys(self, now_ms: int) -> None:
-        """Leave out what there is too much of, and take in again what was left out."""
+        """Leave out messages that block others, and take messages in again that were left out."""
 
     def to_scan(self, now_ms: int) -> list[Band]:
-        """The bands that are behind, and have room for a worthwhile piece or expired messages."""
+        """Return the bands that are behind and have room for a piece, or have expired messages."""
         self._skip_keys(now_ms)
         until_ms, limit = self.expiry.until_ms(now_ms), self._read_limit
         return [
@@ -302,30 +308,30 @@ class DueSubscription(Subscription):
 
     @property
     def _read_limit(self) -> Key | None:
-        """Where to stop reading; None if nowhere.
+        """Where to stop reading; None for no limit.
 
-        The filler adds rows in the order in which they were accepted, and no message is due
-        before its row was accepted. So later rows have no message that is due before this key.
+        The filler adds rows in arrival order, and no message is due before its row was accepted. So
+        no row that is still to be added has a message due before this key.
         """
         bounded = self._order is not None and self.record.is_filling
         return Key(self.filled_until_ms, 0) if bounded else None
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a band is behind, and has too little room."""
+        """Whether a band is behind and has too little room."""
         return self.bands.is_stuck(self._piece)
 
     @property
     def _piece(self) -> int:
-        """How much room is worth a scan."""
+        """The room that is worth a scan."""
         half = self.limits.ready_messages - self.limits.ready_messages // 2
         return min(_PIECE, half) if self.scatters else half
 
     def next_scan(self, frontier: Key, now_ms: int) -> Scan | None:
-        """What to read next; None if nothing is to be read now.
+        """Return the next scan; None if nothing is to be read now.
 
         Args:
-          frontier: what lies below it is due.
+          frontier: messages below it are due.
         """
         wanting = self.to_scan(now_ms)
         if not wanting:
@@ -343,13 +349,13 @@ class DueSubscription(Subscription):
         traits: UInt32s | None = None,
         expired_until_ms: int = -1,
     ) -> None:
-        """Give bands what their scan found, sorted by key and without repeats.
+        """Give bands the messages that their scan found, sorted by key and without repeats.
 
         Args:
-          expired_until_ms: what was due by then has expired.
+          expired_until_ms: messages due by then have expired.
         """
         found = Rows.fresh(due_ms, offsets, traits)
-        # A new one, of which something was found, begins where this scan began.
+        # A band created for found messages begins where this scan began.
         parts = {band.which: rows for band, rows in self.bands.split(found)}
         for band in bands:
             rows = parts.get(band.which, Rows.none())
@@ -369,11 +375,11 @@ class DueSubscription(Subscription):
             self.expire(rows)
 
     def sweep(self, now_ms: int) -> None:
-        """Let go of what is ready and has expired, if it may be time to look for it."""
+        """Expire ready messages, if it may be time to look for them."""
         if not self.expiry.begin_sweep():
             return
         until_ms = self.expiry.until_ms(now_ms)
-        passed = self._passed_from  # what nobody asks for expires too
+        passed = self._passed_from  # passed-over messages expire, too
         if passed is not None:
             self.expiry.keeps(passed.due_ms)
             if passed.due_ms <= until_ms:
@@ -396,32 +402,32 @@ class DueSubscription(Subscription):
 
     @property
     def waits_from(self) -> Key | None:
-        """The lowest key that is not held and may still be to be done; None if there is none."""
+        """The lowest key that is not held and may be pending; None if there is none."""
         lowest = [key for key in (self.bands.unread_from, self._passed_from) if key is not None]
         return min(lowest, default=None)
 
     def _read_from(self, key: Key | None) -> None:
-        """Read again what was passed over, if anything was."""
+        """Read from ``key`` on again; nothing if it is None."""
         if key is not None:
             self.fall_behind(key)
 
     def look_again(self) -> None:
-        """Read once more what was passed over; what is passed over again is noted again."""
+        """Read passed-over messages again; those passed over again are noted again."""
         self._read_from(self._passed_from)
         self._passed = None
         if self._skipping is not None:
             self._skipping.skipped_from = None
 
     def count_open(self, due_ms: Int64s, offsets: Int64s) -> int:
-        """How many of these keys are to be done and not held."""
+        """Return how many of these keys are pending and not held."""
         return self._open(Rows.fresh(due_ms, offsets)).once().height if len(offsets) else 0
 
     def drop_held(self, most: int, below: Key | None) -> int:
-        """Let the oldest go of what is held and in nobody's hands; returns how many.
+        """Drop the oldest messages that are held and not in flight; return how many.
 
         Args:
-          most: how many at most.
-          below: only those with smaller keys; None for all.
+          most: the most to drop.
+          below: drop only smaller keys; None for all.
         """
         rows = self._at_rest(below)
         rows = rows.pick(slice(0, most))
@@ -442,10 +448,10 @@ class DueSubscription(Subscription):
         most: int,
         stop: Key,
     ) -> None:
-        """Let up to ``most`` go of what was read up to ``stop``, or is held; the oldest.
+        """Drop up to ``most`` of the oldest messages that were read up to ``stop`` or are held.
 
         Args:
-          bands: those for which it was read; they take what stays.
+          bands: the bands that were read; they take the messages that stay.
           due_ms, offsets, traits: the keys, sorted, without repeats.
         """
         rows = Rows.fresh(due_ms, offsets, traits)
@@ -458,7 +464,7 @@ class DueSubscription(Subscription):
         self.end_scan(bands, due_ms, offsets, traits)
 
     def _at_rest(self, below: Key | None) -> Rows:
-        """What is ready or in retry, with a key below this; sorted by key."""
+        """Return messages in ready or in retry with a key below this; sorted by key."""
         waiting, _ = self.retries.waiting()
         waiting = waiting.pick(self.held.contains(waiting.offsets))
         rows = Rows.concat([self._ready_again(), waiting])

@@ -1,9 +1,8 @@
-"""When messages of a subscription expire: so long after they were due (P10).
+"""Expiry of a subscription's messages, a time to live after they are due (P10).
 
-Knows the time to live, and when something may next have expired; not the messages. What is
-handed out is asked for its age anyhow, so this is for a backlog that nobody takes: its
-subscription is woken at the first moment at which something of it expires, and at most once
-in ``REST_MS``.
+Knows the time to live and when a message may next expire, but not the messages. Dispatch checks the
+age of every message it delivers, so this module serves a backlog that no consumer takes. It wakes
+the subscription when the first message expires, and at most once in ``REST_MS``.
 
 Pure: the time arrives as an argument.
 """
@@ -12,25 +11,25 @@ from __future__ import annotations
 
 from typing import Final
 
-# What expires within this time is swept up together.
+# Messages that expire within this time are swept together.
 REST_MS: Final = 1_000
-# Nothing was due so long ago.
+# Earlier than any due time.
 _NEVER_MS: Final = -1
 
 
 class Expiry:
-    """See the module's docstring."""
+    """The time to live, and the time of the next sweep."""
 
     __slots__ = ("_at_ms", "_shortened", "_sweep", "ttl_ms")
 
     def __init__(self) -> None:
-        self.ttl_ms = 0  # without end
+        self.ttl_ms = 0  # 0: no time to live
         self._at_ms: int | None = None
         self._shortened = False
         self._sweep = False
 
     def set_ttl(self, ttl_ms: int) -> None:
-        """Another time to live from now on; 0 is without end."""
+        """Set the time to live from now on; 0 for none."""
         if ttl_ms != self.ttl_ms:
             self._shortened = bool(ttl_ms)
             self.ttl_ms = ttl_ms
@@ -38,21 +37,21 @@ class Expiry:
             self._sweep = False
 
     def takes_effect(self) -> bool:
-        """Whether it is another since this was asked, by which waits may be too long."""
+        """Return whether a new time to live was set since the last call; waits may exceed it."""
         shortened, self._shortened = self._shortened, False
         return shortened
 
     def until_ms(self, now_ms: int) -> int:
-        """What was due at this moment or before has expired; -1 for nothing."""
+        """Return the due time up to which messages have expired; -1 for none."""
         return now_ms - self.ttl_ms if self.ttl_ms else _NEVER_MS
 
     def keeps(self, due_ms: int) -> None:
-        """Something that was due then is kept."""
+        """Note that a message due at ``due_ms`` is kept."""
         if self.ttl_ms and (self._at_ms is None or due_ms + self.ttl_ms < self._at_ms):
             self._at_ms = due_ms + self.ttl_ms
 
     def advance(self, now_ms: int) -> bool:
-        """Time has passed; returns whether something may have expired."""
+        """Advance to ``now_ms``; return whether messages may have expired."""
         if self._at_ms is None or now_ms < self._at_ms:
             return False
         self._sweep = True
@@ -61,11 +60,11 @@ class Expiry:
 
     @property
     def wants_sweep(self) -> bool:
-        """Whether ``begin_sweep`` would say so."""
+        """Whether ``begin_sweep`` would return True."""
         return self._sweep
 
     def begin_sweep(self) -> bool:
-        """Whether to look now; if so, all that is kept must be told of again."""
+        """Return whether to sweep now; then ``keeps`` must be called for all kept messages."""
         if not self._sweep:
             return False
         self._sweep = False
@@ -73,10 +72,10 @@ class Expiry:
         return True
 
     def end_sweep(self, now_ms: int) -> None:
-        """Everything that is kept has been told of."""
+        """End a sweep; ``keeps`` was called for all kept messages."""
         if self._at_ms is not None:
             self._at_ms = max(self._at_ms, now_ms + REST_MS)
 
     def next_wake_ms(self) -> int | None:
-        """When ``advance`` has something to do; None while there is nothing."""
+        """Return when ``advance`` has something to do; None if never."""
         return self._at_ms

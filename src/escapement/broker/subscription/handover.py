@@ -1,4 +1,4 @@
-"""What goes to a consumer in one frame."""
+"""One run of messages for one consumer, on its way into a frame."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from escapement.message import MessageBatch
 
 
 class HandOver(NamedTuple):
-    """One run for one consumer, already in flight; the payload where it is at hand."""
+    """A run for one consumer, already in flight; with its messages if they are in memory."""
 
     consumer: Consumer
     rows: Rows
     delivery_id: int
     batch: MessageBatch | None
-    tried: bool = False  # these have waited out a back-off
+    tried: bool = False  # whether these have waited out a back-off

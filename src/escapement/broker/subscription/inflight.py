@@ -1,17 +1,16 @@
-"""What has been handed to consumers and is neither acknowledged nor given back.
+"""Messages in flight: delivered, and neither acknowledged nor returned.
 
-A *delivery* is one frame handed to one consumer: columns, and a deadline for each
-row. A message stands in at most one live row (invariant 5): taking it back kills
-the row, acknowledging it removes its offset from the set, and a row whose offset is
-not in the set, or which was killed, is nothing but memory. Such rows are swept once
-they outnumber the live ones, so memory follows what is in flight and the cost of a
-sweep is shared by the messages that made it necessary.
+A *delivery* is one frame sent to one consumer: columns, and a deadline for each row. A message is
+in at most one live row (invariant 5). Taking a message back kills its row. Acknowledging it removes
+its offset from the set. A row that was killed, or whose offset is not in the set, is only memory.
+Such rows are swept once they outnumber the live ones. So memory follows the number of messages in
+flight, and the cost of a sweep is amortized over those messages.
 
-Where it is known in which row an acknowledged message stands, that row is killed, too: as long as
-this is known of all, whatever looks alive is.
+If the row of an acknowledged message is known, that row is killed, too. While this holds for all
+acknowledgements, every row marked alive is in flight.
 
-Pure: the time arrives as an argument. Deadlines are watched by the subscription's
-wheel, which calls ``expire`` with the delivery's id.
+Pure: the time arrives as an argument. Deadlines are watched by the subscription's wheel, which
+calls ``expire`` with the delivery's id.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.offsets.offsetbits import OffsetBits
 
-# A sweep is not worth its call below this many dead rows.
+# The fewest dead rows that are worth a sweep.
 _SWEEP_ROWS: Final = 8192
 
 
-# A deadline of who may keep a message for as long as he likes.
+# The deadline of a message that may stay unacknowledged forever.
 NEVER_MS: Final = 1 << 62
 
 
 class Hand(NamedTuple):
-    """In whose hands a message is; ``deadline_ms`` None: for as long as he likes."""
+    """The consumer that has a message in flight; ``deadline_ms`` is None if there is none."""
 
     consumer_id: int
     attempts: int
@@ -49,7 +48,7 @@ class Hand(NamedTuple):
 
 
 class InFlight:
-    """Every message in a consumer's hands; see the module's docstring."""
+    """All messages in flight, by delivery."""
 
     __slots__ = (
         "_alive",
@@ -67,25 +66,25 @@ class InFlight:
     def __init__(self) -> None:
         self.offsets = OffsetSet()
         self._deliveries: dict[int, Delivery] = {}
-        self._coming: dict[int, Delivery] = {}  # by their ``next_offset``
+        self._coming: dict[int, Delivery] = {}  # by ``next_offset``
         self._whereabouts = Whereabouts(self._deliveries)
         self._next_id = 1
-        self._found_id = 0  # in this delivery something was taken back last
+        self._found_id = 0  # the delivery of the last take-back
         self._rows = 0
-        self._alive = 0  # so many of them look alive
-        self._unrecorded: deque[int] = deque()  # deliveries that were sent, in that order
-        self._unstored: list[int] = []  # those on record that no checkpoint has written
+        self._alive = 0  # rows marked alive, among ``_rows``
+        self._unrecorded: deque[int] = deque()  # sent deliveries, in order
+        self._unstored: list[int] = []  # recorded deliveries not in a checkpoint
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     @property
     def deliveries(self) -> int:
-        """How many deliveries are remembered."""
+        """The number of deliveries in memory."""
         return len(self._deliveries)
 
     def holds(self, delivery_id: int, height: int) -> npt.NDArray[np.bool_]:
-        """Which of a delivery's ``height`` rows are still in that consumer's hands."""
+        """Return which of a delivery's ``height`` rows are still in flight."""
         held = np.zeros(height, bool)
         delivery = self._deliveries.get(delivery_id)
         if delivery is not None:
@@ -93,7 +92,7 @@ class InFlight:
         return held
 
     def delivery_ids(self) -> Int64s:
-        """Of which deliveries something may still be in a consumer's hands."""
+        """Return the ids of all deliveries that may still have rows in flight."""
         return np.fromiter(self._deliveries, np.int64, len(self._deliveries))
 
     def hand_over(
@@ -105,17 +104,17 @@ class InFlight:
         wanted_ms: Int64s,
         placed: Placed | None = None,
     ) -> int:
-        """Record a frame; returns the delivery's id.
+        """Record a delivery; return its id.
 
         Args:
-          rows: what is handed over; ``attempts`` already counts this delivery.
-          deadline_ms: when each row is taken back if nothing is heard, ``NEVER_MS`` for
+          rows: the delivered rows; ``attempts`` already counts this delivery.
+          deadline_ms: when each row is taken back unless it is acknowledged, ``NEVER_MS`` for
             never; int64[n].
-          wanted_ms: since when each could have been; int64[n].
-          placed: where their keys are, if there is an order.
+          wanted_ms: the earliest time at which each could have been delivered; int64[n].
+          placed: the places of their keys, if there is an order.
         """
         added = self.offsets.add(rows.offsets)
-        assert added == rows.height, "a message was handed out twice at once"
+        assert added == rows.height, "a message is in flight twice"
         delivery_id = self._next_id
         self._next_id += 1
         delivery = Delivery(consumer_id, rows, deadline_ms, now_ms, wanted_ms, placed)
@@ -126,12 +125,12 @@ class InFlight:
         return delivery_id
 
     def shares_of(self, offsets: Int64s) -> list[Share]:
-        """Where those of these lie that are in flight; they are settled next, and their rows dead.
+        """Find and kill the rows of these messages that are in flight; ``settle`` follows.
 
-        O(n) as far as they come in the order in which they were handed out, else a search.
+        O(n) as far as the offsets come in the order of delivery, else a search.
 
         Args:
-          offsets: none of them settled before, each once.
+          offsets: not settled before, each once.
         """
         found: list[Share] = []
         at = 0
@@ -149,19 +148,19 @@ class InFlight:
         return found
 
     def _expect(self, delivery: Delivery) -> None:
-        """Note what comes next of a delivery."""
+        """Note the next offset of a delivery."""
         following = delivery.next_offset
         if following is not None:
             self._coming[following] = delivery
 
     def settle(self, offsets: Int64s | OffsetBits) -> int:
-        """These were acknowledged; returns how many were in flight."""
+        """Remove acknowledged messages; return how many were in flight."""
         settled = self.offsets.discard(offsets)
         self._sweep()
         return settled
 
     def hand_of(self, offset: int) -> Hand | None:
-        """In whose hands a message is; O(deliveries)."""
+        """Return who has a message in flight; None if it is not in flight. O(deliveries)."""
         if offset not in self.offsets:
             return None
         wanted = np.array([offset])
@@ -177,7 +176,7 @@ class InFlight:
         return None
 
     def find(self, offsets: Int64s) -> Rows:
-        """A copy of the rows of those of these that are in flight, in no order."""
+        """Return a copy of the rows of these messages that are in flight, in no order."""
         wanted = offsets[self.offsets.contains(offsets)]
         parts = []
         for delivery in reversed(self._deliveries.values()):
@@ -188,7 +187,7 @@ class InFlight:
         return Rows.concat(parts)
 
     def take_back(self, offsets: Int64s, consumer_id: int | None = None) -> Rows:
-        """Remove these (of this consumer only, if one is named); returns their rows."""
+        """Remove messages from flight (only this consumer's, if given); return their rows."""
         parts = []
         missing = len(offsets)
         for delivery_id in self._likely_first():
@@ -206,13 +205,13 @@ class InFlight:
         return Rows.concat(parts)
 
     def _likely_first(self) -> list[int]:
-        """All deliveries: who gives back goes on where he was."""
+        """Return all delivery ids, from the last take-back on: consumers go on where they were."""
         ids = list(self._deliveries)
         at = bisect_left(ids, self._found_id)
         return ids[at:] + ids[:at]
 
     def extend(self, offsets: Int64s, consumer_id: int, deadline_ms: int) -> int:
-        """Put off the deadline of what this consumer holds of these; returns how many."""
+        """Extend the deadline of messages in flight to this consumer; return how many."""
         held = 0
         for delivery in reversed(self._deliveries.values()):
             if held == len(offsets):
@@ -225,26 +224,26 @@ class InFlight:
         return held
 
     def note_sent(self, delivery_id: int) -> None:
-        """A delivery is on its way to its consumer."""
+        """Note that a delivery was sent to its consumer."""
         if delivery_id in self._deliveries:
             self._deliveries[delivery_id].sent = True
             self._unrecorded.append(delivery_id)
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether something was sent that ``take_unrecorded`` has not looked at."""
+        """Whether a sent delivery awaits ``take_unrecorded``."""
         return bool(self._unrecorded)
 
     def take_unrecorded(self, now_ms: int, after_ms: int) -> Rows:
-        """What was sent ``after_ms`` ago or earlier and is still in hands; it is on record now.
+        """Mark rows sent ``after_ms`` ago or earlier as recorded; return those still in flight.
 
-        Each delivery is looked at once: most is acknowledged by then.
+        Each delivery is considered once, because most messages are acknowledged by then.
         """
         parts = []
         while self._unrecorded:
             delivery_id = self._unrecorded[0]
             delivery = self._deliveries.get(delivery_id)
-            # The wall clock may have gone back.
+            # The wall clock may have been set back.
             if delivery is not None and 0 <= now_ms - delivery.since_ms < after_ms:
                 break
             self._unrecorded.popleft()
@@ -256,17 +255,17 @@ class InFlight:
 
     @property
     def has_unstored(self) -> bool:
-        """Whether something went on record since ``take_unstored`` was last asked."""
+        """Whether deliveries were recorded since the last ``take_unstored``."""
         return bool(self._unstored)
 
     def take_unstored(self) -> Rows:
-        """What went on record since this was last asked and is still in hands."""
+        """Return the rows recorded since the last call that are still in flight."""
         ids, self._unstored = self._unstored, []
         there = (self._deliveries[id] for id in ids if id in self._deliveries)
         return Rows.concat([self._open(delivery) for delivery in there])
 
     def take_back_consumer(self, consumer_id: int) -> tuple[Rows, Rows]:
-        """Everything this consumer holds, because it is gone: what was sent, and what was not."""
+        """Remove all rows of a consumer that has left; return those sent and those not sent."""
         sent: list[Rows] = []
         unsent: list[Rows] = []
         for delivery_id, delivery in list(self._deliveries.items()):
@@ -277,16 +276,16 @@ class InFlight:
         return Rows.concat(sent), Rows.concat(unsent)
 
     def clear(self) -> None:
-        """Nothing is in anybody's hands any more."""
+        """Remove all messages and deliveries."""
         for delivery_id in list(self._deliveries):
             self._drop(delivery_id)
         self.offsets = OffsetSet()
 
     def expire(self, delivery_id: int, now_ms: int) -> tuple[Rows, int | None]:
-        """Take back what of one delivery is past its deadline.
+        """Take back the rows of one delivery that are past their deadline.
 
         Returns:
-          The rows, and the next deadline of the same delivery, None if none is left.
+          The rows, and the next deadline of the same delivery, None if no row is left.
         """
         delivery = self._deliveries.get(delivery_id)
         if delivery is None:
@@ -300,7 +299,7 @@ class InFlight:
         return rows, int(delivery.deadline_ms[live].min())
 
     def by_consumer(self) -> dict[int, int]:
-        """How many messages each consumer holds, by its id; O(what is in flight)."""
+        """Return how many messages each consumer has in flight, by its id; O(in flight)."""
         held: dict[int, int] = {}
         for delivery in self._deliveries.values():
             count = held.get(delivery.consumer_id, 0) + len(self._live(delivery))
@@ -308,34 +307,34 @@ class InFlight:
         return held
 
     def rows(self) -> Rows:
-        """A copy of everything in flight, in no order, for a snapshot."""
+        """Return a copy of all rows in flight, in no order, for a snapshot."""
         return Rows.concat([self._open(delivery) for delivery in self._deliveries.values()])
 
     def parted_rows(self) -> tuple[Rows, Rows]:
-        """The same, in two: what is on record, and what is not."""
+        """Return a copy of all rows in flight, in two parts: recorded and not recorded."""
         parts: dict[bool, list[Rows]] = {True: [], False: []}
         for delivery in self._deliveries.values():
             parts[delivery.recorded].append(self._open(delivery))
         return Rows.concat(parts[True]), Rows.concat(parts[False])
 
     def _open(self, delivery: Delivery) -> Rows:
-        """A copy of the rows of a delivery that are in its consumer's hands."""
+        """Return a copy of the rows of a delivery that are in flight."""
         return delivery.rows.pick(self._live(delivery))
 
     @property
     def _all_live(self) -> bool:
-        """Whether all that look alive are."""
+        """Whether every row marked alive is in flight."""
         return self._alive == len(self.offsets)
 
     def _live(self, delivery: Delivery) -> Int64s:
-        """Where in a delivery what is in its consumer's hands stands; ascending."""
+        """Return the positions of a delivery's rows that are in flight; ascending."""
         live = np.flatnonzero(delivery.alive)
         if self._all_live:
             return live
         return live[self.offsets.contains(delivery.rows.offsets[live])]
 
     def _kill(self, delivery: Delivery, at: slice | Int64s) -> Rows:
-        """These rows, which look alive, are in that hand no more; returns them."""
+        """Mark live rows as no longer in flight; return them."""
         self._forget(delivery)
         rows = delivery.kill(at)
         self._expect(delivery)
@@ -343,7 +342,7 @@ class InFlight:
         return rows
 
     def _remove(self, delivery: Delivery, positions: Int64s) -> Rows:
-        """Kill rows; returns those of them that were not acknowledged meanwhile."""
+        """Kill rows; return those that have not been acknowledged."""
         all_live = self._all_live
         rows = self._kill(delivery, positions)
         if not all_live:
@@ -352,7 +351,7 @@ class InFlight:
         return rows
 
     def _forget(self, delivery: Delivery) -> None:
-        """Nothing is expected of a delivery."""
+        """Forget the next offset of a delivery."""
         following = delivery.next_offset
         if following is not None and self._coming.get(following) is delivery:
             del self._coming[following]
@@ -364,7 +363,7 @@ class InFlight:
         self._alive -= int(np.count_nonzero(delivery.alive))
 
     def _sweep(self) -> None:
-        """Drop deliveries that are over, once dead rows outnumber the live ones."""
+        """Drop finished deliveries and kill finished rows, once those outnumber the live ones."""
         if self._rows - len(self.offsets) <= max(_SWEEP_ROWS, len(self.offsets)):
             return
         for delivery_id, delivery in list(self._deliveries.items()):
@@ -378,10 +377,10 @@ class InFlight:
         self._whereabouts.tidy(self._rows)
 
     def _check(self) -> None:
-        """Assert that every offset stands in exactly one live row."""
+        """Assert that every offset has exactly one live row."""
         rows = self.rows()
         assert rows.height == len(self.offsets), "rows and set disagree"
-        assert len(np.unique(rows.offsets)) == rows.height, "a message is in two hands"
+        assert len(np.unique(rows.offsets)) == rows.height, "a message has two live rows"
         assert self._rows == sum(d.rows.height for d in self._deliveries.values())
         assert self._alive == sum(np.count_nonzero(d.alive) for d in self._deliveries.values())
         expected = {d.next_offset: d for d in self._deliveries.values()}

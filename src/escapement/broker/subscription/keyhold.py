@@ -1,11 +1,11 @@
-"""Which keys are busy: of each, one message at a time is out of ready.
+"""Busy keys: each holds back all ready messages with that key.
 
-For a subscription whose policy asks for an order by key, or of the whole topic. A key is
-*held* by a message that is in a consumer's hands, and, unless the policy says otherwise, by
-one that waits for another attempt. Keys that share a print (see ``escapement.traits``) wait
-for each other, too. Where the topic is to be in order, everything has one key.
+For a subscription whose policy asks for an order by key, or of the whole topic. A key is *held* by
+a message that is in flight, and, unless the policy says otherwise, by one in retry. Keys with the
+same key hash (see ``escapement.traits``) hold each other back, too. If the whole topic is ordered,
+all messages have one key.
 
-Pure. It knows nothing of acknowledgements: ``settle`` is told what is still held.
+Pure. It knows no acknowledgements: ``settle`` is given the messages that are still held.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from escapement.storage.offsets import OffsetSet
 
 
 class KeyHold:
-    """See the module's docstring.
+    """The messages that hold the keys of a table.
 
-    Of each key that is held one message stands in the table. Where several hold one, because
-    they were out before there was an order, the others stand in a list.
+    For each busy key, one message is in the table. Several messages may hold a key if they were in
+    flight before there was an order; the others are in a list.
     """
 
     __slots__ = ("_others", "_table")
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
-        self._others = np.zeros((2, 0), np.int64)  # prints and offsets
+        self._others = np.zeros((2, 0), np.int64)  # key hashes and offsets
 
     def take(self, rows: Rows) -> None:
-        """These hold their keys from now on; some may do already."""
+        """Let messages hold their keys; some may do so already."""
         prints, offsets = self._keyed(rows)
         self.take_at(self._table.place(prints), offsets)
 
     def take_at(self, at: Places, offsets: Int64s) -> None:
-        """The same, where the places of the keys are known; each message has one."""
+        """Let messages hold their keys, given the places of the keys; each message has a key."""
         table = self._table
         free = ~table.busy[at]
         table.holders[at[free]] = offsets[free]
@@ -49,34 +49,34 @@ class KeyHold:
             self._others = np.concatenate((self._others, others), axis=1)
 
     def release(self, rows: Rows) -> None:
-        """These hold their keys no more."""
+        """Release the keys of these messages."""
         prints, offsets = self._keyed(rows)
         at, known = self._table.find(prints)
         self.release_at(at[known], offsets[known])
 
     def release_at(self, at: Places, offsets: Int64s) -> None:
-        """The same, where the places of the keys are known."""
+        """Release the keys of these messages, given the places of the keys."""
         if self._others.shape[1]:
             self._others = self._others[:, ~np.isin(self._others[1], offsets)]
         table = self._table
         self._free(at[table.busy[at] & (table.holders[at] == offsets)])
 
     def settle(self, held: OffsetSet) -> None:
-        """Whatever is not among these any more is done. O(keys that are busy)."""
+        """Release the keys of all messages that are not in ``held``. O(busy keys)."""
         if self._others.shape[1]:
             self._others = self._others[:, held.contains(self._others[1])]
         at = np.flatnonzero(self._table.busy)
         self._free(at[~held.contains(self._table.holders[at])])
 
     def _free(self, at: Places) -> None:
-        """Whoever stands in the table for these is done: the next of the others does now."""
+        """Release keys, and let other messages that hold them take their place in the table."""
         self._table.busy[at] = False
         if self._others.shape[1] and len(at):
             (prints, offsets), self._others = self._others, np.zeros((2, 0), np.int64)
             self.take_at(self._table.place(prints), offsets)
 
     def _keyed(self, rows: Rows) -> tuple[Int64s, Int64s]:
-        """Prints and offsets of those of the rows that have a key."""
+        """Return the key hashes and offsets of the rows that have a key."""
         prints = self._table.prints_of(rows)
         keyed = prints != NO_PRINT
         return (prints, rows.offsets) if keyed.all() else (prints[keyed], rows.offsets[keyed])

@@ -1,10 +1,10 @@
-"""Rows behind the heads of their keys that are not sorted yet.
+"""Rows behind the heads of their queues that are not sorted yet.
 
-Much of what comes behind a head soon moves up, and need not be sorted for it: those of many keys
-are found by looking at all rows. So what comes stays here until it is much for what is sought in
-it, and then it is sorted together with the rest (:mod:`~escapement.broker.subscription.keyruns`).
+Many rows behind a head soon move up and need no sorting: the rows of many keys are found by one
+pass over all rows. So rows stay here until a pass costs too much for the keys that it serves. Then
+they are sorted together with the others (:mod:`~escapement.broker.subscription.keyruns`).
 
-They stand in columns with room for more, so that little that comes is little work.
+The columns have spare room, so adding a few rows is cheap.
 
 Invariants (``_check``): each row has the place of its key.
 """
@@ -19,33 +19,33 @@ from escapement.broker.subscription.keytable import Bools, KeyTable, Places
 from escapement.broker.subscription.ready import Rows
 from escapement.message import Int64s
 
-# The place of a row that is not here any more: the mark behind the last key's, always False.
+# The place of a removed row: the mark behind the last key's, which is always False.
 _GONE: Final = -1
-# Room for so many times what is here, where there is too little.
+# New columns have room for this many times the rows.
 _GROWTH: Final = 2
 
 
 class Loose(NamedTuple):
-    """Rows, with the rank and the place of each."""
+    """Rows, with the rank and the key's place of each."""
 
     rows: Rows
     ranks: Int64s
     places: Places
 
     def pick(self, which: Int64s | Bools) -> Loose:
-        """Some of them."""
+        """Return some of the rows."""
         at = np.flatnonzero(which) if which.dtype == bool else which
         return Loose(self.rows.pick(at), self.ranks[at], self.places[at])
 
     @staticmethod
     def room(height: int) -> Loose:
-        """Columns for so many, not filled in."""
+        """Return uninitialised columns for ``height`` rows."""
         due_ms, offsets, attempts, ranks, places = np.empty((5, height), np.int64)
         traits = np.empty(height, np.uint32)
         return Loose(Rows(due_ms, offsets, attempts, traits), ranks, places)
 
     def put(self, first: int, others: Loose) -> None:
-        """Fill in others, from this row on."""
+        """Fill in other rows, from row ``first`` on."""
         (due_ms, offsets, attempts, traits), ranks, places = others
         to = slice(first, first + len(places))
         mine = self.rows
@@ -55,24 +55,24 @@ class Loose(NamedTuple):
         self.ranks[to], self.places[to] = ranks, places
 
     def first(self, height: int) -> Loose:
-        """So many of them, not copied."""
+        """Return the first ``height`` rows, not copied."""
         return Loose(self.rows.pick(slice(0, height)), self.ranks[:height], self.places[:height])
 
 
 class KeyLoose:
-    """See the module's docstring."""
+    """The unsorted rows behind the heads of a key table."""
 
     __slots__ = ("_columns", "_height", "_layout", "_table", "count")
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
-        self._layout = table.layout  # which the places are of
+        self._layout = table.layout  # the table layout of the places
         self._columns = Loose.room(0)
-        self._height = 0  # rows that are filled in
-        self.count = 0  # rows that are here
+        self._height = 0  # rows filled in, with removed ones
+        self.count = 0  # rows, without removed ones
 
     def add(self, parts: list[Loose]) -> None:
-        """Take in rows."""
+        """Add rows."""
         self._follow()
         more = sum(part.rows.height for part in parts)
         if self._height + more > len(self._columns.places):
@@ -83,7 +83,7 @@ class KeyLoose:
         self.count += more
 
     def of(self, places: Places) -> Int64s:
-        """Where rows of these keys stand here; O(rows)."""
+        """Return the positions of the rows of these keys; O(rows)."""
         self._follow()
         marks = self._table.marks
         marks[places] = True
@@ -92,14 +92,14 @@ class KeyLoose:
         return found
 
     def first_of_each(self, at: Int64s) -> tuple[Int64s, Loose]:
-        """Of the rows that stand there the first of each key; where these stand."""
+        """Return the first row of each key among these positions, and its position."""
         (_, offsets, _, _), ranks, places = self._columns
         first = self._table.first_of_each(places[at], ranks[at], offsets[at])
         at = at[first]
         return at, self._columns.pick(at)
 
     def take(self, at: Int64s) -> None:
-        """Remove the rows that stand there."""
+        """Remove the rows at these positions."""
         self._all.places[at] = _GONE
         self.count -= len(at)
         if 2 * self.count < self._height:
@@ -111,29 +111,29 @@ class KeyLoose:
         self.take(np.flatnonzero(gone))
 
     def drain(self) -> Loose:
-        """Remove and return everything."""
+        """Remove and return all rows."""
         here = self.here()
         self._columns, self._height, self.count = Loose.room(0), 0, 0
         return here
 
     def here(self) -> Loose:
-        """A copy of everything, in no order."""
+        """Return a copy of all rows, in no order."""
         self._follow()
         return self._all.pick(self._all.places != _GONE)
 
     @property
     def _all(self) -> Loose:
-        """What is filled in, not copied."""
+        """The rows filled in, not copied."""
         return self._columns.first(self._height)
 
     def _lay_out(self, here: Loose, more: int) -> None:
-        """Have these, and room for more."""
+        """Replace the columns by ones with these rows, and room for ``more``."""
         self._height = here.rows.height
         self._columns = Loose.room(_GROWTH * (self._height + more))
         self._columns.put(0, here)
 
     def _follow(self) -> None:
-        """Have the places of the table as it is now."""
+        """Update the places of rows if the layout of the table has changed."""
         if self._layout == self._table.layout:
             return
         self._layout = self._table.layout

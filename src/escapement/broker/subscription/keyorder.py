@@ -1,12 +1,13 @@
-"""The order of a subscription that asks for one: what is ready, what is out, what must wait.
+"""The key order of a subscription: which messages are ready, which keys are busy, when to deliver.
 
-It has the queues of what is ready (:mod:`~escapement.broker.subscription.keyqueues`) and knows
-which keys are busy (:mod:`~escapement.broker.subscription.keyhold`), and it decides when to
-hand out. Keys that acknowledgements have freed go on in frames that are as large as those
-acknowledgements, and small frames would stay small for ever, each costing as much as a large
-one. So while much more is in hands than could go now, or is being read, it is gathered, for
-``GATHER_MS`` at most, and nothing is looked at meanwhile: what comes is counted, and laid in when
-it is.
+It owns the queues of ready messages (:mod:`~escapement.broker.subscription.keyqueues`) and the busy
+keys (:mod:`~escapement.broker.subscription.keyhold`).
+
+It also decides when to deliver. Keys freed by acknowledgements continue in frames as large as those
+acknowledgements. So small frames would stay small forever, although each costs as much as a large
+one. If far more messages are in flight, or being read, than could be delivered now, it gathers free
+keys, for ``GATHER_MS`` at most. Meanwhile it only counts messages that become ready, and sorts them
+in at the end.
 
 Pure: times arrive as arguments.
 """
@@ -26,22 +27,22 @@ from escapement.broker.subscription.ready import Rows
 from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet
 
-# A few times as long as a client gathers acknowledgements, and below what anyone notices.
+# A few times as long as a client gathers acknowledgements, and too short to be noticed.
 GATHER_MS: Final = 20
-# With fewer in hands there is nothing to be gained.
+# With fewer messages in flight, gathering gains nothing.
 _GATHER_IN_FLIGHT: Final = 1024
-# Gathered is until so much of what is in hands could go again.
+# Gather until a quarter of the messages in flight could be delivered, ...
 _GATHER_SHARE: Final = 4
-# ... and until there are so many, while few are ready and more are being read.
+# ... and, while few are ready and more are being read, until this many can go.
 GATHER_READ: Final = 8192
 
 
 class KeyOrder:
-    """See the module's docstring.
+    """The ready messages and busy keys of one subscription with an order.
 
     Args:
-      whole: one message at a time of everything, not of each key.
-      ageing_ms: what a step of priority is worth; see ``Rows.ranks``.
+      whole: keep the whole topic in order, not each key.
+      ageing_ms: the worth of one step of priority; see ``Rows.ranks``.
     """
 
     __slots__ = (
@@ -61,50 +62,52 @@ class KeyOrder:
         self.table = KeyTable(whole)
         self.queues = KeyQueues(self.table, ageing_ms)
         self._hold = KeyHold(self.table)
-        self._back: list[Rows] = []  # ready again, and their keys still held
-        self._done: list[Share] = []  # acknowledged while in hands, and their keys still held
-        self._gone = 0  # of what was held, how many were gone when all was settled
+        self._back: list[Rows] = []  # ready again, with keys not released yet
+        self._done: list[Share] = []  # acknowledged, with keys not released yet
+        self._gone = 0  # ``held.removed`` at the last ``settle``
         self._gather = Patience(GATHER_MS)
-        # When it was looked at last: how many could go, how many were in hands.
+        # At the last look: how many messages could be delivered, and how many were in flight.
         self._open = self._in_hands = 0
-        self._come = 0  # how many became ready since
+        self._come = 0  # how many became ready since then
 
     @property
     def whole(self) -> bool:
-        """Whether everything is one queue."""
+        """Whether all messages are in one queue."""
         return self.table.whole
 
     @property
     def busy(self) -> Bools:
-        """The keys, by place, of which nothing may go."""
+        """The busy keys, by place."""
         return self.table.busy
 
     def advance(self, now_ms: int) -> bool:
-        """Time has passed; returns whether there is something to look at."""
+        """Advance to ``now_ms``; return whether to call ``assign`` again."""
         return self._gather.advance(now_ms)
 
     def next_wake_ms(self) -> int | None:
-        """When ``advance`` will say so."""
+        """Return when ``advance`` will return True; None if never."""
         return self._gather.until_ms
 
     # -- when to hand out --------------------------------------------------------------
 
     def may_be_worthwhile(self, wanted: int, in_flight: int, soon: int, now_ms: int) -> bool:
-        """Whether to look how much may go; arguments as for ``is_worthwhile``."""
+        """Return whether to count deliverable messages; arguments as for ``is_worthwhile``."""
         freed = max(0, self._in_hands - in_flight)
         enough = self._is_enough(self._open + self._come + freed, wanted, in_flight, soon)
-        # What is not counted here, as keys that are freed otherwise, is found a little later.
+        # This estimate misses some keys, such as those freed in other ways; they are found a little
+        # later.
         return enough or self._gather.is_out(now_ms)
 
     def is_worthwhile(
         self, count: int, wanted: int, in_flight: int, soon: int, now_ms: int
     ) -> bool:
-        """Whether to hand out ``count`` messages now, or wait for more.
+        """Return whether to deliver ``count`` messages now, rather than wait for more.
 
         Args:
-          wanted: how many could be handed out at most.
-          in_flight: how many are in hands.
-          soon: the same once what is being read is there; 0 if nothing is, or much is ready.
+          wanted: how many could be delivered at most.
+          in_flight: how many are in flight.
+          soon: how many could be delivered once the current read ends; 0 if there is none or enough
+            messages are ready.
         """
         self._open, self._in_hands, self._come = count, in_flight, 0
         enough = self._is_enough(count, wanted, in_flight, soon)
@@ -122,25 +125,25 @@ class KeyOrder:
     # -- what becomes ready, and goes --------------------------------------------------
 
     def push(self, rows: Rows) -> None:
-        """These are ready, in any order."""
+        """Add ready rows, in any order."""
         self._come += rows.height
         self.queues.push(rows)
 
     def fresh_of(self, which: int) -> int:
-        """How many messages of a band are ready that were never sent."""
+        """Return how many never-sent messages of a band are ready."""
         return self.queues.fresh_of(which)
 
     def again(self, rows: Rows) -> None:
-        """These were out, and are ready again: they hold their keys no more."""
+        """Add rows that were in flight or in retry, are ready again, and release their keys."""
         self._back.append(rows)
         self.push(rows)
 
     def done(self, share: Share) -> None:
-        """These were out, and leave what is held for good: so they do mostly."""
+        """Note acknowledged messages, most of which leave ``held`` for good."""
         self._done.append(share)
 
     def settle(self, held: OffsetSet) -> None:
-        """Have everything in its place; whatever is not among these any more is done."""
+        """Release the keys of all messages that are not in ``held``; put new rows into queues."""
         self._give_back()
         if held.removed > self._gone + sum(share.height for share in self._done):
             self._hold.settle(held)
@@ -150,7 +153,7 @@ class KeyOrder:
         self.queues.lay_in()
 
     def _release_done(self) -> None:
-        """What is done holds its keys no more: where these are is mostly known still."""
+        """Release the keys of acknowledged messages; the places of most keys are still known."""
         known: list[tuple[Places, Int64s]] = []
         others: list[Rows] = []
         for share in self._done:
@@ -167,7 +170,7 @@ class KeyOrder:
             self._hold.release(Rows.concat(others))
 
     def hand_over(self, rows: Rows, places: Places) -> None:
-        """These, some of what ``queues.open`` gave just now, are out from now on; in order."""
+        """Move rows that ``queues.open`` just returned into flight; they are in order."""
         self._open -= rows.height
         self._in_hands += rows.height
         self.queues.take(rows, places)
@@ -175,12 +178,12 @@ class KeyOrder:
         self._hold.take_at(places[keyed], rows.offsets[keyed])
 
     def hold(self, rows: Rows) -> None:
-        """These are out, or wait for another attempt, and hold their keys from now on."""
+        """Let rows that are in flight or in retry hold their keys."""
         self._give_back()
         self._hold.take(rows)
 
     def release(self, rows: Rows) -> None:
-        """These hold their keys no more, and are not ready."""
+        """Release the keys of rows that are not ready."""
         self._hold.release(rows)
 
     def _give_back(self) -> None:

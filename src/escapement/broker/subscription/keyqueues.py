@@ -1,20 +1,20 @@
-"""What is ready where an order is asked for: a queue for each key.
+"""Ready messages of a subscription with an order: a queue for each key.
 
-Of every queue the first row, its *head*, stands in the table of keys
-(:mod:`~escapement.broker.subscription.keytable`), with how many are behind it. So whatever may go
-next is found by looking at heads alone, however much waits behind them. The others lie as they
-came (:mod:`~escapement.broker.subscription.keyloose`), until they are many, and then sorted by
-key (:mod:`~escapement.broker.subscription.keyruns`); only there is the next one sought, and only of
-queues that have one. Messages without a key lie apart: nothing holds them up. Where the topic is
-to be in order, everything is one queue.
+The first row of each queue, its *head*, is in the key table
+(:mod:`~escapement.broker.subscription.keytable`), with the number of rows behind it. So the next
+deliverable messages are found among the heads alone, however long the queues are. The other rows
+stay unsorted (:mod:`~escapement.broker.subscription.keyloose`) until they are many, and are then
+sorted by key (:mod:`~escapement.broker.subscription.keyruns`). A next head is sought there only for
+queues with more rows. Messages without a key are kept apart, because nothing holds them back. If
+the whole topic is ordered, all messages are in one queue.
 
-Rows come in any order. One that belongs before the head of its queue takes its place. What
-comes in small parts is laid in together, before something is asked that needs it.
+Rows arrive in any order. A row that precedes the head of its queue replaces it. Rows that arrive in
+small parts are put into queues together, before the next question that needs it.
 
-Invariants (``_check``): a queue that has rows has a head, which goes before the others; the
-counts are a recount.
+Invariants (``_check``): a queue with rows has a head, which precedes its other rows; the counts are
+right.
 
-Pure: it does not know which keys are busy, but is told with each question.
+Pure: it does not know which keys are busy; each call is given them.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from escapement.broker.subscription.ready import Pile, Rows, goes_before, order_
 from escapement.message import Int64s
 from escapement.storage.index import Key
 
-# How many rows of each key stay in memory where there are too many: the first that will do.
+# How many rows of each key stay in memory if there are too many: the first value that frees enough.
 _KEPT_OF_EACH: Final = (64, 16, 4, 1, 0)
-# So many rows are looked at for each key that is sought: then it takes less to sort them first.
+# With more unsorted rows than this for each key sought, sorting them first is cheaper.
 _LOOSE_OF_EACH: Final = 64
-# Fewer are looked at all the same.
+# Fewer unsorted rows than this are never sorted.
 _FEW_ROWS: Final = 4096
 
 
 class KeyQueues:
-    """See the module's docstring.
+    """Queues of ready rows by key.
 
     Args:
-      ageing_ms: what a step of priority is worth; see ``Rows.ranks``.
+      ageing_ms: the worth of one step of priority; see ``Rows.ranks``.
     """
 
     __slots__ = ("_ageing_ms", "_free", "_fresh", "_loose", "_new", "_runs", "_table")
@@ -60,7 +60,7 @@ class KeyQueues:
         self._loose = KeyLoose(table)
         self._runs = KeyRuns()
         self._free = Pile(ageing_ms)
-        self._new: list[Rows] = []  # not laid in yet
+        self._new: list[Rows] = []  # not in queues yet
         self._fresh = dict.fromkeys(BANDS, 0)
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class KeyQueues:
         return self._free.count + int(np.count_nonzero(self._table.there)) + behind + new
 
     def fresh_of(self, which: int) -> int:
-        """How many rows of a band there are that were never sent."""
+        """Return the number of never-sent rows of a band."""
         return self._fresh[which]
 
     def _count(self, rows: Rows, sign: int) -> None:
@@ -89,7 +89,7 @@ class KeyQueues:
         self._new.append(rows)
 
     def lay_in(self) -> None:
-        """Have everything in its place that was added; the table's places change."""
+        """Put all added rows into their queues; the table's places may change."""
         if not self._new:
             return
         rows, self._new = Rows.concat(self._new), []
@@ -108,7 +108,7 @@ class KeyQueues:
         place = new.places[first]
         there, heads = table.there[place], table.heads.offsets[place]
         before = goes_before(new.ranks[first], new.rows.offsets[first], table.ranks[place], heads)
-        # Heads that something comes before go behind it.
+        # Heads that a new row precedes go behind it.
         later = place[there & before]
         displaced = Loose(table.heads.pick(later), table.ranks[later], later)
         ahead = first[before | ~there]
@@ -123,23 +123,23 @@ class KeyQueues:
         self._loose.add(parts)
 
     def _sort_in(self) -> None:
-        """Have nothing loose."""
+        """Move all loose rows into the sorted runs."""
         loose = self._loose.drain()
         self._runs.add(loose.rows, self._table.prints[loose.places], loose.ranks)
 
     def count_open(self, closed: Bools) -> int:
-        """How many messages ``open`` could give."""
+        """Return the number of messages that ``open`` could return."""
         return int(np.count_nonzero(self._table.there & ~closed)) + self._free.count
 
     def open(self, closed: Bools, most: int, *, all_heads: bool) -> tuple[Rows, Places]:
-        """What may go next, in order: heads, and rows without a key. It stays here.
+        """Return the next deliverable rows, in order: heads, and rows without a key. All rows stay.
 
-        Everything is laid in.
+        ``lay_in`` must have been called.
 
         Args:
-          closed: the keys, by place, of which nothing may go.
-          most: how many are wanted.
-          all_heads: whether all heads are, however many.
+          closed: the keys, by place, that are not deliverable.
+          most: how many rows are wanted.
+          all_heads: whether to return all heads, however many.
 
         Returns:
           The rows, and the place of the key of each, ``NO_PLACE`` for none.
@@ -163,7 +163,7 @@ class KeyQueues:
         return both.pick(order), np.append(at, np.full(free.height, NO_PLACE))[order]
 
     def take(self, rows: Rows, places: Places) -> None:
-        """Remove rows, in order, that ``open`` gave just now; those behind them move up."""
+        """Remove rows, in order, that ``open`` just returned; the rows behind them move up."""
         self._count(rows, -1)
         free = places == NO_PLACE
         if free.any():
@@ -189,7 +189,7 @@ class KeyQueues:
         self._move_up(at[np.isin(self._table.heads.offsets[at], offsets)])
 
     def recall(self, which: int, key: Key) -> Int64s:
-        """Remove rows of a band, never sent, from this key on; returns their offsets. O(rows)."""
+        """Remove a band's never-sent rows from a key on; return their offsets. O(rows)."""
         rows = self.rows()
         rows = rows.pick(rows.attempts == 0)
         if rows.traits is not None:
@@ -203,7 +203,7 @@ class KeyQueues:
         return gone
 
     def drain(self) -> Rows:
-        """Remove and return everything, in no order."""
+        """Remove and return all rows, in no order."""
         rows = self.rows()
         self._clear_queues()
         self._new = []
@@ -212,16 +212,16 @@ class KeyQueues:
         return rows
 
     def rows(self) -> Rows:
-        """A copy of everything, in no order, for a snapshot."""
+        """Return a copy of all rows, in no order, for a snapshot."""
         return Rows.concat([self._queued(), *self._free.runs, *self._new])
 
     def never_sent(self, offsets: Int64s) -> Bools:
-        """Which of these messages are here and were never sent; bool[n]. O(rows)."""
+        """Return which of these messages are here and were never sent; bool[n]. O(rows)."""
         rows = self.rows()
         return np.isin(offsets, rows.offsets[rows.attempts == 0])
 
     def set_ageing(self, ageing_ms: int) -> None:
-        """Put everything into the order of another worth of a step of priority."""
+        """Reorder all rows for another worth of one step of priority."""
         rows = self.drain()
         self._ageing_ms = self._free.ageing_ms = ageing_ms
         if rows.height:
@@ -232,12 +232,12 @@ class KeyQueues:
     def shorten(self, closed: Bools, most: int) -> Rows:
         """Remove and return the ends of long queues, so that ``most`` fresh rows are left.
 
-        What was sent before stays, and what comes before it in its queue; so do the heads of
-        queues that are not closed, and what has no key. So more may be left. Everything is
-        laid in. O(rows).
+        Rows that were sent before stay, as do the rows before them in their queue, the heads of
+        queues that are not closed, and rows without a key. So more rows may be left. ``lay_in``
+        must have been called. O(rows).
 
         Args:
-          closed: the keys, by place, of which nothing may go.
+          closed: the keys, by place, that are not deliverable.
         """
         assert not self._new
         rows = self._queued()
@@ -266,7 +266,7 @@ class KeyQueues:
         return rows.pick(gone)
 
     def _queued(self) -> Rows:
-        """A copy of everything in the queues, in no order."""
+        """Return a copy of all rows in queues, in no order."""
         heads = self._table.heads.pick(np.flatnonzero(self._table.there))
         return Rows.concat([heads, self._behind()])
 
@@ -274,7 +274,7 @@ class KeyQueues:
         return Rows.concat([self._loose.here().rows, self._runs.rows()])
 
     def _recount(self) -> Int64s:
-        """How many rows are behind the head of each key, by place; O(rows)."""
+        """Return how many rows are behind the head of each key, by place; O(rows)."""
         places, _ = self._table.find(self._table.prints_of(self._behind()))
         return np.bincount(places, minlength=len(self._table.behind))
 
@@ -286,7 +286,7 @@ class KeyQueues:
     # -- heads -----------------------------------------------------------------------
 
     def _set_heads(self, first: Loose) -> None:
-        """These rows are the first of their queues now."""
+        """Make these rows the heads of their queues."""
         table, (rows, ranks, places) = self._table, first
         table.there[places] = True
         table.ranks[places] = ranks
@@ -297,7 +297,10 @@ class KeyQueues:
         table.heads.traits[places] = 0 if rows.traits is None else rows.traits
 
     def _move_up(self, places: Places) -> None:
-        """Give queues, which lose their heads, their next row; O(those that have one * runs)."""
+        """Replace the heads of these queues by their next rows.
+
+        O(queues with more rows * runs), and one pass over the loose rows.
+        """
         table = self._table
         table.there[places] = False
         places = places[table.behind[places] > 0]
@@ -310,7 +313,7 @@ class KeyQueues:
         if self._runs.count:
             places = places[np.argsort(table.prints[places])]
             found = self._runs.first_of(table.prints[places])
-            # What goes before what lies loose does so here, too.
+            # A loose row becomes head only if it precedes the sorted one.
             table.ranks[places], table.heads.offsets[places] = found.ranks, found.offsets
             ranks, offsets = table.ranks[loose.places], table.heads.offsets[loose.places]
             sooner = goes_before(loose.ranks, loose.rows.offsets, ranks, offsets)
@@ -334,7 +337,7 @@ class KeyQueues:
         assert len(np.unique(rows.offsets)) == rows.height == len(self)
         fresh = self._fresh.copy()
         self._count(rows, -1)
-        assert not any(self._fresh.values()), "the count of what was never sent is wrong"
+        assert not any(self._fresh.values()), "the count of never-sent rows is wrong"
         self._fresh = fresh
         assert np.array_equal(table.behind, self._recount()), "the count of a queue is wrong"
         rows = self._behind()

@@ -1,11 +1,11 @@
-"""Which consumer gets which keys: ranges of slots that consumers ask for.
+"""Key ranges: which consumer gets which slots.
 
-A consumer asks for an exact range, or leaves it to the subscription (``AUTO``): what exact
-ranges leave is dealt out in equal parts, in the order in which those consumers joined. A
-consumer that asks for nothing gets what is in nobody's range; where there is none, such
-messages wait. A message without a key goes to any consumer.
+A consumer asks for an exact range, or lets the subscription assign one (``AUTO``). The slots
+outside exact ranges are divided equally among the ``AUTO`` consumers, in the order in which they
+joined. Consumers that ask for no range get the keys that are in no range; if there is no such
+consumer, those messages wait. A message without a key goes to any consumer.
 
-Pure: made anew whenever a consumer comes or goes.
+Pure: created again whenever a consumer joins or leaves.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from escapement.errors import Conflict
 from escapement.message import Int64s
 from escapement.traits import AUTO, SLOTS, KeyRange, have_keys, key_slots
 
-_REST: Final = -1  # in nobody's range
+_REST: Final = -1  # in no consumer's range
 _ANY: Final = -2  # without a key
-# The owners of all slots where nobody asks for a range, shared by all subscriptions: half a
-# megabyte each is too much for what most never use.
+# The owners of all slots if no consumer asks for a range. Subscriptions share this array, because
+# it takes half a megabyte and most never need one of their own.
 _UNDIVIDED: Final = np.full(SLOTS, _REST, np.intp)
 _UNDIVIDED.flags.writeable = False
 
 
 def check_range(consumers: Sequence[Consumer], wanted: KeyRange) -> None:
-    """Raise ``Conflict`` if a range overlaps with that of one of these."""
+    """Raise ``Conflict`` if a range overlaps that of one of these consumers."""
     if not isinstance(wanted, tuple):
         return
     for consumer in consumers:
@@ -46,7 +46,7 @@ def check_range(consumers: Sequence[Consumer], wanted: KeyRange) -> None:
 
 
 class KeyRanges:
-    """See the module's docstring."""
+    """The assignment of slots to the consumers of one subscription."""
 
     __slots__ = ("_consumers", "_divides", "_owners", "_rest", "_turn")
 
@@ -67,24 +67,24 @@ class KeyRanges:
         self._turn = 0
 
     def wanted(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which rows somebody would get; bool[n]."""
+        """Return which rows have a consumer that gets them; bool[n]."""
         if self._rest or rows.traits is None:
             return np.ones(rows.height, bool)
         owned: npt.NDArray[np.bool_] = self._owners[key_slots(rows.traits)] != _REST
         return owned | ~have_keys(rows.traits)
 
     def without_room(self, room: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """The slots of which nobody who gets them may be sent more; bool[SLOTS].
+        """Return the slots whose consumers have no room; bool[SLOTS].
 
         Args:
-          room: how many each consumer may get.
+          room: how many messages each consumer may get.
         """
         rest_has_none = not any(room[at] > 0 for at in self._rest)
         return np.array([*(left <= 0 for left in room), rest_has_none])[self._owners]
 
     def slots_beside(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """The slots of whoever gets one of these rows for its key; bool[SLOTS]."""
-        there = np.zeros(self._consumers + 1, bool)  # the last: what is in nobody's range
+        """Return the slots of all consumers that get one of these rows for its key; bool[SLOTS]."""
+        there = np.zeros(self._consumers + 1, bool)  # the last: slots in no range
         if rows.traits is not None:
             there[self._owners[key_slots(rows.traits[have_keys(rows.traits)])]] = True
         found: npt.NDArray[np.bool_] = there[self._owners]
@@ -99,17 +99,17 @@ class KeyRanges:
         most: int,
         busy: Sequence[int] | None = None,
     ) -> list[tuple[int, Int64s]]:
-        """Which consumer gets which rows.
+        """Assign rows to consumers.
 
         Args:
-          open_rows: the positions of those that may go, ascending.
-          room: how many each consumer may get.
-          most: how many may go altogether; the first in order do.
-          busy: how many messages each consumer holds, if the least busy is to get what may go
-            to several; otherwise they take turns.
+          open_rows: the positions of the deliverable rows, ascending.
+          room: how many messages each consumer may get.
+          most: how many rows to assign altogether; the first in order.
+          busy: how many messages each consumer has in flight, to give rows that several may get to
+            the least busy; None to take turns.
 
         Returns:
-          For each consumer that gets some its position and the positions of its rows.
+          For each consumer that gets rows its position and the positions of its rows.
         """
         if not len(open_rows) or most <= 0:
             return []
@@ -152,10 +152,10 @@ class KeyRanges:
 
 
 def shorten(ready: Ready, most: int) -> Rows:
-    """Take out the last of what is ready, so that ``most`` rows are left that take room.
+    """Remove the last ready rows with a key, so that ``most`` rows are left that take room.
 
-    What has no key stays: it goes to anybody. What was sent before stays as well, and takes
-    no room from now on. So more may be left. O(rows).
+    Rows without a key stay, because they go to any consumer. Rows that were sent before stay as
+    well, and take no room from now on. So more rows may be left. O(rows).
     """
     rows = ready.rows()
     if rows.traits is None:

@@ -1,8 +1,8 @@
-"""Rows behind the heads of their keys, sorted: a log-structured tree of runs.
+"""Sorted rows behind the heads of their queues: a log-structured tree of runs.
 
-A run is sorted by key, rank and offset, and of each key the first row is taken, one by one. Each
-run is at least twice as long as the next, so what comes is sorted a few times at most, and the
-next row of many keys is found by a search in each run.
+A run is sorted by key, rank and offset, and rows are taken from the beginning of each key. Each run
+is at least twice as long as the next. So a row is sorted only a few times, and the next rows of
+many keys are found by one search in each run.
 
 Pure: it does not know which keys have a head.
 """
@@ -19,23 +19,23 @@ from escapement.broker.subscription.ready import Rows, goes_before, order_of
 from escapement.message import Int64s
 from escapement.sorting import argsort
 
-# The rank and the offset of a row that is not there.
+# The rank and the offset of a missing row: above all others.
 _LAST: Final = (1 << 63) - 1
 _PRINT_BITS: Final = 23
 _INT64_BITS: Final = 63  # without the sign
 
 
 class Found(NamedTuple):
-    """The first rows of some keys; columns of as many."""
+    """The first rows of some keys; columns of equal height."""
 
-    ranks: Int64s  # the largest number where there is none
+    ranks: Int64s  # the largest number if there is no row
     offsets: Int64s  # the same
-    numbers: Int64s  # in which run each is
-    queues: list[Int64s]  # and of each run, where each key stands
+    numbers: Int64s  # the number of each one's run
+    queues: list[Int64s]  # for each run, the position of each key
 
 
 class KeyRuns:
-    """See the module's docstring."""
+    """The sorted rows behind the heads of a key table."""
 
     __slots__ = ("_runs",)
 
@@ -44,11 +44,11 @@ class KeyRuns:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return sum(run.count for run in self._runs)
 
     def add(self, rows: Rows, prints: Int64s, ranks: Int64s) -> None:
-        """Take in rows in any order; key and rank of each."""
+        """Add rows in any order, with the key hash and rank of each."""
         count, older = rows.height, []
         while self._runs and self._runs[-1].count < 2 * count:
             older.append(self._runs.pop())
@@ -62,7 +62,7 @@ class KeyRuns:
         self._runs.append(_Run.of(rows, prints, ranks))
 
     def first_of(self, prints: Int64s) -> Found:
-        """The first row of each of these keys; O(keys * runs), quicker where they ascend."""
+        """Return the first row of each of these keys; O(keys * runs), faster if they ascend."""
         ranks, offsets = np.full(len(prints), _LAST), np.full(len(prints), _LAST)
         numbers = np.full(len(prints), -1)
         queues = []
@@ -79,9 +79,9 @@ class KeyRuns:
         return Found(ranks, offsets, numbers, queues)
 
     def take(self, found: Found, which: Int64s) -> Iterator[tuple[Int64s, Rows, Int64s]]:
-        """Remove rows that were found just now: of each run, which they are, they, and their ranks.
+        """Remove rows that were just found; yield positions in ``found``, rows and ranks by run.
 
-        To be gone through to the end.
+        The caller must exhaust the iterator.
         """
         for number, run in enumerate(self._runs):
             mine = which[found.numbers[which] == number]
@@ -97,7 +97,7 @@ class KeyRuns:
         self._runs = [run.pick(which) for run, which in runs if which.any()]
 
     def rows(self) -> Rows:
-        """A copy of everything, in no order."""
+        """Return a copy of all rows, in no order."""
         return Rows.concat([run.rows_left() for run in self._runs])
 
     def _check(self) -> None:
@@ -107,12 +107,12 @@ class KeyRuns:
 
 
 class _Run:
-    """Rows sorted by key, rank and offset; of each key the first are taken, one by one."""
+    """Rows sorted by key, rank and offset; rows are taken from the beginning of each key."""
 
     __slots__ = ("begins", "count", "ends", "prints", "ranks", "rows")
 
     def __init__(self, rows: Rows, ranks: Int64s, prints: Int64s) -> None:
-        """``prints`` are those of the rows, which are in order."""
+        """Create a run of sorted rows, with the rank and key hash of each."""
         self.rows = rows
         self.ranks = ranks
         self.begins: Int64s = np.flatnonzero(np.diff(prints, prepend=-1))
@@ -122,43 +122,43 @@ class _Run:
 
     @classmethod
     def of(cls, rows: Rows, prints: Int64s, ranks: Int64s) -> _Run:
-        """Rows in any order; key and rank of each."""
+        """Create a run of rows in any order, with the key hash and rank of each."""
         at = print_order(prints, ranks, rows.offsets)
         return cls(rows.pick(at), ranks[at], prints[at])
 
     def take(self, which: Places) -> Int64s:
-        """Take the first row of each of these keys, by position; returns where they stand."""
+        """Take the first row of each key at these positions; return the positions of the rows."""
         at = self.begins[which]
         self.begins[which] += 1
         self.count -= len(at)
         return at
 
     def left(self) -> Int64s:
-        """Where the rows stand that were not taken; ascending."""
+        """Return the positions of the rows that were not taken; ascending."""
         lengths = self.ends - self.begins
         skipped = self.begins - (np.cumsum(lengths) - lengths)
         places: Int64s = np.arange(self.count) + np.repeat(skipped, lengths)
         return places
 
     def rows_left(self) -> Rows:
-        """Those rows."""
+        """Return the rows that were not taken."""
         return self.rows if self.count == self.rows.height else self.rows.pick(self.left())
 
     def ranks_left(self) -> Int64s:
-        """The ranks of those rows."""
+        """Return the ranks of the rows that were not taken."""
         return self.ranks if self.count == self.rows.height else self.ranks[self.left()]
 
     def prints_left(self) -> Int64s:
-        """The keys of those rows."""
+        """Return the key hashes of the rows that were not taken."""
         return np.repeat(self.prints, self.ends - self.begins)
 
     def pick(self, which: Bools) -> _Run:
-        """Some of the rows that were not taken."""
+        """Return a run of some of the rows that were not taken."""
         at = self.left()[which]
         return _Run(self.rows.pick(at), self.ranks[at], self.prints_left()[which])
 
     def compact(self) -> _Run:
-        """Itself, or what is left of it if that is little."""
+        """Return this run, or a copy of its remaining rows if most are taken."""
         if 4 * self.count >= self.rows.height:
             return self
         return self.pick(np.ones(self.count, bool))
@@ -171,7 +171,7 @@ class _Run:
 
 
 def print_order(prints: Int64s, ranks: Int64s, offsets: Int64s) -> Places:
-    """The order by key, rank and offset; linear where rows are a few sorted runs."""
+    """Return the order by key, rank and offset; linear if rows are a few sorted runs."""
     low_rank, low_offset = int(ranks.min()), int(offsets.min())
     offset_bits = (int(offsets.max()) - low_offset).bit_length()
     rank_bits = (int(ranks.max()) - low_rank).bit_length()

@@ -1,16 +1,16 @@
-"""A table of keys: of each that matters now whether it is busy, and the first of its queue.
+"""A table of keys: whether each is busy, and the head of its queue.
 
-A key matters while a message of it is ready or holds it. Keys have *places* in the table, in no
-order; whoever works with many keys finds their places once, by their prints (see
-``escapement.traits``), and then works with columns. What several ask about a key stands here
-together: who holds it (:mod:`~escapement.broker.subscription.keyhold`), and the head of its queue,
-with how many are behind it (:mod:`~escapement.broker.subscription.keyqueues`).
+The table has the keys that are in use: a message of the key is ready or holds it. Keys have
+*places* in the table, in no order. Code that works with many keys finds their places once, by key
+hash (see ``escapement.traits``), and then works with columns. The table has all columns by key: the
+holders (:mod:`~escapement.broker.subscription.keyhold`), and the queue heads with the number of
+rows behind them (:mod:`~escapement.broker.subscription.keyqueues`).
 
-Places are good until the next ``place``. Keys that do not matter any more go when there is no
-room for another: memory follows what is ready and held. Behind the last key the columns say of
-nobody that it is busy, or has a head.
+Places are valid until the next ``place``. Unused keys are removed when a new key finds no room, so
+memory follows the ready and held messages. Behind the last key, the columns are False: not busy,
+and without a head.
 
-Invariants (``_check``): each print stands once, and is found where it stands.
+Invariants (``_check``): each key hash is in the table once, and is found at its place.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from escapement.broker.subscription.ready import Rows, goes_before, order_of
 from escapement.message import Int64s
 from escapement.traits import PRINTS, SLOTS, have_keys, key_prints, slots_of_prints
 
-# The print of what has none: a message without a key, where the order is by key.
+# The key hash of a message without a key, if the order is by key.
 NO_PRINT: Final = PRINTS
 NO_PLACE: Final = -1
 
-# Room for so many times the keys that matter, where there is too little.
+# New columns have room for this many times the keys in use.
 _GROWTH: Final = 2
 
 Bools = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 
-# Of all tables that there ever are: whoever remembers places knows whether they are still good.
+# Layout numbers of all tables. A changed number means that remembered places are invalid.
 _layouts = count()
 
 
 class Placed(NamedTuple):
-    """Places that were good when the table was laid out so; ``NO_PLACE`` for what has no key."""
+    """Places, and the table layout in which they are valid; ``NO_PLACE`` for no key."""
 
     layout: int
     places: Places
 
     def pick(self, which: slice | Int64s) -> Placed:
-        """Some of them."""
+        """Return some of the places."""
         return Placed(self.layout, self.places[which])
 
 
 class KeyTable:
-    """See the module's docstring.
+    """The keys in use of one subscription, in columns by place.
 
     Args:
-      whole: everything has one key, 0.
+      whole: give all messages one key, 0.
     """
 
     __slots__ = (
@@ -76,21 +76,21 @@ class KeyTable:
 
     def __init__(self, whole: bool) -> None:
         self.whole = whole
-        self._places = NumberMap()  # by print
-        self._height = 0  # keys, with those that do not matter any more
-        self._claims: Int64s = np.zeros(0, np.int64)  # of rows, for as long as one call takes
-        self.marks: Bools = np.zeros(1, bool)  # False between calls; one more than there are keys
-        self.layout = next(_layouts)  # another whenever places change
+        self._places = NumberMap()  # by key hash
+        self._height = 0  # keys, with unused ones
+        self._claims: Int64s = np.zeros(0, np.int64)  # scratch of ``first_of_each``
+        self.marks: Bools = np.zeros(1, bool)  # scratch, False between calls; one more than keys
+        self.layout = next(_layouts)  # changes whenever places change
         self.prints: Int64s = np.zeros(0, np.int64)
         self.busy: Bools = np.zeros(0, bool)
-        self.holders: Int64s = np.zeros(0, np.int64)  # offsets, where a key is busy
-        self.there: Bools = np.zeros(0, bool)  # whether there is a head
+        self.holders: Int64s = np.zeros(0, np.int64)  # the offset that holds each busy key
+        self.there: Bools = np.zeros(0, bool)  # whether the key has a head
         self.behind: Int64s = np.zeros(0, np.int64)  # how many are behind the head
         self.ranks: Int64s = np.zeros(0, np.int64)  # of heads
         self.heads = Rows.none()._replace(traits=np.zeros(0, np.uint32))
 
     def prints_of(self, rows: Rows) -> Int64s:
-        """The key of each row, ``NO_PRINT`` for none; int64[n]."""
+        """Return the key hash of each row, ``NO_PRINT`` for none; int64[n]."""
         if self.whole:
             return np.zeros(rows.height, np.int64)
         if rows.traits is None:
@@ -100,13 +100,13 @@ class KeyTable:
         return prints if keyed.all() else np.where(keyed, prints, NO_PRINT)
 
     def find(self, prints: Int64s) -> tuple[Places, Bools]:
-        """Where these keys stand, and which are here at all; intp[n], bool[n]."""
+        """Return the places of these keys, and which are in the table; intp[n], bool[n]."""
         places = self._places.get(prints)
         known = places >= 0
         return (places if known.all() else np.where(known, places, 0)), known
 
     def place(self, prints: Int64s) -> Places:
-        """Where these keys stand; those that are not here are added, and then places change."""
+        """Return the places of these keys; add missing keys, which may change all places."""
         places, known = self.find(prints)
         if known.all():
             return places
@@ -124,7 +124,7 @@ class KeyTable:
         return places
 
     def _make_room(self, more: int, wanted: Places) -> None:
-        """Let go of the keys that do not matter, but for these; have room for ``more`` others."""
+        """Remove unused keys except those at ``wanted``; make room for ``more`` keys."""
         stay = self.busy | self.there
         stay[wanted] = True
         kept = np.flatnonzero(stay)
@@ -154,12 +154,12 @@ class KeyTable:
         self._places.add(self.prints[: len(kept)], np.arange(len(kept)))
 
     def first_of_each(self, places: Places, ranks: Int64s, offsets: Int64s) -> Int64s:
-        """Of rows with these keys the first of each, by rank and offset: their positions.
+        """Return the positions of the first row of each key, by rank and offset.
 
-        Linear, but for those that come after one of their key which they go before.
+        Linear, except for rows that follow a later row of their key.
         """
         at = np.arange(len(places))
-        # Of several rows of a key the last that claims it has it: that is the first of them.
+        # The last claim of a key wins, so rows claim in reverse: the first row in the column wins.
         self._claims[places[::-1]] = at[::-1]
         winner = self._claims[places]
         late = np.flatnonzero(winner != at)
@@ -172,13 +172,13 @@ class KeyTable:
         return np.flatnonzero(self._claims[places] == at)
 
     def slots(self, which: Bools) -> Bools:
-        """The slots of these keys; bool[SLOTS]."""
+        """Return the slots of these keys; bool[SLOTS]."""
         found = np.zeros(SLOTS, bool)
         found[slots_of_prints(self.prints[which])] = True
         return found
 
     def among(self, slots: Bools) -> Bools:
-        """Which keys have one of these slots; bool[keys]."""
+        """Return which keys have one of these slots; bool[keys]."""
         found: Bools = slots[slots_of_prints(self.prints)]
         return found
 
@@ -188,5 +188,5 @@ class KeyTable:
         assert len(self._places) == self._height <= len(self.prints)
         prints = self.prints[: self._height]
         assert np.array_equal(self._places.get(prints), np.arange(self._height)), "a key is lost"
-        assert not (self.busy | self.there)[self._height :].any(), "nobody is busy"
+        assert not (self.busy | self.there)[self._height :].any(), "an unused place is marked"
         assert not self.marks.any()

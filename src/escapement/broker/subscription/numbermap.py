@@ -1,12 +1,11 @@
-"""A map from numbers to numbers, arrays in and arrays out.
+"""A hash map from integers to integers, on arrays.
 
-A hash table with open addressing: a number's slot is the upper bits of its product with the
-golden ratio, or the next free one behind that. Numbers that follow each other come to lie far
-apart in it, and hashes anywhere, so nearly all are found at the first look; the few others are
-looked for together, a slot further each time.
+It uses open addressing. A key's slot is the upper bits of its product with the golden ratio, or the
+next free slot after it. This spreads consecutive keys, and hashes are spread anyway, so nearly all
+keys are found at once. The others are sought together, one slot further in each step.
 
-Invariants (``_check``): each number stands once, and no slot between its own and where it
-stands is free; at most half of the slots are taken.
+Invariants (``_check``): each key is in the map once; no slot between a key's own slot and its
+position is free; at most half of the slots are taken.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import numpy as np
 
 from escapement.message import Int64s
 
-# What stands where there is no number.
+# The number of a missing key.
 NOWHERE: Final = -1
 
 _GOLDEN: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
 _LEAST_BITS: Final = 4
-_LEAST_FREE: Final = 2  # times what is taken
+_LEAST_FREE: Final = 2  # slots for each taken one
 _GROWTH: Final = 4
 
 
 class NumberMap:
-    """See the module's docstring. Keys and numbers are not negative."""
+    """A map of non-negative keys to non-negative numbers."""
 
     __slots__ = ("_bits", "_count", "_keys", "_numbers")
 
@@ -39,7 +38,7 @@ class NumberMap:
         return self._count
 
     def get(self, keys: Int64s) -> Int64s:
-        """The number of each key, ``NOWHERE`` for none; int64[n]."""
+        """Return the number of each key, ``NOWHERE`` if it is missing; int64[n]."""
         at = self._slots(keys)
         there = self._keys[at]
         far = np.flatnonzero((there != keys) & (there != NOWHERE))
@@ -50,7 +49,7 @@ class NumberMap:
         return self._numbers[at]
 
     def add(self, keys: Int64s, numbers: Int64s) -> None:
-        """Take in keys that are not here yet, each once, with their numbers."""
+        """Add keys that are not in the map, each once, with their numbers."""
         self._count += len(keys)
         if _LEAST_FREE * self._count > len(self._keys):
             taken = np.flatnonzero(self._keys != NOWHERE)
@@ -60,7 +59,7 @@ class NumberMap:
         self._fill(keys, numbers)
 
     def _make(self, bits: int) -> None:
-        """Have so many slots, all of them free."""
+        """Allocate 2**bits free slots."""
         self._bits = bits
         self._keys: Int64s = np.full(1 << bits, NOWHERE)
         self._numbers: Int64s = np.full(1 << bits, NOWHERE)
@@ -69,7 +68,7 @@ class NumberMap:
         at = self._slots(keys)
         while len(keys):
             free = self._keys[at] == NOWHERE
-            # Of several that come to the same slot the last one has it.
+            # If several keys claim the same slot, the last wins.
             self._keys[at[free]] = keys[free]
             placed = self._keys[at] == keys
             self._numbers[at[placed]] = numbers[placed]
@@ -77,7 +76,7 @@ class NumberMap:
             keys, numbers, at = keys[left], numbers[left], self._next(at[left])
 
     def _slots(self, keys: Int64s) -> Int64s:
-        """Where each key is looked for first."""
+        """Return the first slot to look at for each key."""
         products = keys.view(np.uint64) * _GOLDEN
         slots: Int64s = (products >> np.uint64(64 - self._bits)).view(np.int64)
         return slots
@@ -90,7 +89,7 @@ class NumberMap:
         """Assert every invariant."""
         taken = np.flatnonzero(self._keys != NOWHERE)
         assert len(taken) == self._count, "the count is wrong"
-        assert _LEAST_FREE * self._count <= len(self._keys), "it is too full"
+        assert _LEAST_FREE * self._count <= len(self._keys), "the map is too full"
         keys = self._keys[taken]
-        assert len(np.unique(keys)) == len(keys), "a key stands twice"
+        assert len(np.unique(keys)) == len(keys), "a key is in the map twice"
         assert np.array_equal(self.get(keys), self._numbers[taken]), "a key is not found"

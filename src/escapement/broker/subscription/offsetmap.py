@@ -1,10 +1,10 @@
-"""A map from offsets to numbers, arrays in and arrays out.
+"""A map from offsets to numbers, on arrays.
 
-Offsets lie in pages of 256, of which those exist that have any; where each begins, a directory
-says. So a column of offsets is looked up in two steps, in whatever order they come. Where offsets
-are dense a number takes eight to sixteen bytes, and at worst a page.
+Offsets are in pages of 256. Only pages with numbers exist; a directory has the beginning of each.
+So a column of offsets in any order is looked up in two steps. A number takes eight to sixteen bytes
+if offsets are dense, and at worst a page.
 
-Invariants (``_check``): no two pages lie in one place.
+Invariants (``_check``): each page has memory of its own.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from escapement.message import Int64s
 _PAGE_BITS: Final = 8
 _PAGE_ROWS: Final = 1 << _PAGE_BITS
 _PAGE_MASK: Final = _PAGE_ROWS - 1
-# How many times as much room there is when there is too little.
+# The number column grows by this factor.
 _GROWTH: Final = 2
 
 
 class OffsetMap:
-    """See the module's docstring. Numbers are not negative."""
+    """A map from offsets to non-negative numbers."""
 
     __slots__ = ("_directory", "_numbers")
 
     def __init__(self) -> None:
-        self._directory = NumberMap()  # of each page, where it begins in _numbers
+        self._directory = NumberMap()  # the beginning of each page in _numbers
         self._numbers: Int64s = np.zeros(0, np.int64)
 
     @property
     def size_bytes(self) -> int:
-        """What it takes."""
+        """The memory of the number column, in bytes."""
         return self._numbers.nbytes
 
     def get(self, offsets: Int64s) -> Int64s:
-        """The number of each offset, ``NOWHERE`` for none; int64[n]."""
+        """Return the number of each offset, ``NOWHERE`` if it is missing; int64[n]."""
         at = self._find(offsets)
         known = at >= 0
         if known.all():
@@ -48,7 +48,7 @@ class OffsetMap:
         return numbers
 
     def put(self, offsets: Int64s, numbers: Int64s) -> None:
-        """Give each offset its number, instead of one that it may have; each stands once."""
+        """Set the number of each offset; each occurs once."""
         at = self._find(offsets)
         unknown = at < 0
         if unknown.any():
@@ -57,11 +57,11 @@ class OffsetMap:
         self._numbers[at] = numbers
 
     def _find(self, offsets: Int64s) -> Int64s:
-        """Where the numbers of these stand; negative where there is no page."""
+        """Return the positions of the numbers; negative if the page does not exist."""
         return self._directory.get(offsets >> _PAGE_BITS) | (offsets & _PAGE_MASK)
 
     def _add_pages(self, new: Int64s) -> None:
-        """Have these pages, empty at the end."""
+        """Add empty pages."""
         first = len(self._directory)
         self._directory.add(new, np.arange(first, first + len(new)) << _PAGE_BITS)
         rows = len(self._directory) << _PAGE_BITS

@@ -1,13 +1,12 @@
-"""An exclusive or failover subscription: reads the log, in its order, delays ignored.
+"""An exclusive or failover subscription: reads the log in arrival order and ignores delays.
 
-It has one active consumer; of a failover subscription the others stand by in the
-order in which they joined. Fresh messages come from reading the log from
-``position`` on, skipping what is acknowledged or held. What is given back lowers the
-position again, so that it is read once more and the order is restored: the log is the
-only queue there is. P7.
+It has one active consumer; the others of a failover subscription stand by, in the order in which
+they joined. Fresh messages are read from the log from ``position`` on, except acknowledged and held
+ones. A message that is given back lowers the position, so that it is read again and the order is
+restored: the log is the only queue. P7.
 
-The broker does the reading: ``begin_read`` says from where, ``end_read`` takes the
-rows. A read that was overtaken by a lowered position is thrown away.
+The broker does the reading: ``begin_read`` says where to begin, and ``end_read`` takes the rows. If
+the position is lowered during a read, its result is discarded.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from escapement.storage.catalog import SubscriptionRecord
 from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.offsets import OffsetSet
 
-# Offsets without an acknowledgement that are looked at in one step.
+# The most unacknowledged offsets examined in one step.
 _MISSING_AT_ONCE: Final = 1 << 16
 
 
 class _AtHand(NamedTuple):
-    """Rows of the log that were read and not handed out yet."""
+    """Rows of the log that were read and not delivered yet."""
 
     rows: Rows
     batch: MessageBatch
@@ -48,7 +47,7 @@ class _AtHand(NamedTuple):
 
 
 class OrderedSubscription(Subscription):
-    """See the module's docstring."""
+    """A subscription with one active consumer, in arrival order."""
 
     def __init__(
         self,
@@ -61,19 +60,19 @@ class OrderedSubscription(Subscription):
         doubtful_until_ms: int,
         on_dead: Callable[[Subscription], None],
     ) -> None:
-        """As the base class, and:
+        """Create the subscription as the base class does.
 
         Args:
-          doubtful_until_ms: what was accepted by then is marked redelivered, because a
-            broker that did not stop cleanly may have delivered it.
+          doubtful_until_ms: messages accepted by then are marked redelivered, because a broker that
+            did not stop cleanly may have delivered them.
         """
         super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
         self.position = record.start_offset
-        self.ages = Ages()  # of what is behind; looked at if there is a time to live
+        self.ages = Ages()  # of the backlog; used if there is a time to live
         self.doubtful_until_ms = doubtful_until_ms
-        self._doubtful_below = 0  # the offset after the last that was accepted by then
+        self._doubtful_below = 0  # the end of the messages accepted by then
         self._buffer: deque[_AtHand] = deque()
-        self._attempts: dict[int, int] = {}  # of messages that were given back
+        self._attempts: dict[int, int] = {}  # of messages given back
         self._reading = False
         self._overtaken = False
 
@@ -81,7 +80,7 @@ class OrderedSubscription(Subscription):
 
     @property
     def active(self) -> Consumer | None:
-        """Whose turn it is."""
+        """The active consumer; None if there is none."""
         return self.consumers[0] if self.consumers else None
 
     def join(self, consumer: Consumer) -> None:
@@ -101,7 +100,7 @@ class OrderedSubscription(Subscription):
         return covers
 
     def wants_read(self, end_offset: int) -> bool:
-        """Someone has credit, nothing is at hand, and the log goes on."""
+        """Return whether the active consumer has permits, and messages must be read for it."""
         return (
             not self._reading
             and not self._buffer
@@ -112,7 +111,7 @@ class OrderedSubscription(Subscription):
         )
 
     def begin_read(self) -> int:
-        """A read begins; returns from which offset. ``end_read`` must follow."""
+        """Begin a read; return its first offset. ``end_read`` or ``break_read`` must follow."""
         assert not self._reading, "two reads at once"
         self.position = self.acked.first_missing(self.position)
         self._reading = True
@@ -123,7 +122,7 @@ class OrderedSubscription(Subscription):
         """Take rows of the log, in order.
 
         Args:
-          end_offset: everything below it and from where the read began is in ``parts``.
+          end_offset: ``parts`` has all rows from the beginning of the read up to this offset.
         """
         self._reading = False
         if self._overtaken:
@@ -153,13 +152,13 @@ class OrderedSubscription(Subscription):
         self.position = max(self.position, end_offset)
 
     def _note_doubt(self, parts: Sequence[LogPart]) -> None:
-        """Remember which of these rows a broker before us may have handed out."""
+        """Note which of these rows a previous broker may have delivered."""
         for part in parts:
             if part.accepted_at_ms <= self.doubtful_until_ms:
                 self._doubtful_below = max(self._doubtful_below, part.end_offset)
 
     def is_to_read(self, low: int, high: int) -> bool:
-        """Whether any of ``[low, high)`` is to be read, or read again."""
+        """Return whether messages of ``[low, high)`` have to be read, or read again."""
         low = max(low, self.record.start_offset)
         if self.acked.is_waiting(low, high):
             return True
@@ -171,14 +170,14 @@ class OrderedSubscription(Subscription):
             low = int(missing[-1]) + 1
         return False
 
-    # -- letting go --------------------------------------------------------------------
+    # -- expiring and dropping --------------------------------------------------------
 
     def expire_read(self, low: int, high: int, parts: Sequence[LogPart], until_ms: int) -> None:
-        """Let go of what has expired in ``[low, high)``, of which these are the first rows.
+        """Expire messages of ``[low, high)``; ``parts`` has the first rows of that range.
 
         Args:
-          until_ms: what was due by then has expired. Of the log's tail only what was
-            accepted by then is looked at.
+          until_ms: messages due by then have expired. In the tail of the log, only messages
+            accepted by then are examined.
         """
         self._note_doubt(parts)
         in_tail = low >= self.ages.known_to
@@ -190,7 +189,7 @@ class OrderedSubscription(Subscription):
             offsets = np.arange(max(low, part.base_offset), min(high, part.end_offset))
             due_ms = part.due_ms[offsets - part.base_offset]
             rows = self._at_rest(Rows.fresh(due_ms, offsets))
-            # Those come back when their wait is over, and what is being moved where it goes.
+            # Leave out messages in retry, which expire after their wait, and messages being moved.
             rows = rows.pick(~np.isin(rows.offsets, waiting.offsets))
             over = rows.due_ms <= until_ms
             over &= ~self._amendments.withheld.contains(rows.offsets)
@@ -204,17 +203,17 @@ class OrderedSubscription(Subscription):
                 self.expire(rows.pick(over))
 
     def due_again(self, offsets: Int64s, due_ms: Int64s) -> None:
-        """These wait again, or are due at another time than before."""
+        """Note messages that are pending again, or were moved to another due time."""
         if self.expiry.ttl_ms:
             self.ages.again(offsets, due_ms)
             self.expiry.keeps(int(due_ms.min()))
 
     def first_unsettled(self, start: int) -> int:
-        """The first offset from ``start`` on that is not acknowledged."""
+        """Return the first unacknowledged offset from ``start`` on."""
         return self.acked.first_missing(max(start, self.record.start_offset))
 
     def drop_first(self, parts: Sequence[LogPart], most: int) -> None:
-        """Let the first ``most`` go of these rows of the log, but for what is in hands."""
+        """Drop the first ``most`` of these rows of the log that are not in flight."""
         self._note_doubt(parts)
         for part in parts:
             offsets = np.arange(part.base_offset, part.end_offset)
@@ -225,10 +224,7 @@ class OrderedSubscription(Subscription):
                 most -= rows.height
 
     def _at_rest(self, rows: Rows) -> Rows:
-        """Those of some messages of the log that are to be done and in nobody's hands.
-
-        With their times and attempts.
-        """
+        """Return the rows that are pending and not in flight, with their due times and attempts."""
         offsets = rows.offsets
         open_ = offsets >= self.record.start_offset
         for taken in (self.acked, self.in_flight.offsets):
@@ -247,18 +243,18 @@ class OrderedSubscription(Subscription):
         return rows._replace(due_ms=self._amendments.moves.current(rows.offsets, rows.due_ms))
 
     def _take_out(self, offsets: Int64s) -> None:
-        """These are neither to be read any more, nor tried again."""
+        """Remove messages from ready and from retry."""
         self._forget_ready(offsets)
         self.retries.cancel(offsets)
         for offset in offsets.tolist() if self._attempts else ():
             self._attempts.pop(offset, None)
 
     def break_read(self) -> None:
-        """The read failed; it is tried again."""
+        """End a read that failed; it is repeated."""
         self._reading = False
 
     def _rewind_to(self, offset: int) -> None:
-        """Read again from here; what was at hand is read again too."""
+        """Read again from ``offset``, or from the first buffered row if that is lower."""
         while self._buffer:
             rows = self._buffer.popleft().rows
             self.held.discard(rows.offsets)
@@ -268,20 +264,20 @@ class OrderedSubscription(Subscription):
         self._overtaken = True
 
     def _was_given_back(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these were tried, and wait in the log to be read again; bool[n]."""
+        """Return which messages were tried and wait in the log to be read again; bool[n]."""
         return np.isin(offsets, np.fromiter(self._attempts, np.int64, len(self._attempts)))
 
     def _remember(self, rows: Rows) -> None:
         tried = rows.pick(rows.attempts > 0)
         self._attempts.update(zip(tried.offsets.tolist(), tried.attempts.tolist(), strict=True))
 
-    # -- handing out -------------------------------------------------------------------
+    # -- delivering --------------------------------------------------------------------
 
     def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
-        """Take the next messages in log order for the active consumer."""
+        """Take the next messages in arrival order for the active consumer."""
         consumer = self.active
         taken: list[HandOver] = []
-        # In flight and in retry: what is held and not at hand.
+        # Messages in flight and in retry: held, but not buffered.
         unacked = len(self.held) - sum(part.rows.height for part in self._buffer)
         room = self.limits.unacked_messages - unacked
         if consumer is None or not self._buffer or room <= 0:
@@ -299,7 +295,7 @@ class OrderedSubscription(Subscription):
             if count < rows.height:
                 self._buffer.appendleft(part.pick(np.arange(count, rows.height)))
                 rows, batch, _ = part.pick(np.arange(count))
-            # Whoever ignores delays could have had it as soon as it was there.
+            # Delays are ignored, so messages could be delivered as soon as they were accepted.
             wanted_ms = np.full(rows.height, accepted_at_ms)
             taken.append(self._hand_over(consumer, rows, now_ms, batch, wanted_ms))
             room -= rows.height

@@ -1,8 +1,8 @@
-"""Whether a subscription can keep a policy, and whether a consumer's ack_wait fits that policy.
+"""Checks of a subscription's policy, and of the ack_wait of consumers against it.
 
-``max_backoff`` bounds every wait, so a longer ack_wait would be shortened. Nothing shortens it
-silently: a consumer that asks for more is refused when it subscribes, and ``max_backoff`` cannot
-be lowered below the ack_wait of a connected consumer. Pure.
+``max_backoff`` limits every wait, so it would shorten a longer ack_wait. No ack_wait is shortened
+silently: a consumer that asks for a longer one is refused when it subscribes, and ``max_backoff``
+cannot be set below the ack_wait of a connected consumer. Pure.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def check_policy(
     policy: SubscriptionPolicy,
     given: Collection[str],
 ) -> None:
-    """Raise ``InvalidRequest`` if a policy cannot be kept by this subscription.
+    """Raise ``InvalidRequest`` if this subscription cannot follow a policy.
 
     Args:
-      given: the fields that were asked for; others may have been stored by an earlier version.
+      given: the fields of the request; the others may have been stored by an earlier version.
     """
     wished = policy.expired_to_dead_letter or policy.dropped_to_dead_letter
     if policy.max_deliveries or wished or policy.dead_letter_topic:
@@ -45,10 +45,10 @@ def check_ack_wait(
     topic: TopicName, subscription: str, ack_wait_ms: int, policy: SubscriptionPolicy
 ) -> None:
     """Raise ``InvalidRequest`` if a consumer asks for a longer ack_wait than it would get."""
-    if ack_wait_ms > CEILING_MS:  # it may be longer than any duration that has a text
+    if ack_wait_ms > CEILING_MS:  # durations above this may have no text form
         raise InvalidRequest(
-            f"an ack_wait of {ack_wait_ms} ms is longer than {duration_text(CEILING_MS)}, which "
-            "is the most"
+            f"an ack_wait of {ack_wait_ms} ms is too long: ask for at most "
+            f"{duration_text(CEILING_MS)}"
         )
     asked, most_ms = duration_text(ack_wait_ms), policy.max_backoff_ms
     if 0 < most_ms < ack_wait_ms:
@@ -67,7 +67,7 @@ def check_consumers(
     old: SubscriptionPolicy,
     new: SubscriptionPolicy,
 ) -> None:
-    """Raise ``Conflict`` if another ``max_backoff`` would shorten a consumer's ack_wait."""
+    """Raise ``Conflict`` if a new ``max_backoff`` would shorten a consumer's ack_wait."""
     most_ms = new.max_backoff_ms
     if not most_ms or most_ms == old.max_backoff_ms:
         return

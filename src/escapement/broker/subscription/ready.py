@@ -1,12 +1,12 @@
-"""What a subscription may hand out now, in the order of ranks: when due, and how urgent.
+"""Ready messages of a subscription, in the order of ranks: by due time and priority.
 
-Rows are ``(due_ms, offset, attempts, traits)`` in columns; ``attempts`` counts earlier
-deliveries, 0 for a message that was never sent. Rows mostly arrive sorted and later
-than what is here, so they are kept as a queue of sorted runs; what arrives out of
-order (given back) waits in a pile of its own and is merged when rows are taken.
+Rows are ``(due_ms, offset, attempts, traits)`` in columns. ``attempts`` counts earlier deliveries,
+0 for a message that was never sent. Most rows arrive sorted, and after those that are here, so the
+store is a queue of sorted runs. Rows that arrive out of order (given back) go into a separate pile,
+which is merged when rows are taken.
 
-Pure: no clock, no I/O. It does not know what is acknowledged; the subscription
-*withdraws* what must not be handed out any more.
+Pure: no clock, no I/O. It does not know which messages are acknowledged; the subscription
+*withdraws* messages that must not be delivered any more.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _ATTEMPT_BITS: Final = 16
 _ATTEMPTS: Final = (1 << _ATTEMPT_BITS) - 1
 _INT64_BITS: Final = 63  # without the sign
 
-# See ``Ready``: of what is handed out, one in so many has waited out a
-# back-off: few enough not to be felt, and enough to come to an end.
+# One in this many delivered rows has waited out a back-off (see ``Ready``): few enough to be
+# unnoticed, enough to finish.
 TRIED_SHARE: Final = 4
 
 
 class Rows(NamedTuple):
-    """Columns of equal height: when due, which message, how often sent before, its traits.
+    """Columns of equal height: due time, offset, number of earlier deliveries, traits.
 
-    Without traits (None) no row has a key or a priority of its own.
+    If traits is None, no row has a key or a priority other than the default.
     """
 
     due_ms: Int64s
@@ -46,41 +46,41 @@ class Rows(NamedTuple):
 
     @classmethod
     def fresh(cls, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None) -> Rows:
-        """Rows of messages that were never sent."""
+        """Return rows of messages that were never sent."""
         return cls(due_ms, offsets, np.zeros(len(offsets), np.int64), traits)
 
     @classmethod
     def none(cls) -> Rows:
-        """No rows."""
+        """Return no rows."""
         nothing = np.zeros(0, np.int64)
         return cls(nothing, nothing, nothing)
 
     @classmethod
     def recalled(cls, due_ms: Int64s, offsets: Int64s, stored: Int64s) -> Rows:
-        """Rows whose attempts and traits were stored as ``to_store`` gave them."""
+        """Return rows whose attempts and traits were stored by ``to_store``."""
         traits = (stored >> _ATTEMPT_BITS).astype(np.uint32)
         return cls(due_ms, offsets, stored & _ATTEMPTS, traits if traits.any() else None)
 
     def to_store(self) -> Int64s:
-        """Attempts and traits in one column: the attempts in the lower 16 bits; int64[n]."""
+        """Return attempts (the lower 16 bits) and traits in one column; int64[n]."""
         if self.traits is None:
             return self.attempts
         return self.attempts | (self.traits.astype(np.int64) << _ATTEMPT_BITS)
 
     @property
     def height(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return len(self.offsets)
 
     @property
     def counts(self) -> Int64s:
-        """The attempts as a number; int64[n]."""
+        """The attempts without the ``RELEASED`` flag; int64[n]."""
         return self.attempts & (RELEASED - 1)
 
     def ranks(self, ageing_ms: int) -> Int64s:
-        """Where each row stands in the order; the lower goes first. int64[n].
+        """Return the rank of each row; lower ranks are delivered first. int64[n].
 
-        It is the due time, moved by ``ageing_ms`` for each step of priority away from the
+        The rank is the due time, moved by ``ageing_ms`` for each step of priority away from the
         default. It does not change while a message waits.
         """
         if self.traits is None:
@@ -88,28 +88,28 @@ class Rows(NamedTuple):
         return self.due_ms + (priorities_of(self.traits) - DEFAULT_PRIORITY) * ageing_ms
 
     def pick(self, which: slice | Int64s | npt.NDArray[np.bool_]) -> Rows:
-        """The rows that a slice, mask or list of positions names."""
+        """Return the rows of a slice, mask or array of positions."""
         if isinstance(which, np.ndarray) and which.dtype == bool:
-            which = np.flatnonzero(which)  # once for all columns, and several times as fast
+            which = np.flatnonzero(which)  # once for all columns, which is several times as fast
         traits = None if self.traits is None else self.traits[which]
         return Rows(self.due_ms[which], self.offsets[which], self.attempts[which], traits)
 
     def those(self, at: Int64s) -> Rows:
-        """The rows at ascending positions: itself where these are all."""
+        """Return the rows at ascending positions: this object if they are all."""
         return self if len(at) == self.height else self.pick(at)
 
     def in_order(self, ageing_ms: int = 0) -> Rows:
-        """Sorted by rank, then offset; linear where rows are a few sorted runs."""
+        """Return the rows sorted by rank, then offset; linear if rows are a few sorted runs."""
         return self.pick(order_of(self.ranks(ageing_ms), self.offsets))
 
     def once(self) -> Rows:
-        """Of each message the first row."""
+        """Return the first row of each message."""
         _, first = np.unique(self.offsets, return_index=True)
         return self if len(first) == self.height else self.pick(np.sort(first))
 
     @staticmethod
     def concat(parts: list[Rows]) -> Rows:
-        """The parts one below the other."""
+        """Concatenate the parts."""
         if not parts:
             return Rows.none()
         if len(parts) == 1:
@@ -125,13 +125,13 @@ class Rows(NamedTuple):
 class Ready:
     """A bounded, ordered store of rows; O(log n) per row at worst, mostly O(1).
 
-    Rows that waited out a back-off lie apart. While others are ready too, of what is taken
-    one in ``TRIED_SHARE`` is such a row, so however many of them come back at once, they
-    do not hold up what is fresh, nor does it hold up them. Q6.
+    Rows that waited out a back-off are kept apart. While fresh rows are ready too, one in
+    ``TRIED_SHARE`` of the rows taken has waited out a back-off. So even if many return at once,
+    they do not block fresh rows, nor do fresh rows block them. Q6.
 
     Args:
-      limit: how many fresh rows it takes.
-      ageing_ms: what a step of priority is worth; see ``Rows.ranks``.
+      limit: the most fresh rows.
+      ageing_ms: the worth of one step of priority; see ``Rows.ranks``.
     """
 
     __slots__ = ("_credit", "_runs", "_runs_count", "_side", "_tried", "ageing_ms", "limit")
@@ -153,25 +153,25 @@ class Ready:
 
     @property
     def untried(self) -> int:
-        """How many rows there are but for those that waited out a back-off."""
+        """The number of rows that did not wait out a back-off."""
         return self._runs_count + self._side.count
 
     @property
     def first_ms(self) -> int | None:
-        """When the first row is due, of those that are not behind a back-off; O(runs)."""
+        """The due time of the first row that did not wait out a back-off; O(runs)."""
         runs = [*list(self._runs)[:1], *self._side.runs]
         return min((int(run.due_ms[0]) for run in runs), default=None)
 
     @property
     def room(self) -> int:
-        """How many fresh rows fit. Rows given back are always taken (see ``push``)."""
+        """The number of fresh rows that fit. Rows given back always fit (see ``push``)."""
         return max(0, self.limit - self.untried)
 
     def push(self, rows: Rows) -> None:
         """Add rows that are in order.
 
-        The caller keeps fresh rows within ``room``; rows given back come from what
-        was handed out before, whose number has a bound of its own.
+        The caller keeps fresh rows within ``room``. The number of rows given back has a bound of
+        its own, because they were in flight.
         """
         if not rows.height:
             return
@@ -190,12 +190,12 @@ class Ready:
         self._tried.push(rows)
 
     def take(self, most: int) -> Rows:
-        """Remove and return up to ``most`` rows, the first in order first."""
+        """Remove and return up to ``most`` rows, in order."""
         return self.take_together([self], most)
 
     @staticmethod
     def take_together(stores: Sequence[Ready], most: int) -> Rows:
-        """As ``take``, out of several stores in one order; the first keeps count of shares."""
+        """Take rows from several stores in one order; the first store keeps count of shares."""
         untried, tried = Ready.take_apart(stores, most)
         if not tried.height:
             return untried
@@ -205,10 +205,12 @@ class Ready:
     def take_apart(
         stores: Sequence[Ready], most: int, *, with_tried: bool = True
     ) -> tuple[Rows, Rows]:
-        """The same in two parts, each in order; those in the second have waited out a back-off.
+        """Take rows from several stores in two parts, each in order: untried ones and tried ones.
+
+        Tried rows have waited out a back-off.
 
         Args:
-          with_tried: whether to take of those at all.
+          with_tried: whether to take tried rows at all.
         """
         ageing_ms = stores[0].ageing_ms
         tried = Rows.none()
@@ -238,7 +240,7 @@ class Ready:
         return taken
 
     def _to_front(self, rows: Rows) -> None:
-        """Put rows back that come before all runs."""
+        """Put back rows that precede all runs."""
         if rows.height:
             self._runs.appendleft(rows)
             self._runs_count += rows.height
@@ -257,15 +259,15 @@ class Ready:
         return Rows.concat(parts)
 
     def put_first(self, rows: Rows) -> None:
-        """Return untried rows just taken, unused; nothing was added since. O(1)."""
+        """Put back untried rows that were just taken, if none were added since. O(1)."""
         self._to_front(rows)
 
     def put_back(self, rows: Rows) -> None:
-        """Return rows just taken, unused."""
+        """Put back rows that were just taken."""
         self._side.push(rows)
 
     def withdraw(self, offsets: Int64s) -> int:
-        """Remove the rows of these messages; O(rows). Returns how many there were."""
+        """Remove the rows of these messages; return how many there were. O(rows)."""
         before = len(self)
         kept = [_without(run, offsets) for run in self._runs]
         self._runs = deque(run for run in kept if run.height)
@@ -275,25 +277,25 @@ class Ready:
         return before - len(self)
 
     def never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these messages are here and were never sent; bool[n]. O(rows)."""
+        """Return which of these messages are here and were never sent; bool[n]. O(rows)."""
         found = np.zeros(len(offsets), bool)
         for rows in (*self._runs, *self._side.runs):
             found |= np.isin(offsets, rows.offsets[rows.attempts == 0])
         return found
 
     def drain(self) -> Rows:
-        """Remove and return everything, in order."""
+        """Remove and return all rows, in order."""
         return self.take(len(self))
 
     def set_ageing(self, ageing_ms: int) -> None:
-        """Put everything into the order of another worth of a step of priority."""
+        """Reorder all rows for another worth of one step of priority."""
         others, tried = self._take_untried(len(self)), self._tried.take(len(self))
         self.ageing_ms = self._side.ageing_ms = self._tried.ageing_ms = ageing_ms
         self.push(others.in_order(ageing_ms))
         self.push_tried(tried.in_order(ageing_ms))
 
     def rows(self) -> Rows:
-        """A copy of everything, in no order, for a snapshot."""
+        """Return a copy of all rows, in no order, for a snapshot."""
         return Rows.concat([*self._runs, *self._side.runs, *self._tried.runs])
 
     def _check(self) -> None:
@@ -311,7 +313,7 @@ class Ready:
 
 
 class Pile:
-    """Rows that come in any order, as a few sorted runs of falling size; O(log n) a row."""
+    """Rows added in any order, as a few sorted runs of falling size; O(log n) a row."""
 
     __slots__ = ("ageing_ms", "count", "runs")
 
@@ -331,7 +333,7 @@ class Pile:
             self.runs[-1] = Rows.concat([self.runs[-1], last]).in_order(self.ageing_ms)
 
     def first(self, most: int) -> Rows:
-        """The first ``most`` rows, which stay here; O(runs * most)."""
+        """Return the first ``most`` rows, which stay here; O(runs * most)."""
         return _first_of([run.pick(slice(0, most)) for run in self.runs], most, self.ageing_ms)[0]
 
     def take(self, most: int) -> Rows:
@@ -358,8 +360,8 @@ class Pile:
 
 
 def _without(rows: Rows, offsets: Int64s) -> Rows:
-    """The rows of other messages; the same object where that is all of them."""
-    # A message that is cancelled by itself is compared, which is ten times as fast.
+    """Return the rows of other messages: the same object if those are all rows."""
+    # A single offset is compared directly, which is ten times as fast.
     alone = len(offsets) == 1
     gone = rows.offsets == offsets[0] if alone else np.isin(rows.offsets, offsets)
     return rows.pick(~gone) if gone.any() else rows
@@ -368,7 +370,7 @@ def _without(rows: Rows, offsets: Int64s) -> Rows:
 def goes_before(
     ranks: Int64s, offsets: Int64s, other_ranks: Int64s, other_offsets: Int64s
 ) -> npt.NDArray[np.bool_]:
-    """Which rows go before those beside them; bool[n]."""
+    """Return which rows precede the other row at the same position; bool[n]."""
     before: npt.NDArray[np.bool_] = ranks < other_ranks
     same = ranks == other_ranks
     if same.any():
@@ -377,7 +379,7 @@ def goes_before(
 
 
 def order_of(ranks: Int64s, offsets: Int64s) -> npt.NDArray[np.intp]:
-    """The order of rows, of which each message is one; linear where they are a few sorted runs."""
+    """Return the order of rows of distinct messages; linear if they are a few sorted runs."""
     if not len(ranks):
         return np.zeros(0, np.intp)
     low_rank, low_offset = int(ranks.min()), int(offsets.min())
@@ -388,7 +390,7 @@ def order_of(ranks: Int64s, offsets: Int64s) -> npt.NDArray[np.intp]:
 
 
 def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, list[int]]:
-    """The first ``most`` rows of sorted parts, in order, and how many are of each."""
+    """Return the first ``most`` rows of sorted parts, in order, and how many are of each."""
     filled = [part for part in parts if part.height]
     if len(filled) <= 1:
         rows = filled[0].pick(slice(0, most)) if filled else Rows.none()
@@ -396,7 +398,7 @@ def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, l
     rows = Rows.concat(filled)
     order = order_of(rows.ranks(ageing_ms), rows.offsets)[:most]
     whose = np.repeat(np.arange(len(parts)), [part.height for part in parts])
-    # Each part is sorted, so what was chosen of it is its beginning.
+    # Each part is sorted, so the rows chosen from it are its first ones.
     return rows.pick(order), np.bincount(whose[order], minlength=len(parts)).tolist()
 
 

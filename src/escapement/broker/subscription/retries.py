@@ -1,10 +1,10 @@
-"""What of a subscription waits for another attempt, and until when others may be held.
+"""Timers of a subscription, on one wheel: retries and ack timeouts.
 
-One wheel has both: a *retry* is a message and the time of its next attempt, a *watch* is a
-delivery and its first deadline.
+A *retry* is a message and the time of its next attempt. A *watch* is a delivery and its first
+deadline.
 
-Pure: it does not know who acknowledges, and what it is told may be over by the time it
-fires. All retries run on the wheel, whatever gave the message back. V4.
+Pure: it does not know acknowledgements, so a message may be acknowledged by the time its timer
+fires. All retries use this wheel, whatever their reason. V4.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from escapement.broker.subscription.ready import Rows
 from escapement.message import Int64s
 from escapement.timewheel import Entries, TimingWheel
 
-# Retries and ack timeouts are watched at this resolution, whatever the topic's tick:
-# they are measured in seconds, and a coarse tick for delays must not stretch them.
+# The resolution of retries and ack timeouts. It does not depend on the topic's tick: these waits
+# are a few seconds, and a coarse tick for delays must not stretch them.
 TIMER_TICK_MS: Final = 10
-# Beside the due time, a timer's tag has the attempts in this many bits.
+# The lower bits of a timer's tag have the attempts, the upper ones the due time.
 _ATTEMPTS: Final = 0xFFFF
-# Timers of deliveries that are over are dropped once they outnumber the others, and this.
+# Watches of finished deliveries are removed once they outnumber the others by this many.
 _TIDY_TIMERS: Final = 16_384
 
 
 class Fired(NamedTuple):
-    """What became due: deliveries to be looked at, and messages to be tried again."""
+    """Timers that fired: deliveries to check, and messages to retry."""
 
     deliveries: list[int]
     rows: Rows
 
 
 class Retries:
-    """See the module's docstring."""
+    """The timer wheel of one subscription."""
 
     __slots__ = ("_wheel",)
 
@@ -44,9 +44,9 @@ class Retries:
     # -- the wheel -------------------------------------------------------------------
 
     def wait(self, rows: Rows, next_ms: Int64s) -> Rows:
-        """Try these again at ``next_ms``; returns those for which that is over.
+        """Retry messages at ``next_ms``; return those whose time has come already.
 
-        There are such where the wall clock went back a little, and the wheel has seen later.
+        This happens if the wall clock was set back a little, so the wheel is ahead of it.
         """
         tags = (rows.due_ms << 16) | rows.attempts
         labels = None if rows.traits is None else rows.traits.astype(np.int64)
@@ -54,23 +54,23 @@ class Retries:
         return Rows.none() if elapsed is None else _timed(elapsed)
 
     def watch(self, delivery_id: int, deadline_ms: int) -> None:
-        """Look at a delivery at its deadline."""
+        """Fire for a delivery at its deadline."""
         elapsed = self._wheel.insert_one(max(deadline_ms, self._wheel.now_ms + 1), -delivery_id)
         assert not elapsed
 
     def is_untidy(self, live: int) -> bool:
-        """Whether most watches are over, where at most ``live`` entries are not."""
+        """Return whether most watches are finished, given at most ``live`` unfinished entries."""
         return len(self._wheel) > _TIDY_TIMERS + 4 * live
 
     def tidy(self, delivery_ids: Int64s) -> None:
-        """Drop the watches of other deliveries: with a long wait they are most."""
+        """Remove the watches of other deliveries; with a long ack wait those are most."""
         waiting = self._wheel.drain()
         waiting = waiting.take((waiting.ids >= 0) | np.isin(-waiting.ids, delivery_ids))
         elapsed = self._wheel.insert(waiting.when_ms, waiting.ids, waiting.tags, waiting.labels)
         assert elapsed is None or not len(elapsed)
 
     def advance(self, now_ms: int) -> Fired | None:
-        """What became due by ``now_ms``; None if nothing did."""
+        """Advance to ``now_ms``; return the timers that fired, None if none did."""
         fired = self._wheel.advance(max(now_ms, self._wheel.now_ms))
         if not len(fired):
             return None
@@ -79,11 +79,11 @@ class Retries:
         return Fired((-fired.ids[~retry]).tolist(), rows)
 
     def next_wake_ms(self) -> int | None:
-        """When ``advance`` has something to do."""
+        """Return when ``advance`` has something to do; None if never."""
         return self._wheel.next_wake_ms()
 
     def rewind(self, now_ms: int) -> None:
-        """The wall clock went back: all is laid out again; deadlines stay as they are."""
+        """Rebuild the wheel after the wall clock was set back; deadlines stay as they are."""
         waiting = self._wheel.drain()
         self._wheel = TimingWheel(TIMER_TICK_MS, now_ms)
         elapsed = self._wheel.insert(
@@ -92,7 +92,7 @@ class Retries:
         assert elapsed is None
 
     def live(self, ttl_ms: int) -> None:
-        """What waits for another attempt waits no longer than so long after it was due; O(n)."""
+        """Let no retry wait for longer than ``ttl_ms`` after it was due; O(n)."""
         if not len(self._wheel):
             return
         waiting = self._wheel.drain()
@@ -104,18 +104,21 @@ class Retries:
         assert elapsed is None or not len(elapsed)
 
     def cancel(self, offsets: Int64s) -> None:
-        """These are not tried again; O(n)."""
+        """Cancel the retries of these messages; O(n)."""
         self._wheel.cancel(offsets)
 
     def waiting(self) -> tuple[Rows, Int64s]:
-        """What waits and when it is tried again; among it may be what is over. O(n)."""
+        """Return the messages in retry and the times of their next attempts. O(n).
+
+        Some may have been acknowledged already.
+        """
         entries = self._wheel.entries()
         entries = entries.take(np.flatnonzero(entries.ids >= 0))
         return _timed(entries), entries.when_ms
 
 
 def _timed(timers: Entries) -> Rows:
-    """The rows of timers: due time and attempts were packed into tags, traits are labels."""
+    """Return the rows of retries: tags have due time and attempts, labels have traits."""
     if not len(timers):
         return Rows.none()
     tags, labels = timers.tags, timers.labels

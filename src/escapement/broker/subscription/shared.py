@@ -1,14 +1,15 @@
-"""A shared subscription: hands what is due to whoever has credit.
+"""A shared subscription: delivers due messages to all consumers with permits.
 
-What the bands of priorities have ready (:mod:`~escapement.broker.subscription.due`) is handed
-out in one order, by rank. A message's *rank* is when it is due, moved by the policy's
-``priority_ageing_ms`` for each step of its priority away from the default. It never changes,
-so whoever waits is passed only by what becomes due a bounded time later, and none starves. V5.
+Ready messages of all priority bands (:mod:`~escapement.broker.subscription.due`) are delivered in
+one order, by rank. The *rank* of a message is its due time, moved by the policy's
+``priority_ageing_ms`` for each step of its priority away from the default. The rank never changes,
+so only messages that come due within a bounded time pass a waiting message, and none starves. V5.
 
-Where the policy asks for an order by key or of the topic, of each key one message is out at a
-time (:mod:`~escapement.broker.subscription.keyorder`); where consumers ask for ranges of keys,
-they get those (:mod:`~escapement.broker.subscription.keyranges`). In both cases what may not go
-does not hold up the rest for long (:mod:`~escapement.broker.subscription.skipping`).
+If the policy asks for an order by key or of the topic, one message of each key is in flight at a
+time (:mod:`~escapement.broker.subscription.keyorder`). If consumers ask for ranges of keys, each
+gets the messages of its range (:mod:`~escapement.broker.subscription.keyranges`). In both cases,
+undeliverable messages do not block the others for long
+(:mod:`~escapement.broker.subscription.skipping`).
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from escapement.storage.index import Key
 from escapement.storage.policy import ANY_ORDER, HOLD, TOPIC_ORDER, SubscriptionPolicy
 from escapement.traits import SLOTS
 
-# Of what is ready for those who take little so much stays, where it is in the way of others:
-# each time something is handed out, it is looked at first.
+# The share of ready that is left to slow consumers when their messages block others: each dispatch
+# looks at these first.
 _LEFT_SHARE: Final = 8
-# Where keys matter, so many rows are looked at in one go, at least.
+# The least rows examined at once if there are key ranges.
 _WINDOW_ROWS: Final = 8192
 
 
 class SharedSubscription(DueSubscription):
-    """See the module's docstring."""
+    """A subscription in delivery order, with many consumers."""
 
     def __init__(
         self,
@@ -61,20 +62,20 @@ class SharedSubscription(DueSubscription):
         doubtful_until_ms: int,
         on_dead: Callable[[Subscription], None],
     ) -> None:
-        """As the base class, and:
+        """Create the subscription as the base class does.
 
         Args:
-          doubtful_until_ms: what was due by then is marked redelivered, because a broker
-            that did not stop cleanly may have delivered it.
+          doubtful_until_ms: messages due by then are marked redelivered, because a broker that did
+            not stop cleanly may have delivered them.
         """
         super().__init__(record, limits, submit, rng, now_ms, amendments, mark, on_dead)
         self.doubtful_until_ms = doubtful_until_ms
-        self._early_ms: int | None = None  # what is ready waits: the clock was set back
+        self._early_ms: int | None = None  # next due time after a clock set back
         self._turn = 0
         self._dealer = KeyRanges([])
         self._set_order(record.policy)
 
-    # -- handing out ---------------------------------------------------------------
+    # -- delivering ----------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
@@ -83,8 +84,8 @@ class SharedSubscription(DueSubscription):
         return not self.expiry.wants_sweep and len(self.bands) == 1 and self.bands.normal.is_idle
 
     def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
-        """Take runs for the consumers that have credit, and put them in flight."""
-        # In flight and in retry: what is held and not ready.
+        """Take runs for the consumers that have permits, and put them in flight."""
+        # Messages in flight and in retry: held, but not ready.
         there = self.ready_count
         unacked = len(self.held) - there
         if not tried and self._order is None:
@@ -119,14 +120,14 @@ class SharedSubscription(DueSubscription):
         return taken
 
     def _busy(self) -> list[int] | None:
-        """How many messages each consumer holds, where the least busy is to get the next."""
+        """Return how many messages each consumer has in flight; None unless the policy needs it."""
         if self.record.policy.dispatch != "least_busy":
             return None
         held = self.in_flight.by_consumer()
         return [held.get(consumer.id, 0) for consumer in self.consumers]
 
     def _alive(self, rows: Rows, now_ms: int) -> Rows:
-        """Those that have not expired; the others, just taken out of ready, are let go."""
+        """Return the rows that have not expired; expire the others, just taken out of ready."""
         over = rows.due_ms <= self.expiry.until_ms(now_ms)
         if not over.any():
             return rows
@@ -134,7 +135,7 @@ class SharedSubscription(DueSubscription):
         return rows.pick(~over)
 
     def _due_of(self, rows: Rows, now_ms: int) -> Rows:
-        """Those that are due; the others are put back, or have expired and are let go."""
+        """Return the rows that are due; expire the expired ones and put back the others."""
         rows = self._alive(rows, now_ms)
         due = self._are_due(rows, now_ms)
         if due.all():
@@ -143,10 +144,11 @@ class SharedSubscription(DueSubscription):
         return rows.pick(due)
 
     def _are_due(self, rows: Rows, now_ms: int) -> npt.NDArray[np.bool_]:
-        """Which are due; bool[n]."""
+        """Return which rows are due; bool[n]."""
         due = rows.due_ms <= now_ms
         if not due.all():
-            # The clock went back: far, and we shall be rewound, or else these wait.
+            # The clock was set back. If it was set back far, ``rewind`` follows; otherwise these
+            # wait.
             early_ms = int(rows.due_ms[~due].min())
             self._early_ms = early_ms if self._early_ms is None else min(self._early_ms, early_ms)
         return due
@@ -154,13 +156,13 @@ class SharedSubscription(DueSubscription):
     def _take_apart(self, most: int, *, with_tried: bool) -> tuple[Rows, Rows]:
         """Remove and return up to ``most`` rows of all bands, the lowest rank first.
 
-        In two parts, of which the second has waited out a back-off.
+        The rows are in two parts; those in the second have waited out a back-off.
         """
         stores = [band.ready for band in self.bands]
         return Ready.take_apart(stores, most, with_tried=with_tried)
 
     def _put_back(self, rows: Rows) -> None:
-        """Return rows that were just taken, in their order."""
+        """Put back rows that were just taken, in their order."""
         for band, part in self.bands.split(rows):
             band.ready.put_back(part)
 
@@ -186,7 +188,7 @@ class SharedSubscription(DueSubscription):
         self._lay_aside(rows.pick(~asked))
 
     def _lay_aside(self, rows: Rows) -> None:
-        """These were sent before, and are in nobody's range: there they take no room."""
+        """Keep rows that were sent before and are in no range where they take no room."""
         for band, part in self.bands.split(rows):
             band.ready.push_tried(part.in_order(band.ready.ageing_ms))
 
@@ -218,7 +220,7 @@ class SharedSubscription(DueSubscription):
         either = self._order is not None or self._ranges is not None
         self._skipping = Skipping() if either else None
         if ready.height:
-            self._again(ready, waited=False)  # what has waited comes in its order now
+            self._again(ready, waited=False)  # messages that waited out a back-off are in order now
         if self._order is not None:
             self._unready()  # unread messages may come before ready ones in the new order
         if old is not None:
@@ -226,7 +228,7 @@ class SharedSubscription(DueSubscription):
 
     def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
         if self._order is not None and self.record.policy.on_retry != HOLD:
-            self._order.release(rows)  # otherwise those that wait just go on holding their keys
+            self._order.release(rows)  # otherwise retries keep holding their keys
         super()._return(rows, next_ms, now_ms, reason)
 
     def _give_up_on(self, rows: Rows, reason: Reason) -> None:
@@ -271,7 +273,7 @@ class SharedSubscription(DueSubscription):
                     self._lay_aside(sent)
 
     def _unready(self) -> None:
-        """Give ready messages that were never sent back to the index, and skip no key."""
+        """Return ready messages that were never sent to the index, and skip no key."""
         for store in self._stores:
             rows = store.rows()
             fresh = rows.pick(rows.attempts == 0)
@@ -283,7 +285,7 @@ class SharedSubscription(DueSubscription):
         self._skip_none()  # skipping needs the first messages of a key in ready
 
     def _rooms(self, frame_messages: int) -> list[int]:
-        """How many messages each consumer may be handed at once."""
+        """Return how many messages each consumer may get at once."""
         return [min(consumer.capacity, frame_messages) for consumer in self.consumers]
 
     def _leave_hands(self, shares: Sequence[Share]) -> None:
@@ -292,7 +294,7 @@ class SharedSubscription(DueSubscription):
                 self._order.done(share)
 
     def _closed(self, order: KeyOrder, rooms: list[int]) -> Bools:
-        """The keys, by place, of which nothing may go now."""
+        """Return the keys, by place, that are not deliverable now."""
         if self._ranges is None or order.whole:
             return order.busy
         return order.busy | order.table.among(self._ranges.without_room(rooms))
@@ -311,7 +313,7 @@ class SharedSubscription(DueSubscription):
         self._read_from(skipping.take_in_again(dry, now_ms))
 
     def _skip_in_order(self, order: KeyOrder, skipping: Skipping, wants_room: bool) -> Bools:
-        """Leave out the ends of long queues, if room is wanted; returns what is dry then."""
+        """Leave out the ends of long queues if room is wanted; return the dry slots."""
         order.settle(self.held)
         closed = self._closed(order, self._rooms(1))
         if wants_room:
@@ -325,7 +327,7 @@ class SharedSubscription(DueSubscription):
         return dry & ~self._ranges.without_room(self._rooms(1))
 
     def _skip_by_range(self, ranges: KeyRanges, skipping: Skipping, wants_room: bool) -> Bools:
-        """The same, where it is of those who have much ready and take little."""
+        """Leave out messages of slow consumers if room is wanted; return the dry slots."""
         if wants_room:
             most = self.limits.ready_messages // _LEFT_SHARE
             rows = Rows.concat([shorten(band.ready, most) for band in self.bands])
@@ -342,7 +344,7 @@ class SharedSubscription(DueSubscription):
     def _assign_in_order(
         self, order: KeyOrder, ready: int, now_ms: int, frame_messages: int
     ) -> list[HandOver]:
-        """As ``assign``, where of each key, or of all, one message is out at a time."""
+        """Assign as ``assign`` does, with one message of each key, or of all, in flight."""
         room = self._rooms(frame_messages)
         wanted = min(ready, sum(room), 1 if order.whole else ready)
         out = len(self.in_flight)
@@ -383,13 +385,13 @@ class SharedSubscription(DueSubscription):
     def _assign_by_range(
         self, ready: int, now_ms: int, frame_messages: int, tried: bool
     ) -> list[HandOver]:
-        """As ``assign``, where it matters to whom a message goes."""
+        """Assign as ``assign`` does, with key ranges."""
         assert self._skipping is not None
         room = self._rooms(frame_messages)
         wanted = min(ready, sum(room))
         runs: dict[tuple[int, bool], list[Rows]] = {}
         aside: tuple[list[Rows], list[Rows]] = [], []
-        # What lies deeper is looked at only where nothing was found before it.
+        # Look at later rows only if no earlier one is deliverable.
         while wanted > 0 and not runs:
             parts = self._take_apart(max(2 * wanted, _WINDOW_ROWS), with_tried=tried)
             if not any(part.height for part in parts):
@@ -411,7 +413,8 @@ class SharedSubscription(DueSubscription):
         for band, part in self.bands.split(Rows.concat(aside[1])):
             band.ready.push_tried(part)
         is_stuck = self.is_stuck
-        # Nothing of all that is ready is for those who have room; or else it is not known.
+        # Reading is stuck if no ready message is for a consumer with room; otherwise this is not
+        # known.
         if not is_stuck or (wanted > 0 and not runs):
             self._skipping.found_stuck(is_stuck, now_ms)
         hands = []
@@ -439,7 +442,7 @@ class SharedSubscription(DueSubscription):
         return min([wake for wake in wakes if wake is not None], default=None)
 
     def rewind(self, now_ms: int) -> None:
-        """Forget what is ready and not yet due again; what is handed over stays so."""
+        """Remove ready messages that are not due any more; in-flight messages stay in flight."""
         super().rewind(now_ms)
         for store in self._stores:
             rows = store.drain()

@@ -1,13 +1,13 @@
-"""What is left out of memory, where ready is full of what may not go.
+"""Skipping: leaving messages out of memory while ready is full of undeliverable ones.
 
-Ready that is full of messages whose keys are busy, or whose consumer takes nothing, must not
-hold up others. When it has been full for ``STUCK_MS``, and more is wanted than may go, some of
-it is taken out and its slots are *skipped*: what is in the index of such a slot is passed
-over, so that reading comes to others. When a skipped slot is *dry*, because nothing of it is
-left in ready although it could go, reading begins again at the first message that was passed
-over, and takes it in.
+Ready may be full of messages whose keys are busy, or whose consumer takes none. They must not block
+others. When ready has been full for ``STUCK_MS``, and more is wanted than can be delivered, some of
+it is removed and its slots are *skipped*: messages of these slots in the index are passed over, so
+that reading reaches others. A skipped slot is *dry* when none of its messages is left in ready and
+they could be delivered. Then reading begins again at the first message passed over, and takes it
+in.
 
-The subscription says when reading is stuck, what to take out, and which slots are dry.
+The subscription says when reading is stuck, which messages to remove, and which slots are dry.
 
 Pure: times arrive as arguments.
 """
@@ -24,15 +24,15 @@ from escapement.broker.subscription.ready import Rows
 from escapement.storage.index import Key
 from escapement.traits import SLOTS, have_keys, key_slots
 
-# The slot of what has none: a message without a key, where it matters of which a message is.
+# The slot of a message without a key, where slots matter.
 NO_SLOT: Final = SLOTS
 
-# So long what is ready stays as it is although nothing of it may go and more cannot be read,
-# and a skipped slot waits for its next messages.
+# How long reading must be stuck before messages are left out, and how long a few dry slots wait for
+# their next messages.
 STUCK_MS: Final = 1000
-# It does not stay as it is where one in so many of it has been handed out.
+# Reading is not stuck while one in this many ready messages is delivered in that time.
 _FLOW_SHARE: Final = 4
-# Less, where one in so many of the skipped slots waits.
+# Dry slots do not wait if one in this many skipped slots is dry.
 _DRY_SHARE: Final = 4
 
 Bools = npt.NDArray[np.bool_]
@@ -40,10 +40,12 @@ Slots = npt.NDArray[np.intp]
 
 
 def slots_of(rows: Rows, whole: bool) -> Slots:
-    """What of these rows stands in each other's way; ``NO_SLOT`` for nothing. intp[n].
+    """Return the slot of each row; rows in a slot block each other. intp[n].
+
+    Rows without a key have ``NO_SLOT``: they block no other row.
 
     Args:
-      whole: everything does.
+      whole: all rows are in one slot.
     """
     if whole:
         return np.zeros(rows.height, np.intp)
@@ -53,31 +55,31 @@ def slots_of(rows: Rows, whole: bool) -> Slots:
 
 
 class Skipping:
-    """See the module's docstring."""
+    """The skipped slots of one subscription, and when to change them."""
 
     __slots__ = ("_dry", "_handed", "_skipped", "_stuck", "skipped_from")
 
     def __init__(self) -> None:
         self.skipped_from: Key | None = None  # the lowest key that was passed over
-        self._handed = 0  # since reading was found stuck
-        self._skipped: Bools | None = None  # with a place for what has no key, which never is
+        self._handed = 0  # messages delivered since reading was found stuck
+        self._skipped: Bools | None = None  # one more for ``NO_SLOT``, which is never skipped
         self._stuck = Patience(STUCK_MS)
         self._dry = Patience(STUCK_MS)
 
     def advance(self, now_ms: int) -> bool:
-        """Time has passed; returns whether there is something to look at."""
+        """Advance to ``now_ms``; return whether a wait has ended."""
         stuck = self._stuck.advance(now_ms)
         return self._dry.advance(now_ms) or stuck
 
     def next_wake_ms(self) -> int | None:
-        """When ``advance`` will say so."""
+        """Return when ``advance`` will return True; None if never."""
         times = (self._stuck.until_ms, self._dry.until_ms)
         return min((time for time in times if time is not None), default=None)
 
-    # -- when to leave something out ---------------------------------------------------
+    # -- when to leave messages out ----------------------------------------------------
 
     def found_stuck(self, stuck: bool, now_ms: int) -> None:
-        """Whether nothing more can be read now, although more is wanted than may go."""
+        """Note whether reading is stuck: no room, although more is wanted than can be delivered."""
         if not stuck:
             self._stuck.end()
         elif not self._stuck.has_begun:
@@ -85,15 +87,15 @@ class Skipping:
             self._stuck.is_out(now_ms)
 
     def handed(self, count: int) -> None:
-        """So many were handed out."""
+        """Count delivered messages."""
         self._handed += count
 
     def wants_room(self, now_ms: int, limit: int) -> bool:
-        """Whether reading has been stuck for so long that room is to be made.
+        """Return whether reading has been stuck for so long that room must be made.
 
         Args:
-          limit: how many rows ready takes of a band. Where many of them were handed out
-            meanwhile, there will be room soon.
+          limit: the most rows of a band in ready. If many of them were delivered meanwhile, there
+            will be room soon.
         """
         if not self._stuck.has_begun or not self._stuck.is_out(now_ms):
             return False
@@ -104,7 +106,7 @@ class Skipping:
             return False
         return True
 
-    # -- what is left out --------------------------------------------------------------
+    # -- skipped slots -----------------------------------------------------------------
 
     @property
     def skips(self) -> bool:
@@ -112,11 +114,11 @@ class Skipping:
         return self._skipped is not None
 
     def skips_any(self, slots: Bools) -> bool:
-        """Whether any of these is; bool[SLOTS]."""
+        """Return whether any of these slots is skipped; ``slots`` is bool[SLOTS]."""
         return self._skipped is not None and bool((self._skipped[:-1] & slots).any())
 
     def pass_over(self, rows: Rows, slots: Slots) -> Rows:
-        """Those of rows, sorted by key, whose slots, ``NO_SLOT`` for none, are not skipped."""
+        """Return the rows whose slots are not skipped; the rows are sorted by key."""
         if self._skipped is None:
             return rows
         skipped = self._skipped[slots]
@@ -126,7 +128,7 @@ class Skipping:
         return rows.pick(~skipped)
 
     def leave_out(self, rows: Rows, slots: Bools) -> None:
-        """These were taken out, and reading passes over these slots from now on.
+        """Note rows that were removed from ready, and skip their slots from now on.
 
         Args:
           rows: sorted by key.
@@ -140,18 +142,18 @@ class Skipping:
             self._note(rows)
 
     def take_in_again(self, dry: Bools, now_ms: int) -> Key | None:
-        """Where to read from, because skipped slots are dry; None if it can wait.
+        """Return where to read from because skipped slots are dry; None if that can wait.
 
-        Such slots are skipped no longer.
+        These slots are not skipped any more.
 
         Args:
-          dry: of which nothing is left in ready, and something could go; bool[SLOTS].
+          dry: slots with no message in ready that could be delivered; bool[SLOTS].
         """
         if self._skipped is None:
             return None
         dry = np.append(self._skipped[:-1] & dry, False)
         count = np.count_nonzero(dry)
-        # Reading passes everything else that is due: not for each slot by itself.
+        # Reading passes all other due messages, so it does not begin for each slot.
         many = _DRY_SHARE * count >= np.count_nonzero(self._skipped)
         if count and not many and not self._dry.is_out(now_ms):
             return None
@@ -159,7 +161,7 @@ class Skipping:
         return self._read_again(dry) if count else None
 
     def skip_none(self) -> Key | None:
-        """Skip no slot any longer: where to read from; None if nothing was passed over."""
+        """Stop skipping; return where to read from, None if no message was passed over."""
         return None if self._skipped is None else self._read_again(self._skipped.copy())
 
     def _read_again(self, slots: Bools) -> Key | None:
@@ -168,7 +170,7 @@ class Skipping:
         if not self._skipped.any():
             self._skipped = None
             self._dry.end()
-        # What is passed over again is noted again.
+        # Messages passed over again are noted again.
         found, self.skipped_from = self.skipped_from, None
         return found
 
@@ -180,4 +182,4 @@ class Skipping:
     def _check(self) -> None:
         """Assert every invariant."""
         assert self._skipped is None or self._skipped[:-1].any(), "no slot is skipped"
-        assert self._skipped is None or not self._skipped[-1], "what has no key is skipped"
+        assert self._skipped is None or not self._skipped[-1], "messages without a key are skipped"

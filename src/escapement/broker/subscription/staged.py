@@ -1,22 +1,21 @@
-"""Messages of what is ready, in memory: for whoever hands it out in another order.
+"""A read-ahead cache of ready messages, for delivery in an order other than the index's.
 
-The index has messages by due time. Where what goes out together is chosen by priority or by
-key it lies in a hundred blocks of the index, and each frame would read them all again. So what
-becomes ready is read at once, in the index's order, and kept here until it is done.
+The index stores messages by due time. If messages are delivered by priority or by key, the messages
+of one frame are in a hundred blocks of the index, and each frame would read all of these again. So
+ready messages are read at once, in the order of the index, and kept here until they are done.
 
-*Expected* is what is ready and was not read. When there is enough of it, ``begin_read`` says
-what to read, the lowest ranks first, and ``put`` takes what was read. All subscriptions
-together have a bound of bytes (``BrokerLimits.staged_bytes``); what finds no room is read from
-the index when it goes out. So nothing depends on what is here but speed.
+*Expected* messages are ready and not read yet. When there are enough, ``begin_read`` says which to
+read, the lowest ranks first, and ``put`` takes them. All subscriptions together may use
+``BrokerLimits.staged_bytes``. Messages that find no room are read from the index when they are
+delivered. So this cache affects only speed.
 
-What was read together is a *part*. Where each message lies is known of its offset, so that a
-frame's are found at once, however many parts there are. Parts that are mostly done are made
-into one. Of what is not here any more the map may still say where it was: numbers of parts are
-not used again.
+The messages of one read are a *part*. A map from offsets to places finds the messages of a frame at
+once, however many parts there are. Parts whose messages are mostly done are merged. The map may
+still have the place of a message that has been removed, because part numbers are not reused.
 
-Invariants (``_check``): the map of offsets is sound; no message stands twice in a part.
+Invariants (``_check``): the map of offsets is sound; no message is in a part twice.
 
-Pure: it does not know what is ready or done, but is told with each question.
+Pure: it does not know which messages are ready or done; each call is given them.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from escapement.broker.subscription.ready import Rows, order_of
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.index.columns import FixedColumns, Pick, assemble
 
-# Fewer are not worth a read of their own.
+# The fewest rows that are worth a read.
 _LEAST_ROWS: Final = 2048
-# Parts of so many rows are not made larger.
+# Parts of this many rows are not joined with others.
 _LARGE_ROWS: Final = 16_384
-# What a row takes beside its strings: where it is, and where each string begins and ends.
+# The memory of a row besides its strings: its place, and the bounds of each string.
 _ROW_BYTES: Final = 64
-# A place: the number of a part, above so many bits for the row.
+# A place is the number of a part above this many bits for the row.
 _ROW_BITS: Final = 32
 
-# The map of offsets is made anew where it takes more for each message.
+# The map of offsets is rebuilt if it takes more than this for each message.
 _SPARSE_BYTES: Final = 128
 
 Bools = npt.NDArray[np.bool_]
@@ -49,7 +48,7 @@ Which = Callable[[Int64s], Bools]
 
 
 class _Part(NamedTuple):
-    """What one read brought."""
+    """The messages of one read."""
 
     first_place: int
     offsets: Int64s
@@ -67,7 +66,7 @@ class _Part(NamedTuple):
 
 
 class Staged:
-    """See the module's docstring."""
+    """Messages read ahead for one subscription."""
 
     __slots__ = (
         "__weakref__",
@@ -83,49 +82,49 @@ class Staged:
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}  # by number, ascending
         self._next = 0
-        self._places = OffsetMap()  # where each message is, or was: part and row
+        self._places = OffsetMap()  # the place of each message, maybe removed
         self._expected: list[Rows] = []
-        self.expected = 0  # rows that are ready and were not read
-        self._asked = 0  # rows that were asked for since ``keep``
-        self._is_full = False  # there was no room when that was looked at last
+        self.expected = 0  # the number of rows in ``_expected``
+        self._asked = 0  # rows sought since the last ``keep``
+        self._is_full = False  # whether the last ``begin_read`` had no room
 
     @property
     def size_bytes(self) -> int:
-        """What everything here takes."""
+        """The memory in use."""
         return self._places.size_bytes + sum(part.size_bytes for part in self._parts.values())
 
-    # -- what is to be read ----------------------------------------------------------
+    # -- reading ahead ---------------------------------------------------------------
 
     def expect(self, rows: Rows) -> None:
-        """These are ready."""
+        """Add ready rows."""
         self._expected.append(rows)
         self.expected += rows.height
 
     @property
     def wants_read(self) -> bool:
-        """Whether enough is expected, and there may be room for it."""
+        """Whether enough rows are expected, and there may be room for them."""
         if self.expected < _LEAST_ROWS:
             return False
         return not self._is_full or self._asked >= _LEAST_ROWS
 
     @property
     def is_untidy(self) -> bool:
-        """Whether much of what is here may be done."""
+        """Whether most messages here may be done."""
         return 4 * self._asked >= 3 * self._height
 
     def take_expected(self, waits: Which) -> Rows:
-        """What was expected and ``waits`` still; it is not expected any more."""
+        """Remove all expected rows; return those for which ``waits`` is true."""
         rows = Rows.concat(self._expected)
         self._expected, self.expected = [], 0
         return rows.pick(waits(rows.offsets)) if rows.height else rows
 
     def begin_read(self, rows: Rows, ageing_ms: int, room_bytes: int, mean_bytes: float) -> Rows:
-        """Which of these to read now, sorted by key; the others are expected.
+        """Return which of these rows to read now, sorted by key; expect the others.
 
         Args:
-          ageing_ms: what a step of priority is worth.
-          room_bytes: how much may be added.
-          mean_bytes: what a message weighs; 0 if nobody knows, and then none is read.
+          ageing_ms: the worth of one step of priority.
+          room_bytes: how many bytes may be added.
+          mean_bytes: the mean size of a message; 0 if unknown, and then none is read.
         """
         most = int(room_bytes / (mean_bytes + _ROW_BYTES)) if mean_bytes else 0
         self._is_full = most < _LEAST_ROWS
@@ -138,14 +137,14 @@ class Staged:
         return rows.pick(order[:most]).in_order()
 
     def put(self, rows: Rows, batch: MessageBatch) -> None:
-        """These were read: the messages of the rows, in the same order."""
+        """Add messages that were read, in the order of the rows."""
         self._add(rows.offsets, rows.due_ms, batch)
         self._join_small()
 
-    # -- what is here ----------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------
 
     def keep(self, which: Which) -> None:
-        """Let go of what is not one of these, where it is most of a part; amortized O(1) each."""
+        """Remove messages that fail ``which``, from parts where most do; amortized O(1) each."""
         self._asked = 0
         left = {}
         for number, part in self._parts.items():
@@ -159,7 +158,7 @@ class Staged:
                 self._places.put(part.offsets, part.places)
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
-        """The wanted keys that are here: their places among the wanted, and their rows."""
+        """Return the wanted messages that are here: positions in ``offsets``, and their rows."""
         self._asked += len(offsets)
         if not self._parts:
             return []
@@ -191,12 +190,12 @@ class Staged:
         return sum(part.height for part in self._parts.values())
 
     def _here(self, part: _Part, rows: Int64s) -> Int64s:
-        """Those of the rows of a part that were not read again since."""
+        """Return the rows of a part that were not read again since."""
         here: Int64s = rows[self._places.get(part.offsets[rows]) == part.first_place + rows]
         return here
 
     def _join_small(self) -> None:
-        """Make one part of small ones at the end, so that there are few."""
+        """Join small parts at the end, so that there are few parts."""
         numbers = list(self._parts)
         small = [numbers.pop()]
         height = self._parts[small[0]].height
@@ -208,7 +207,7 @@ class Staged:
             self._join({no: self._here(part, np.arange(part.height)) for no, part in parts})
 
     def _join(self, left: dict[int, Int64s]) -> None:
-        """Make one part of these, of which these rows are left."""
+        """Join parts, keeping the rows given for each."""
         parts = [(self._parts.pop(number), rows) for number, rows in left.items()]
         picks, height = [], 0
         for part, rows in parts:
@@ -225,5 +224,5 @@ class Staged:
         """Assert every invariant."""
         self._places._check()
         for number, part in self._parts.items():
-            assert part.first_place == number << _ROW_BITS, "a part has another's places"
-            assert len(np.unique(part.offsets)) == part.height, "a message stands twice in a part"
+            assert part.first_place == number << _ROW_BITS, "a part has the places of another"
+            assert len(np.unique(part.offsets)) == part.height, "a message is in a part twice"

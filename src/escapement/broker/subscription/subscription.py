@@ -1,20 +1,20 @@
-"""What every kind of subscription does: hold, acknowledge, give back, retry.
+"""The base of all subscriptions: holding, acknowledging, giving back and retrying messages.
 
-A subscription's messages are in one of these places, and ``held`` is the union of
-the first three::
+A message of a subscription is in one of these places, and ``held`` is the union of *ready*, *in
+flight* and *retry*::
 
     not held ──► ready ──► in flight ──► acknowledged
                    ▲           │  ack
                    │           │ nack, timeout, disconnect
                    └── retry ◄─┘
 
-``acked`` is the cursor: a set of offsets that is changed the moment an acknowledgement
-arrives, so that nothing acknowledged is sent again (V2), and becomes durable later. What
-has failed for the last time stays held too, among the ``dead``, until it is buried.
+``acked`` is the cursor: a set of offsets. It changes the moment an acknowledgement arrives, so that
+no acknowledged message is sent again (V2), and becomes durable later. Dead messages are held, too,
+in ``dead``, until their dead letters are written.
 
-Every change here is one synchronous step. Time arrives as an argument; what must
-become durable leaves through ``submit``. Subclasses say where fresh messages come
-from: :mod:`~escapement.broker.subscription.shared` from the delivery order,
+Every change here is one synchronous step. Time arrives as an argument; records that must become
+durable leave through ``submit``. Subclasses decide where fresh messages come from:
+:mod:`~escapement.broker.subscription.shared` from the delivery order,
 :mod:`~escapement.broker.subscription.ordered` from the log.
 """
 
@@ -56,9 +56,9 @@ from escapement.storage.policy import SubscriptionPolicy
 
 
 class Subscription(ABC):
-    """State of one subscription; see the module's docstring."""
+    """The state of one subscription."""
 
-    # Until when a broker before us may have handed out messages unrecorded; 0: not at all.
+    # A previous broker may have delivered messages up to this time without a record; 0 if not.
     doubtful_until_ms: int
 
     def __init__(
@@ -71,17 +71,18 @@ class Subscription(ABC):
         amendments: Amendments,
         on_dead: Callable[[Subscription], None],
     ) -> None:
-        """A subscription of which nothing is known yet.
+        """Create a subscription that holds no messages.
 
         Args:
-          submit: hands in what must become durable.
-          rng: of the jitter.
-          on_dead: called when there is something in ``dead``.
+          submit: passes records to the next group commit.
+          rng: for the jitter.
+          on_dead: called when ``dead`` gets messages.
         """
         self.record = record
         self.limits = limits
         self.acked = Cursor()
-        # Of these those that nobody had been handed when it let them go; None: it never did.
+        # Acknowledged messages that expired or were dropped without a delivery; None if none ever
+        # did.
         self.lapsed: OffsetSet | None = None
         self.held = OffsetSet()
         self.in_flight = InFlight()
@@ -89,65 +90,65 @@ class Subscription(ABC):
         self.counts = Counts()
         self.throttle = Throttle(record.policy)
         self.expiry = Expiry()
-        self.dead = Doomed()  # held until they are buried
+        self.dead = Doomed()  # held until their dead letters are written
         self.retries = Retries(now_ms)
         self.attempts = AttemptBook(
             record.topic_id, record.id, submit, self.in_flight, self.retries, amendments
         )
-        self.keep_most: int | None = None  # of what waits; the oldest beyond it are to go
-        self.settled_most: int | None = None  # and no more of them than until ``settled`` is this
-        self.gave_back = False  # since it was looked at for a quota: what was in hands may go now
+        self.keep_most: int | None = None  # backlog quota: drop the oldest beyond this ...
+        self.settled_most: int | None = None  # ... until ``settled`` reaches this
+        self.gave_back = False  # since the last quota check; more may be dropped now
         self._submit = submit
         self._on_dead = on_dead
         self._rng = rng
-        self._amendments = amendments  # of the topic's messages
+        self._amendments = amendments  # those of the topic's messages
 
     # -- what subclasses decide ------------------------------------------------
 
     @abstractmethod
     def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
-        """Take what may go now and put it in flight.
+        """Take messages that may be delivered now, and put them in flight.
 
-        At most one run for each consumer, and one of what has waited out a back-off.
+        Returns at most one run for each consumer, and one of messages that waited out a back-off.
 
         Args:
           frame_messages: the longest run.
-          tried: whether to take of what has waited out a back-off.
+          tried: whether to take messages that waited out a back-off.
         """
 
     @abstractmethod
     def _again(self, rows: Rows, *, waited: bool) -> None:
-        """These are wanted again now; they are held.
+        """Make held messages ready again.
 
         Args:
-          waited: whether they have waited out a back-off, or were given back just now.
+          waited: whether they waited out a back-off, or were given back just now.
         """
 
     @abstractmethod
     def covers(self, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which messages this subscription is to get at all; bool[n]."""
+        """Return which messages this subscription is to get at all; bool[n]."""
 
     @abstractmethod
     def _forget_ready(self, offsets: Int64s) -> None:
-        """These were acknowledged while they were neither in flight nor unknown."""
+        """Remove messages from ready; they were acknowledged, or must not be delivered."""
 
     @abstractmethod
     def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        """Which rows must be marked redelivered; None for none."""
+        """Return which rows must be marked redelivered; None for none."""
 
     @property
     def scatters(self) -> bool:
-        """Whether what goes out together may lie far apart."""
+        """Whether the messages of one frame may be far apart in the index."""
         return False
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing could come of serving it, unless something happens to it. O(1)."""
+        """Whether serving it now would have no effect. O(1)."""
         return False
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether its cursor, which is durable, says all there is to know of it."""
+        """Whether its durable cursor is its whole state."""
         return not (
             self.consumers
             or len(self.in_flight)
@@ -161,28 +162,28 @@ class Subscription(ABC):
     # -- consumers -------------------------------------------------------------
 
     def join(self, consumer: Consumer) -> None:
-        """A consumer arrived."""
+        """Add a consumer."""
         consumer.obey(self.record.policy)
         self.consumers.append(consumer)
         self._consumers_changed()
 
     def set_policy(self, policy: SubscriptionPolicy) -> None:
-        """Go by another policy from now on; what is in flight keeps its deadline."""
+        """Follow another policy from now on; in-flight messages keep their deadlines."""
         self.record = replace(self.record, policy=policy)
         self.throttle.set_policy(policy)
         for consumer in self.consumers:
             consumer.obey(policy)
 
     def take_over(self, consumers: list[Consumer]) -> None:
-        """These were those of the subscription in whose place this one comes."""
+        """Take over the consumers of the subscription that this one replaces."""
         self.consumers.extend(consumers)
         self._consumers_changed()
 
-    def _consumers_changed(self) -> None:  # noqa: B027 (most need not know)
-        """Somebody came or went."""
+    def _consumers_changed(self) -> None:  # noqa: B027 (optional)
+        """React to a change of consumers."""
 
     def leave(self, consumer: Consumer, now_ms: int) -> None:
-        """A consumer is gone; what it holds is wanted again at once."""
+        """Remove a consumer; its messages are ready again at once."""
         self._leave(consumer, now_ms, "disconnect")
 
     def _leave(self, consumer: Consumer, now_ms: int, reason: Reason | None) -> None:
@@ -196,7 +197,7 @@ class Subscription(ABC):
         self._return_untried(unsent, 0, now_ms)
 
     def give_up(self) -> list[Consumer]:
-        """Another takes this one's place: its consumers; nothing is in their hands any more."""
+        """Return the consumers, to be taken over by another subscription; forget deliveries."""
         consumers, self.consumers = self.consumers, []
         self.in_flight.clear()
         return consumers
@@ -212,24 +213,25 @@ class Subscription(ABC):
         at_ms: int | None = None,
         lapsed: Int64s | None = None,
     ) -> int:
-        """Take acknowledgements; returns how many took effect.
+        """Acknowledge messages; return how many were not acknowledged before.
 
         Args:
-          offsets: what is done; int64[n], any order, repeats allowed. Any consumer
-            of the subscription may acknowledge any message.
-          done: called with that number when all of it is durable, also for what was
-            acknowledged before by someone whose commit is still under way.
-          letters: called with those on which it takes effect; what it returns becomes
-            durable with them.
-          at_ms: when a consumer said so; None: nobody did, and they do not count for the lag.
-          lapsed: those of them that nobody was handed; each once.
+          offsets: int64[n], any order, repeats allowed. Any consumer of the subscription may
+            acknowledge any message.
+          done: called with that number when all offsets are durable. It also waits for messages
+            acknowledged before whose commit is still under way.
+          letters: called with the offsets not acknowledged before; returns inbox entries that
+            become durable with them.
+          at_ms: when a consumer acknowledged them; None if no consumer did, and then they do not
+            count for the lag.
+          lapsed: those of the offsets that were never delivered; each once.
         """
         bits = self.acked.new_of(offsets)
         fresh = bits.offsets
         timing = unsent = None
         if len(fresh):
             if at_ms is not None:
-                # In the order in which they came, where all count: mostly that of the delivery.
+                # Keep the order of arrival, if all count: usually it is the order of the delivery.
                 named = offsets if len(fresh) == len(offsets) else fresh
                 timing = self._timing(named, at_ms)
             self.acked.take(bits)
@@ -251,20 +253,20 @@ class Subscription(ABC):
         return len(fresh)
 
     def _timing(self, offsets: Int64s, at_ms: int) -> Timing:
-        """What is known of messages that are acknowledged now."""
+        """Return the delivery times of messages that are acknowledged now."""
         shares = self.in_flight.shares_of(offsets)
         self._leave_hands(shares)
         seen = sum(share.height for share in shares)
         handed = [share.handed for share in shares]
         return Timing(self.record.origin_id, at_ms, handed, len(offsets) - seen)
 
-    def _leave_hands(self, shares: Sequence[Share]) -> None:  # noqa: B027 (most need not know)
-        """These, in somebody's hands, are acknowledged now."""
+    def _leave_hands(self, shares: Sequence[Share]) -> None:  # noqa: B027 (optional)
+        """React to the acknowledgement of messages in flight."""
 
     # -- cancelling ----------------------------------------------------------------
 
     def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these it is done with, or was handed and has not given back; bool[n]."""
+        """Return which messages are acknowledged, or delivered and not given back; bool[n]."""
         handed = self.acked.contains(offsets)
         held = np.flatnonzero(self.held.contains(offsets))
         if len(held):
@@ -273,7 +275,7 @@ class Subscription(ABC):
 
     @abstractmethod
     def may_have_had(self, due_ms: Int64s, published_ms: Int64s) -> npt.NDArray[np.bool_]:
-        """Which messages a broker before us may have handed out unrecorded; bool[n].
+        """Return which messages a previous broker may have delivered without a record; bool[n].
 
         Args:
           due_ms, published_ms: of messages from before the last start; int64[n].
@@ -281,11 +283,14 @@ class Subscription(ABC):
 
     @property
     def lets_go(self) -> bool:
-        """Whether it ever let go of anything without having handed it out."""
+        """Whether a message may have expired or been dropped without a delivery."""
         return self.lapsed is not None or bool(self.dead)
 
     def has_lapsed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these it has let go, or is about to, without having handed them out; bool[n]."""
+        """Return which messages expired or were dropped without a delivery; bool[n].
+
+        Includes dead ones, which are not acknowledged yet.
+        """
         lapsed = np.zeros(len(offsets), bool)
         if self.lapsed is not None:
             lapsed |= self.acked.contains(offsets) & self.lapsed.contains(offsets)
@@ -294,35 +299,36 @@ class Subscription(ABC):
         return lapsed
 
     def forget_lapses(self, gone: OffsetSet) -> bool:
-        """Remember no more which of these lapsed, which is many; whether that changed anything.
+        """Count all ``gone`` messages as lapsed; return whether that changed anything.
 
-        All of them count as if, or one bit of each would be kept for ever.
+        Otherwise one bit of each message would be kept forever.
         """
         return self.lapsed is not None and self.lapsed.union_update(gone) > 0
 
     def lapses(self) -> OffsetSet:
-        """``lapsed``, to be added to: most subscriptions never have any."""
+        """Return ``lapsed`` to add to; create it if needed, because few subscriptions use it."""
         if self.lapsed is None:
             self.lapsed = OffsetSet()
         return self.lapsed
 
     @abstractmethod
     def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these are ready and were never sent; bool[n]."""
+        """Return which of these are ready and were never sent; bool[n]."""
 
     def withdraw(self, offsets: Int64s) -> None:
-        """Do not hand these out, which it was not handed yet: whoever offers leaves them out."""
+        """Remove messages that were not delivered yet, and are not offered any more."""
         if self.held.discard(offsets):
             self._forget_ready(offsets)
 
     def kept(self) -> OffsetSet:
-        """What it keeps though it is cancelled for others, and more; not to be changed."""
+        """Return the messages it keeps although cancelled for others, and more; read-only."""
         return self.held
 
     def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these are ready, in flight or in retry here; bool[n].
+        """Return which messages are ready, in flight or in retry; bool[n].
 
-        Or would be again after a crash, because an acknowledgement is not durable yet.
+        Includes messages that would be so again after a crash, because their acknowledgement is not
+        durable yet.
         """
         holds = self.held.contains(offsets) | self.attempts.has_recovered(offsets)
         if len(self.acked.undurable):
@@ -334,9 +340,9 @@ class Subscription(ABC):
     def negative_acknowledge(
         self, consumer: Consumer, offsets: Int64s, delay_ms: int | None, now_ms: int
     ) -> int:
-        """The consumer could not; tried again after ``delay_ms``, or after its back-off.
+        """Retry messages after ``delay_ms``, or after the consumer's back-off.
 
-        Returns how many it held; others are ignored.
+        Returns how many were in flight to the consumer; others are ignored.
         """
         rows = self.in_flight.take_back(offsets, consumer.id)
         if delay_ms is None:
@@ -349,9 +355,10 @@ class Subscription(ABC):
         return rows.height
 
     def release(self, consumer: Consumer, offsets: Int64s, delay_ms: int, now_ms: int) -> int:
-        """The consumer did not try these: as if they had not been delivered, but for a mark.
+        """Take back messages that the consumer did not try, and deliver them after ``delay_ms``.
 
-        They are wanted again after ``delay_ms``. Returns how many it held.
+        The delivery does not count as an attempt, but the next one is marked redelivered. Returns
+        how many were in flight to the consumer.
         """
         rows = self.in_flight.take_back(offsets, consumer.id)
         self._return_untried(rows, delay_ms, now_ms)
@@ -364,16 +371,16 @@ class Subscription(ABC):
         self._return(rows, next_ms, now_ms, None)
 
     def extend(self, consumer: Consumer, offsets: Int64s, wait_ms: int, now_ms: int) -> int:
-        """The consumer needs ``wait_ms`` from now for these; returns how many it holds."""
+        """Extend deadlines to ``wait_ms`` from now; return how many messages are in flight."""
         return self.in_flight.extend(offsets, consumer.id, now_ms + min(wait_ms, CEILING_MS))
 
     def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
-        """These come back from a consumer; failed for ``reason``, or not at all."""
+        """Take messages back from a consumer; ``reason`` is None if they did not fail."""
         if not rows.height:
             return
         self.gave_back = True
         rows = counted(rows)
-        if self.expiry.ttl_ms:  # it waits no longer than it lives
+        if self.expiry.ttl_ms:  # a retry waits no longer than the time to live
             next_ms = np.minimum(next_ms, np.maximum(rows.due_ms + self.expiry.ttl_ms, now_ms))
         stated_ms = np.where(next_ms <= now_ms, rows.due_ms, next_ms)
         self.attempts.state(rows, stated_ms)
@@ -386,16 +393,20 @@ class Subscription(ABC):
         self._wait(rows, next_ms, now_ms)
 
     def _give_up_on(self, rows: Rows, reason: Reason) -> None:
-        """These came back for the last time."""
+        """Make messages dead that failed their last attempt."""
         self.dead.add(Dead.of(rows, reason))
         self._on_dead(self)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
-        """These, which nobody had in hands, are tried again then; otherwise as ``_wait``."""
+        """Retry messages that were not in flight; otherwise as ``_wait``."""
         self._wait(rows, next_ms, now_ms, waited=waited)
 
     def _wait(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
-        """These are tried again then; ``waited`` as for ``_again``, of those that are at once."""
+        """Retry messages at ``next_ms``, or at once if that has passed.
+
+        Args:
+          waited: as for ``_again``, for those retried at once.
+        """
         at_once = next_ms <= now_ms
         if at_once.any():
             self._again(rows.pick(at_once), waited=waited)
@@ -405,13 +416,14 @@ class Subscription(ABC):
             if elapsed.height:
                 self._again(elapsed, waited=True)
 
-    # -- the dead ----------------------------------------------------------------
+    # -- dead messages -----------------------------------------------------------
 
     def bury(self, offsets: Int64s, letters: Sequence[Letter], done: Callable[[], None]) -> None:
-        """What ``dead.next`` gave is over: acknowledged, together with its letters.
+        """Acknowledge the messages of ``dead.next``, in one commit with their dead letters.
 
         Args:
-          offsets: those of them that are not acknowledged; int64[n].
+          offsets: those that are not acknowledged; int64[n].
+          letters: the inbox entries with the dead letters.
           done: called when that is durable.
         """
         rows = self.dead.take_next().rows
@@ -427,15 +439,15 @@ class Subscription(ABC):
         self.acknowledge(offsets, durable, lambda fresh: letters, lapsed=self._unsent(rows))
 
     def expire(self, rows: Rows) -> None:
-        """The time of these is over; they are in nobody's hands and not ready any more.
+        """Expire messages that are neither in flight nor ready.
 
-        They are acknowledged, or die, if the policy says so.
+        They are acknowledged, or dead-lettered if the policy says so.
         """
         self.counts.expired += rows.height
         self._let_go(rows, "expired", self.record.policy.expired_to_dead_letter)
 
     def _drop(self, rows: Rows) -> None:
-        """A backlog quota lets these go; otherwise as ``expire``."""
+        """Drop messages because of a backlog quota; otherwise as ``expire``."""
         self.counts.dropped += rows.height
         self._let_go(rows, "dropped", self.record.policy.dropped_to_dead_letter)
 
@@ -449,7 +461,7 @@ class Subscription(ABC):
             self.acknowledge(rows.offsets, None, lapsed=self._unsent(rows))
 
     def _unsent(self, rows: Rows) -> Int64s:
-        """Those that nobody was ever handed, nor may have been by a broker before us."""
+        """Return the messages that were never delivered, also not by a previous broker."""
         unsent = rows.attempts == 0
         before = self.was_sent_before(rows)
         offsets: Int64s = rows.offsets[unsent if before is None else unsent & ~before]
@@ -457,22 +469,22 @@ class Subscription(ABC):
 
     @property
     def may_let_go(self) -> bool:
-        """Whether there is room for more of the dead, which wait in memory."""
+        """Whether there is room for more dead messages, which wait in memory."""
         return len(self.dead) < self.limits.ready_messages
 
     @property
     def settled(self) -> int:
-        """A number that grows by one for each message that is over; others may make it grow."""
+        """A number that grows by one for each message that is done, and may grow otherwise."""
         return len(self.acked) + len(self._amendments.cancelled) + len(self.dead)
 
     def revive(self, rows: Rows, next_ms: int, now_ms: int) -> None:
-        """These of the dead are tried again after all; they are held."""
+        """Retry dead messages after all; they are held."""
         self._retry(rows, np.full(rows.height, next_ms), now_ms)
 
     # -- time ----------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> bool:
-        """Let timeouts and retries happen; returns whether anything became ready."""
+        """Fire timeouts and retries; return whether messages may have become deliverable."""
         moved = self.throttle.advance(now_ms)
         if self.expiry.takes_effect():
             self.retries.live(self.expiry.ttl_ms)
@@ -495,17 +507,17 @@ class Subscription(ABC):
         return moved
 
     def next_wake_ms(self) -> int | None:
-        """When ``advance`` has something to do."""
+        """Return when ``advance`` has something to do; None if never."""
         timer_ms, more_ms = self.retries.next_wake_ms(), self.throttle.next_wake_ms()
         if timer_ms is None or more_ms is None:
             return more_ms if timer_ms is None else timer_ms
         return min(timer_ms, more_ms)
 
     def rewind(self, now_ms: int) -> None:
-        """The wall clock went back: timers are laid out again; deadlines stay as they are."""
+        """Rebuild timers after the wall clock was set back; deadlines stay as they are."""
         self.retries.rewind(now_ms)
 
-    # -- handing over --------------------------------------------------------------
+    # -- delivery ------------------------------------------------------------------
 
     def _hand_over(
         self,
@@ -516,11 +528,12 @@ class Subscription(ABC):
         wanted_ms: Int64s | None = None,
         placed: Placed | None = None,
     ) -> HandOver:
-        """Record that these are in the consumer's hands, counting the attempt.
+        """Record a delivery, and count the attempt.
 
         Args:
-          wanted_ms: since when they could have been, if not since they were due; int64[n].
-          placed: where their keys are, if there is an order.
+          wanted_ms: the earliest time at which each message could have been delivered, if not its
+            due time; int64[n].
+          placed: the places of their keys, if there is an order.
         """
         rows = rows._replace(attempts=rows.attempts + 1)
         consumer.permits -= rows.height
@@ -544,23 +557,23 @@ class Subscription(ABC):
         return HandOver(consumer, rows, delivery_id, batch)
 
     def _wanted_ms(self, rows: Rows, wanted_ms: Int64s | None) -> Int64s:
-        """Since when these could have been handed out: not since before there was anybody to."""
+        """Return when messages could first be delivered: not before the subscription began."""
         wanted_ms = rows.due_ms if wanted_ms is None else wanted_ms
         began_ms = self.record.created_at_ms
         return wanted_ms if int(wanted_ms.min()) >= began_ms else np.maximum(wanted_ms, began_ms)
 
     def note_sent(self, hand: HandOver) -> None:
-        """It is on its way: its messages count as tried, unless they are released."""
+        """Note that a delivery was sent: its messages count as tried, unless they are released."""
         self.in_flight.note_sent(hand.delivery_id)
 
     def put_back(self, hand: HandOver, now_ms: int) -> None:
-        """It was decided and not sent, and must not be: its messages come later, untried."""
+        """Cancel a delivery that must not be sent: its messages come later, untried."""
         hand.consumer.permits += hand.rows.height
         held = hand.rows.offsets[self.still_held(hand)]
         self._return_untried(self.in_flight.take_back(held, hand.consumer.id), 0, now_ms)
 
     def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
-        """Which rows are still in this very hand: not acknowledged, not taken back."""
+        """Return which rows of a delivery are neither acknowledged nor taken back."""
         return self.in_flight.holds(hand.delivery_id, hand.rows.height)
 
     def _watch(self, deadline_ms: int, delivery_id: int) -> None:
@@ -571,7 +584,7 @@ class Subscription(ABC):
     # -- a restart --------------------------------------------------------------------
 
     def begin(self, now_ms: int) -> None:
-        """Everything that was stored is known: lay out what waits for another attempt."""
+        """Make recovered messages ready or in retry; all stored attempts are known."""
         rows, next_ms = self.attempts.take_recovered(self.acked)
         if not rows.height:
             return
@@ -584,12 +597,12 @@ class Subscription(ABC):
             self._again(rows, waited=False)
 
     def all_attempts(self, now_ms: int) -> AttemptTable:
-        """Every message that was tried before and is not done, and when next; see the book."""
+        """Return all attempts of pending messages, as ``AttemptBook.take_all`` does."""
         others = Rows.concat([self._ready_again(), self.dead.rows])
         return self.attempts.take_all(others, now_ms)
 
     def tries_of(self, offset: int) -> tuple[int, int | None]:
-        """How often a held message was delivered, and when it is tried again if it waits."""
+        """Return how often a held message was delivered, and the time of its retry or None."""
         rows, times_ms = self.retries.waiting()
         at = np.flatnonzero(rows.offsets == offset)
         if len(at):
@@ -600,10 +613,10 @@ class Subscription(ABC):
 
     @abstractmethod
     def _ready_again(self) -> Rows:
-        """What is ready and was tried before, among other rows."""
+        """Return the ready messages that were tried before, among other rows."""
 
     def stop(self, now_ms: int) -> None:
-        """Give back everything in flight, so that a clean start knows the attempts."""
+        """Take back all messages in flight, so that a clean start knows their attempts."""
         for consumer in list(self.consumers):
-            # That the broker stops is no failure of a message.
+            # Stopping the broker does not count as a failed delivery.
             self._leave(consumer, now_ms, None)

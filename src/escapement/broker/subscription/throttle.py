@@ -1,14 +1,14 @@
-"""What holds a subscription's dispatch back: a pause of it or of its topic, rate, in flight.
+"""Limits on a subscription's dispatch: a pause of it or its topic, a rate, a number in flight.
 
-Asked how many messages may go now, it answers, and remembers when more may: that is when
-its subscription wants to be woken. Where the policy sets no limit it costs a comparison for
-each round of dispatch.
+``grant`` tells how many messages may be delivered now, and remembers when more may: then the
+subscription wants to be woken. A policy without limits costs one comparison for each round of
+dispatch.
 
-At a rate, messages are granted by the *grain*, what comes together in 10 ms: a wake for
-each token would cost more than the messages.
+Under a rate limit, messages are granted in *grains* of 10 ms: waking for each token would cost more
+than the messages.
 
-Pure: the time arrives as an argument. A pause is a moment of the wall clock, so setting the
-clock back before it pauses again.
+Pure: the time arrives as an argument. A pause ends at a wall-clock time, so setting the clock back
+before that time pauses again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GRAIN_MS: Final = 10
 
 
 class Throttle:
-    """See the module's docstring."""
+    """The dispatch limits of one subscription."""
 
     __slots__ = ("_bucket", "_policy", "_wake_ms", "topic_paused_until_ms")
 
@@ -35,25 +35,25 @@ class Throttle:
 
     @property
     def paused_until_ms(self) -> int:
-        """Nothing is handed out before this moment."""
+        """The end of the pause: no message is delivered before."""
         return max(self._policy.paused_until_ms, self.topic_paused_until_ms)
 
     def is_paused(self, now_ms: int) -> bool:
-        """Whether nothing may be handed out now, whatever was granted before."""
+        """Return whether no message may be delivered now, whatever was granted before."""
         return now_ms < self.paused_until_ms
 
     def set_policy(self, policy: SubscriptionPolicy) -> None:
-        """Go by another policy from now on; what was spent at the old rate stays so."""
+        """Follow another policy from now on; tokens spent at the old rate stay spent."""
         self._policy = policy
         self._wake_ms = None
         if not policy.max_rate:
             self._bucket = None
 
     def grant(self, wanted: int, in_flight: int, now_ms: int) -> int:
-        """How many of ``wanted`` messages may be handed out now.
+        """Return how many of ``wanted`` messages may be delivered now.
 
         Args:
-          in_flight: how many are in consumers' hands.
+          in_flight: how many messages are in flight.
         """
         if self.is_paused(now_ms):
             until_ms = self.paused_until_ms
@@ -78,17 +78,17 @@ class Throttle:
         return min(wanted, there)
 
     def handed_over(self, count: int, now_ms: int) -> None:
-        """So many of what was granted went."""
+        """Spend tokens for granted messages that were delivered."""
         if self._bucket is not None:
             self._bucket.spend(count, now_ms)
 
     def advance(self, now_ms: int) -> bool:
-        """Time has passed; returns whether more may go now."""
+        """Advance to ``now_ms``; return whether more messages may be delivered."""
         if self._wake_ms is None or now_ms < self._wake_ms:
             return False
         self._wake_ms = None
         return True
 
     def next_wake_ms(self) -> int | None:
-        """When more may be handed out than was granted last; None for nothing to wait for."""
+        """Return when more may be delivered than was last granted; None if never."""
         return self._wake_ms

@@ -1,14 +1,14 @@
-"""In which delivery a message is: a table that is made only when somebody must search.
+"""A search index of in-flight messages: the delivery and row of each, built on demand.
 
-Who acknowledges in the order of delivery needs no search (broker/subscription/delivery.py). For
-all others there are *runs*: columns of offsets, ascending, with the delivery and row of each.
-Each delivery is sorted into a run once, when something is first sought after it was made; runs of
-like size are merged, as in a log-structured tree, and what is over is left out then. So a search
-costs by what is sought, in a few runs, however many deliveries there are. The first one behind a
-million messages in the same hands takes some 40 ms.
+Acknowledgements in the order of delivery need no search (broker/subscription/delivery.py). For all
+others there are *runs*: columns of ascending offsets, with the delivery and row of each. Each
+delivery is added to a run by the first search after it. Runs of similar size are merged, as in a
+log-structured tree, and rows of finished deliveries are removed then. So the cost of a search
+depends on the number of offsets sought and of runs, not of deliveries. The first search with a
+million messages in flight takes about 40 ms.
 
-Of an offset that was handed out several times the newest delivery stands first in a run, and is
-the one that is found there: no older one can be alive.
+If an offset was delivered several times, the newest delivery is first in a run and is the one
+found: no older row can be alive.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from escapement.broker.subscription.delivery import Delivery, Share
 from escapement.message import Int64s
 from escapement.storage.index.keys import sorted_order
 
-# So many rows that are over are no matter: 16 bytes each.
+# This many finished rows are tolerated: 16 bytes each.
 _SPARE_ROWS: Final = 65_536
-# A delivery has fewer rows than 2 to this: some thousands.
+# A delivery has fewer than 2**24 rows: usually some thousands.
 _ROW_BITS: Final = 24
 
 
 class _Run(NamedTuple):
-    """Columns of one height."""
+    """Columns of equal height."""
 
     offsets: Int64s  # ascending
     places: Int64s  # delivery and row, packed
@@ -46,15 +46,19 @@ _NOTHING = _Run(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class Whereabouts:
-    """See the module's docstring. ``deliveries`` are the living ones by id, which ascend."""
+    """Finds the rows of in-flight messages.
+
+    Args:
+      deliveries: the live deliveries by id, ascending.
+    """
 
     def __init__(self, deliveries: dict[int, Delivery]) -> None:
         self._deliveries = deliveries
         self._runs: list[_Run] = []
-        self._known = 0  # the last delivery that is in a run
+        self._known = 0  # the id of the last delivery in a run
 
     def find(self, offsets: Int64s) -> list[Share]:
-        """Where those of these lie that are alive, by delivery; they ascend."""
+        """Return the live rows of these ascending offsets, by delivery."""
         self._learn()
         parts = []
         for run in self._runs:
@@ -71,13 +75,13 @@ class Whereabouts:
         return [one for one in shares if one.height]
 
     def tidy(self, rows: int) -> None:
-        """Forget the table where it is much larger than what is in deliveries now."""
+        """Drop all runs if they have far more rows than the deliveries now."""
         if sum(len(run.places) for run in self._runs) > 2 * rows + _SPARE_ROWS:
             self._runs.clear()
             self._known = 0
 
     def _learn(self) -> None:
-        """Sort in what was handed out since, and merge."""
+        """Add new deliveries, and merge runs."""
         fresh = []
         for id in reversed(self._deliveries):
             if id <= self._known:
@@ -94,7 +98,7 @@ class Whereabouts:
 
     def _rows_of(self, id: int) -> _Run:
         offsets = self._deliveries[id].rows.offsets
-        assert len(offsets) <= 1 << _ROW_BITS, "a delivery of so many rows"
+        assert len(offsets) <= 1 << _ROW_BITS, "a delivery has too many rows"
         first = id << _ROW_BITS
         return _Run(offsets, np.arange(first, first + len(offsets)))
 
