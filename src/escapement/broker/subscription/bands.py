@@ -98,7 +98,7 @@ class Bands:
                     at.add(start + int(mine.argmax()))
         return rows.pick(np.array(sorted(at)))
 
-    # -- how far they have read ----------------------------------------------------
+    # -- progress ------------------------------------------------------------------
 
     @property
     def are_behind(self) -> bool:
@@ -124,7 +124,7 @@ class Bands:
         """Whether a band is behind and has less room than ``piece``."""
         return any(band.is_stuck(piece) for band in self)
 
-    # -- what to read ----------------------------------------------------------------
+    # -- scans ---------------------------------------------------------------------
 
     def must_read(self, wanting: list[Band]) -> bool:
         """Return whether unread messages of these bands may precede all ready messages.

@@ -84,7 +84,7 @@ class Consumer:
           wire_id: the id that its connection uses.
           ack_wait_ms: the requested ack wait; 0 uses that of its subscription.
           default_ack_wait_ms: used if neither specifies one.
-          key_range: the keys it wants; see ``broker.keyranges``.
+          key_range: the keys it wants; see ``broker.subscription.keyranges``.
         """
         self.id = id
         self.wire_id = wire_id

@@ -266,7 +266,7 @@ class DueSubscription(Subscription):
         """Read on from ``mark``.
 
         Args:
-          gone: offsets from there on whose messages the log no longer has.
+          gone: offsets from there on that the log has forgotten; they count as lapsed.
         """
         if gone:
             self.acked.union_update(gone)

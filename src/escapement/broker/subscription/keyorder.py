@@ -42,7 +42,7 @@ class KeyOrder:
 
     Args:
       whole: keep the whole topic in order, not each key.
-      ageing_ms: the worth of one step of priority; see ``Rows.ranks``.
+      ageing_ms: how many ms a step of priority is worth; see ``Rows.ranks``.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class KeyOrder:
         """Return when ``advance`` will return True; None if never."""
         return self._gather.until_ms
 
-    # -- when to hand out --------------------------------------------------------------
+    # -- when to deliver ---------------------------------------------------------------
 
     def may_be_worthwhile(self, wanted: int, in_flight: int, soon: int, now_ms: int) -> bool:
         """Return whether to count deliverable messages; arguments as for ``is_worthwhile``."""
@@ -122,7 +122,7 @@ class KeyOrder:
             return False
         return in_flight < _GATHER_IN_FLIGHT or count >= min(wanted, in_flight // _GATHER_SHARE)
 
-    # -- what becomes ready, and goes --------------------------------------------------
+    # -- ready and delivered rows ------------------------------------------------------
 
     def push(self, rows: Rows) -> None:
         """Add ready rows, in any order."""

@@ -49,7 +49,7 @@ class KeyQueues:
     """Queues of ready rows by key.
 
     Args:
-      ageing_ms: the worth of one step of priority; see ``Rows.ranks``.
+      ageing_ms: how many ms a step of priority is worth; see ``Rows.ranks``.
     """
 
     __slots__ = ("_ageing_ms", "_free", "_fresh", "_loose", "_new", "_runs", "_table")
@@ -81,7 +81,7 @@ class KeyQueues:
         for which in BANDS:
             self._fresh[which] += sign * int(np.count_nonzero(bands == which))
 
-    # -- in and out ------------------------------------------------------------------
+    # -- adding and removing ---------------------------------------------------------
 
     def push(self, rows: Rows) -> None:
         """Add rows, in any order; O(log n) a row."""
@@ -221,13 +221,13 @@ class KeyQueues:
         return np.isin(offsets, rows.offsets[rows.attempts == 0])
 
     def set_ageing(self, ageing_ms: int) -> None:
-        """Reorder all rows for another worth of one step of priority."""
+        """Reorder all rows for another ``ageing_ms``."""
         rows = self.drain()
         self._ageing_ms = self._free.ageing_ms = ageing_ms
         if rows.height:
             self.push(rows)
 
-    # -- too many --------------------------------------------------------------------
+    # -- shortening ------------------------------------------------------------------
 
     def shorten(self, closed: Bools, most: int) -> Rows:
         """Remove and return the ends of long queues, so that ``most`` fresh rows are left.

@@ -156,7 +156,7 @@ class KeyTable:
     def first_of_each(self, places: Places, ranks: Int64s, offsets: Int64s) -> Int64s:
         """Return the positions of the first row of each key, by rank and offset.
 
-        Linear, except for rows that follow a later row of their key.
+        Linear, except for rows that precede, in that order, an earlier row of the column.
         """
         at = np.arange(len(places))
         # The last claim of a key wins, so rows claim in reverse: the first row in the column wins.

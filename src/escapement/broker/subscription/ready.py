@@ -131,7 +131,7 @@ class Ready:
 
     Args:
       limit: the most fresh rows.
-      ageing_ms: the worth of one step of priority; see ``Rows.ranks``.
+      ageing_ms: how many ms a step of priority is worth; see ``Rows.ranks``.
     """
 
     __slots__ = ("_credit", "_runs", "_runs_count", "_side", "_tried", "ageing_ms", "limit")
@@ -288,7 +288,7 @@ class Ready:
         return self.take(len(self))
 
     def set_ageing(self, ageing_ms: int) -> None:
-        """Reorder all rows for another worth of one step of priority."""
+        """Reorder all rows for another ``ageing_ms``."""
         others, tried = self._take_untried(len(self)), self._tried.take(len(self))
         self.ageing_ms = self._side.ageing_ms = self._tried.ageing_ms = ageing_ms
         self.push(others.in_order(ageing_ms))

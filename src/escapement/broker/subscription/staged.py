@@ -122,7 +122,7 @@ class Staged:
         """Return which of these rows to read now, sorted by key; expect the others.
 
         Args:
-          ageing_ms: the worth of one step of priority.
+          ageing_ms: how many ms a step of priority is worth.
           room_bytes: how many bytes may be added.
           mean_bytes: the mean size of a message; 0 if unknown, and then none is read.
         """

@@ -81,8 +81,8 @@ class Subscription(ABC):
         self.record = record
         self.limits = limits
         self.acked = Cursor()
-        # Acknowledged messages that expired or were dropped without a delivery; None if none ever
-        # did.
+        # Acknowledged messages that expired or were dropped without a delivery; None if there are
+        # none.
         self.lapsed: OffsetSet | None = None
         self.held = OffsetSet()
         self.in_flight = InFlight()
@@ -97,13 +97,13 @@ class Subscription(ABC):
         )
         self.keep_most: int | None = None  # backlog quota: drop the oldest beyond this ...
         self.settled_most: int | None = None  # ... until ``settled`` reaches this
-        self.gave_back = False  # since the last quota check; more may be dropped now
+        self.gave_back = False  # since the last quota check
         self._submit = submit
         self._on_dead = on_dead
         self._rng = rng
         self._amendments = amendments  # those of the topic's messages
 
-    # -- what subclasses decide ------------------------------------------------
+    # -- decided by subclasses -------------------------------------------------
 
     @abstractmethod
     def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
