@@ -62,7 +62,7 @@ def test_what_a_broker_left_behind_adds_up(
     assert by_name.topics[0].pending == len(live)
     with pytest.raises(NotFound):
         run(spark, AuditConfig({"data": str(data)}, ["shop/eu/nothing"]))
-    with pytest.raises(InvalidRequest, match="no index of a broker"):
+    with pytest.raises(InvalidRequest, match="has no index of a broker"):
         run(spark, AuditConfig({"data": str(data)}, index=str(data / "index")))
 
 
@@ -188,13 +188,13 @@ def spoil_the_index(connection: sqlite3.Connection, data: Path) -> object:
     ("harm", "said"),
     [
         (lose_a_row, "offsets 300 to 499 are not in the log"),
-        (lose_the_beginning, "80 messages, the first at offset 220, are in the log no more"),
+        (lose_the_beginning, "80 messages, the first at offset 220, are no longer in the log"),
         (spoil_a_row, "a log row fails its checksum"),
         (misdate_a_row, "the row at 300 has other times in its data than beside it"),
         (lose_what_was_moved, "no row of the log says that offset 50 was moved to its time"),
-        (acknowledge_the_future, "2 offsets are acknowledged by s that the log never had"),
+        (acknowledge_the_future, "2 offsets beyond the end of the log are acknowledged by s"),
         (forget_acknowledgements, "pending messages"),
-        (exchange_the_log, "the index is not one of this log as it is"),
+        (exchange_the_log, "the index does not fit the log"),
         (spoil_the_index, "a block fails its checksum"),
     ],
 )

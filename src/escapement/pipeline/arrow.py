@@ -1,10 +1,10 @@
-"""Columns of messages as Arrow's record batches, over the same bytes wherever they fit.
+"""Columns of messages as Arrow record batches, mostly without copying their bytes.
 
-Arrow's columns are what ours are: numbers as they are, and strings as all bytes end to end with
-the place where each begins. So no message is looked at; only lengths are summed up.
+Arrow's columns have the layout of ours: numbers as they are, and strings as concatenated bytes.
+Arrow needs the offset of each string, so lengths are summed up. The code does not loop over messages.
 
-Every column is made of its bytes, and read as such: to take lists or to give arrays pyarrow first
-imports pandas, if it is there, which in a new process takes longer than many a task.
+Columns are built from buffers and read as buffers. The conversions of pyarrow from lists and to
+arrays import pandas if it is installed. In a new process, that takes longer than many tasks.
 """
 
 from __future__ import annotations
@@ -36,68 +36,68 @@ _TYPES: Final[Mapping[str, Any]] = {
 
 
 def arrow_schema(columns: Sequence[tuple[str, bool]]) -> Any:
-    """The schema of these columns of ``READ_COLUMNS``, each with whether it may be null."""
+    """Return the schema of columns of ``READ_COLUMNS``, each given with whether it is nullable."""
     return pa.schema(
         [pa.field(name, _TYPES[READ_COLUMNS[name]], nullable) for name, nullable in columns]
     )
 
 
 def numbers(values: npt.NDArray[Any], kind: Any, present: npt.NDArray[np.bool_] | None) -> Any:
-    """A column of numbers; null where they are not ``present``."""
+    """Return a column of numbers, null where ``present`` is false."""
     buffers = [_validity(present), pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(kind, len(values), buffers)
 
 
 def integers(values: Int64s, present: npt.NDArray[np.bool_] | None = None) -> Any:
-    """An ``INT``."""
+    """Return an ``INT`` column."""
     return numbers(values.astype(np.int32), pa.int32(), present)
 
 
 def longs(values: Int64s) -> Any:
-    """A ``BIGINT``."""
+    """Return a ``BIGINT`` column."""
     return numbers(values, pa.int64(), None)
 
 
 def shorts(values: npt.NDArray[Any]) -> Any:
-    """A ``SMALLINT``."""
+    """Return a ``SMALLINT`` column."""
     return numbers(values.astype(np.int16), pa.int16(), None)
 
 
 def instants(times_ms: Int64s) -> Any:
-    """A ``TIMESTAMP``, of Unix milliseconds."""
+    """Return a ``TIMESTAMP`` column of Unix milliseconds."""
     return numbers(times_ms * 1000, _INSTANT, None)
 
 
 def booleans(values: npt.NDArray[np.bool_]) -> Any:
-    """A mask."""
+    """Return a boolean column, for a filter."""
     packed = pa.py_buffer(np.packbits(values, bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, packed])
 
 
 def binaries(blobs: Blobs, empty_is_null: bool = False) -> Any:
-    """A ``BINARY``, over the very bytes of ``blobs``."""
+    """Return a ``BINARY`` column that shares the bytes of ``blobs``."""
     return _bytes(pa.binary(), blobs, blobs.lengths > 0 if empty_is_null else None)
 
 
 def texts(values: Sequence[str]) -> Any:
-    """A ``STRING``, of a few."""
+    """Return a ``STRING`` column of a few values."""
     return _bytes(pa.string(), Blobs.of([value.encode() for value in values]))
 
 
 def words(vocabulary: Sequence[str], codes: npt.NDArray[np.uint8]) -> Any:
-    """A ``STRING``: of each message the word that its code names."""
+    """Return a ``STRING`` column with the word of each code."""
     return texts(vocabulary).take(numbers(codes, pa.uint8(), None))
 
 
 def same(text: str, count: int) -> Any:
-    """A ``STRING``: the same for all."""
+    """Return a ``STRING`` column with ``count`` times the same text."""
     encoded = text.encode()
     lengths = np.full(count, len(encoded), np.uint32)
     return _bytes(pa.string(), Blobs(lengths, encoded * count))
 
 
 def maps(found: Maps) -> Any:
-    """A ``MAP<STRING, STRING>``."""
+    """Return a ``MAP<STRING, STRING>`` column."""
     offsets = pa.Array.from_buffers(
         pa.int32(), len(found.counts) + 1, [None, _places(found.counts)]
     )
@@ -107,18 +107,18 @@ def maps(found: Maps) -> Any:
 
 
 def no_maps(count: int) -> Any:
-    """A ``MAP<STRING, STRING>`` without entries."""
+    """Return a ``MAP<STRING, STRING>`` column of empty maps."""
     empty = Blobs.empty(0)
     return maps(Maps(np.zeros(count, np.int64), empty, empty))
 
 
 def no_binaries(count: int) -> Any:
-    """A ``BINARY`` of nulls."""
+    """Return a ``BINARY`` column of nulls."""
     return pa.nulls(count, pa.binary())
 
 
 def values_of(column: Any, kind: type[Number]) -> npt.NDArray[Number]:
-    """The numbers of a column, over the same bytes; anything where it has a null."""
+    """Return the numbers of a column, sharing its bytes. The value of a null is undefined."""
     if not len(column):
         return np.zeros(0, kind)
     size_bytes = np.dtype(kind).itemsize
@@ -126,24 +126,24 @@ def values_of(column: Any, kind: type[Number]) -> npt.NDArray[Number]:
 
 
 def present(column: Any) -> npt.NDArray[np.bool_]:
-    """Which are not null."""
+    """Return a mask of the values that are not null."""
     return values_of(column.is_valid().cast(pa.uint8()), np.bool_)
 
 
 def record_batch(schema: Any, columns: Mapping[str, Any]) -> Any:
-    """The columns that the schema names."""
+    """Return a record batch of the columns that the schema names."""
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
 def _bytes(kind: Any, blobs: Blobs, present: npt.NDArray[np.bool_] | None = None) -> Any:
-    """A column of strings of one kind or the other, over the very bytes of ``blobs``."""
-    assert len(blobs.data) < 1 << 31, "a batch is bounded far below what Arrow's places reach"
+    """Return a column of text or binary strings that shares the bytes of ``blobs``."""
+    assert len(blobs.data) < 1 << 31, "a batch exceeds the range of Arrow's 32-bit offsets"
     buffers = [_validity(present), _places(blobs.lengths), pa.py_buffer(blobs.data)]
     return pa.Array.from_buffers(kind, len(blobs), buffers)
 
 
 def _places(lengths: npt.NDArray[Any]) -> Any:
-    """Where each string begins, and where the last ends."""
+    """Return a buffer of the offset of each string, and the end of the last."""
     places = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, dtype=np.int32, out=places[1:])
     return pa.py_buffer(places)

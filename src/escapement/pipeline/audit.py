@@ -1,13 +1,13 @@
-"""The job ``audit``: counts log, cursors, index and archive again; says what does not add up.
+"""The job ``audit``: checks log, cursors, index and archive against each other.
 
-For each topic one state is read (storage/topicstate.py); its cursors are checked in the driver,
-its log in stretches by tasks, row by row (pipeline/recount.py). Where an index is given, each
-stretch of it must have the very messages that the log says it needs (pipeline/indexcount.py).
-Files of an archive must have what the database says (pipeline/archivecount.py).
+The driver reads the state of each topic (storage/topicstate.py) and checks its cursors. Tasks
+check its log row by row, in stretches (pipeline/recount.py). If an index is given, each stretch
+of it must have exactly the messages that log and cursors require (pipeline/indexcount.py). The
+files of an archive must have the messages that the database records (pipeline/archivecount.py).
 
-A broker may run. What it does meanwhile does not count: all is held against the states. Where
-the log has forgotten something under the audit, or a checkpoint has replaced the index while
-the states were read, all is done again.
+A broker may run meanwhile. Its changes do not disturb the audit, because everything is compared
+with the states read at the start. The audit starts again if the log forgets some of its rows, or
+if a checkpoint replaces the index while the states are read.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from escapement.storage.topicstate import TopicState, read_topics
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What a task counts: some seconds of work.
+# Messages that a task counts: some seconds of work.
 _STRETCH: Final = 1_000_000
 _TOPICS_AT_ONCE: Final = 100
-# Changes under an audit are rare; who meets one each time has another trouble.
+# Attempts at an audit. Changes that force a new attempt are rare.
 _TRIES: Final = 5
 _BUNDLE: Final = 0
 
@@ -54,13 +54,12 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class AuditConfig:
-    """What to audit.
+    """The configuration of the job ``audit``.
 
     Args:
-      source: options that say where the log is, as of the data source.
-      topics: their names; none: all there are.
-      index: the data directory of the broker whose index is to be audited too, on the
-        driver's machine.
+      source: the data source's options for the address of the log.
+      topics: names of topics; empty for all topics.
+      index: the data directory, on the driver's machine, of a broker whose index is audited too.
     """
 
     source: Mapping[str, str]
@@ -70,7 +69,7 @@ class AuditConfig:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What does not add up; ``topic`` is empty where it is no topic's."""
+    """An inconsistency. ``topic`` is empty if the inconsistency does not belong to one topic."""
 
     topic: str
     what: str
@@ -78,32 +77,33 @@ class Finding:
 
 @dataclass(slots=True)
 class TopicCount:
-    """What was counted of a topic."""
+    """The counts of one topic."""
 
     topic: str
-    rows: int = 0  # but for those that state messages again
-    messages: int = 0  # in the log, also those that it has only because they were stated again
-    pending: int = 0  # that the index must have by now
-    indexed: int | None = None  # of these it has; None if none was looked at
+    rows: int = 0  # without those that restate messages
+    messages: int = 0  # in the log, including those that only a later row restates
+    pending: int = 0  # messages that the index must have by now
+    indexed: int | None = None  # pending messages that the index has; None without an index
     archived: int = 0
     forgotten: int = 0  # neither in the log nor archived
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was counted, by topic, and what does not add up: nothing, if all is well."""
+    """The counts by topic, and the inconsistencies found."""
 
     topics: list[TopicCount] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
 
 def run(spark: SparkSession, config: AuditConfig) -> Audit:
-    """Count everything again; changes nothing.
+    """Run the audit. It does not change anything.
 
     Raises:
-      InvalidRequest: if it is not said where the log is, or there is no index where it should be.
-      NotFound: if there is no such topic.
-      StorageUnavailable: when the database cannot be reached.
+      InvalidRequest: if the address of the log is missing, ``index`` has no index, or
+        changes disturbed every attempt.
+      NotFound: if a topic does not exist.
+      StorageUnavailable: if the database cannot be reached.
     """
     options = Options(config.source)
     options.check(ADDRESS_OPTIONS)
@@ -116,15 +116,15 @@ def run(spark: SparkSession, config: AuditConfig) -> Audit:
         if not any(one.forgotten for one in counted):
             return survey.held_against(counted, _counted_files(spark, survey.files))
     raise InvalidRequest(
-        f"the log or the index changed under the audit, {_TRIES} times: audit fewer topics at"
-        " once, or while the broker has less to do"
+        f"the audit failed: the log or the index changed during each of {_TRIES} attempts. Audit"
+        " fewer topics at once, or run the audit while the broker has less to do"
     )
 
 
 def _recounted(
     spark: SparkSession, address: LogAddress, stretches: Sequence[Stretch]
 ) -> list[Recount]:
-    """By tasks, of which each gets some stretches, or a large one."""
+    """Recount the stretches in tasks. A task gets one large stretch, or several small ones."""
 
     def count(some: Sequence[Stretch]) -> list[Recount]:
         engine = address.engine()
@@ -137,7 +137,7 @@ def _recounted(
 
 
 def _counted_files(spark: SparkSession, parts: Sequence[ArchivedPart]) -> list[FileCount]:
-    """By tasks, of which each gets some parts, or a large one."""
+    """Count archive files in tasks. A task gets one large part, or several small ones."""
 
     def count(some: Sequence[ArchivedPart]) -> list[FileCount]:
         return [count_files(part) for part in some]
@@ -148,20 +148,20 @@ def _counted_files(spark: SparkSession, parts: Sequence[ArchivedPart]) -> list[F
 def _by_tasks(
     spark: SparkSession, count: Callable[[Sequence[T]], list[C]], tasks: Sequence[Sequence[T]]
 ) -> list[C]:
-    """What was counted of each piece, in their order."""
+    """Run ``count`` for each task in Spark, and return all results in order."""
     if not tasks:
         return []
     return list(spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(count).collect())
 
 
 class _Survey:
-    """The states of the topics, and the index that was there while they were read."""
+    """The states of the topics, and the index, as they were at the start of an attempt."""
 
     def __init__(self, address: LogAddress, config: AuditConfig) -> None:
         self._audit = Audit()
         self._states: dict[str, TopicState] = {}  # by the topic's full name
         self._index: IndexCount | None = None
-        self._stale = False  # a broker would throw the index away
+        self._stale = False  # whether a broker would discard the index
         self._archives: dict[str, ArchiveClaim] = {}
         self.stretches: list[Stretch] = []
         with looking(address) as (engine, connection):
@@ -171,7 +171,7 @@ class _Survey:
                 self._note("", str(error))
             names = _names(connection, config.topics)
             for name, state in zip(names, _states(engine, connection, names), strict=True):
-                # Of all there were, one may have been deleted meanwhile.
+                # A listed topic may have been deleted meanwhile. That matters only if it was named.
                 if isinstance(state, NotFound) and config.topics:
                     raise state
                 if isinstance(state, TopicState):
@@ -193,7 +193,10 @@ class _Survey:
             self._archives[topic] = claim
 
     def _unindexed(self, connection: Connection) -> dict[int, tuple[list[Span], list[int]]]:
-        """What the index does not have yet: by topic id, offsets, and keys of restatements."""
+        """Return the rows that are not in the index yet, by topic id.
+
+        They are spans of offsets, and the keys of rows that restate messages.
+        """
         found: dict[int, tuple[list[Span], list[int]]] = {}
         if self._index is None:
             return found
@@ -202,10 +205,12 @@ class _Survey:
         except LogDamaged:
             if self._index.unchanged():
                 raise
-            return found  # a checkpoint has trimmed the journal: the new index is to be asked
+            return found  # a checkpoint has trimmed the journal: the audit starts again
         self._stale = rows is None
         if rows is None:
-            self._note("", "the index is not one of this log as it is: the next start rebuilds it")
+            self._note(
+                "", "the index does not fit the log: the broker rebuilds it at its next start"
+            )
         for key in rows or ():
             spans, bases = found.setdefault(key.topic_id, ([], []))
             if key.base_offset < 0:
@@ -216,11 +221,11 @@ class _Survey:
 
     @property
     def files(self) -> list[ArchivedPart]:
-        """Those of all archives."""
+        """The archive files of all topics."""
         return [part for claim in self._archives.values() for part in claim.parts]
 
     def held_against(self, counted: Sequence[Recount], files: Sequence[FileCount]) -> Audit:
-        """What was counted, beside the states, the index and the archives."""
+        """Compare the counts with the states, the index and the archives; return the audit."""
         compared = self._index is not None and not self._stale
         for topic, state in self._states.items():
             self._cursors(topic, state)
@@ -240,7 +245,7 @@ class _Survey:
         if self._index is not None:
             for what in self._index.check():
                 self._note("", what)
-        keys: dict[str, Keys | None] = {}  # of one topic at a time
+        keys: dict[str, Keys | None] = {}  # holds one topic at a time
         for stretch, found in zip(self.stretches, counted, strict=True):
             total = counts[stretch.topic]
             total.rows += found.rows
@@ -256,12 +261,15 @@ class _Survey:
         return self._audit
 
     def _keys(self, stretch: Stretch) -> Keys | None:
-        """The index's keys of the topic that count, in the order of offsets."""
+        """Return the index's keys of the topic in arrival order, without stale keys.
+
+        None if the index is damaged; ``IndexCount.check`` has reported that.
+        """
         assert self._index is not None
         try:
             due_ms, offsets = self._index.keys(stretch.topic_id)
         except IndexDamaged:
-            return None  # which is said already
+            return None
         stale = self._states[stretch.topic].moves.stale(due_ms, offsets)
         if stale is not None:
             due_ms, offsets = due_ms[~stale], offsets[~stale]
@@ -280,16 +288,16 @@ class _Survey:
         has.add(due_ms[needed], offsets[needed])
         total.indexed = (total.indexed or 0) + has.count
         if has != found.needed:
-            has_not = "other messages, or other times"
+            has_not = "other pending messages or due times than the log"
             if has.count != found.needed.count:
                 has_not = f"{has.count:,} pending messages, the log {found.needed.count:,}"
             span = stretch.offsets
             self._note(
-                stretch.topic, f"of offsets {span.low} to {span.high - 1} the index has {has_not}"
+                stretch.topic, f"in offsets {span.low} to {span.high - 1}, the index has {has_not}"
             )
 
     def _cursors(self, topic: str, state: TopicState) -> None:
-        """What lies behind the end of the log nobody can have acknowledged, moved or tried."""
+        """Report offsets beyond the end of the log that are acknowledged, moved or attempted."""
         end = state.end_offset
         for what, offsets in (
             ("cancelled", state.cancelled),
@@ -297,20 +305,24 @@ class _Survey:
         ):
             behind = len(offsets) - offsets.count_below(end)
             if behind:
-                self._note(topic, f"{behind:,} offsets are {what} that the log never had")
+                self._note(topic, f"{behind:,} offsets beyond the end of the log are {what}")
         for one in state.subscriptions:
             behind = len(one.tried) - int(one.tried.searchsorted(end))
             if behind:
-                self._note(topic, f"{behind:,} were tried by {one.record.name}, never in the log")
+                self._note(
+                    topic,
+                    f"{behind:,} offsets beyond the end of the log have attempts by"
+                    f" {one.record.name}",
+                )
         behind = len(state.moves.between(end, END))
         if behind:
-            self._note(topic, f"{behind:,} offsets were moved that the log never had")
+            self._note(topic, f"{behind:,} offsets beyond the end of the log were rescheduled")
 
     def _lost(self, topic: str, state: TopicState) -> None:
-        """What lies before the log's beginning must be done, or be stated again.
+        """Report messages that the log forgot before a shared subscription acknowledged them.
 
-        Of shared subscriptions. What the log had forgotten when one began is not known; it is
-        none of what came since.
+        Messages before the log's beginning must be acknowledged, cancelled or restated. Only
+        offsets that the subscription starts from or later count.
         """
         for one in state.subscriptions:
             record = one.record
@@ -322,8 +334,8 @@ class _Survey:
             if len(lost):
                 self._note(
                     topic,
-                    f"{len(lost):,} messages, the first at offset {lost[0]}, are in the log no"
-                    f" more, and {record.name} has not acknowledged them",
+                    f"{len(lost):,} messages, the first at offset {lost[0]}, are no longer in the"
+                    f" log, but subscription {record.name} has not acknowledged them",
                 )
 
     def _note(self, topic: str, what: str) -> None:
@@ -333,7 +345,7 @@ class _Survey:
 
 
 def _names(connection: Connection, wanted: Sequence[str]) -> list[TopicName]:
-    """The topics named, or all there are."""
+    """Return the wanted topics, each once, or all topics if none is named."""
     if wanted:
         return list(dict.fromkeys(map(TopicName.parse, wanted)))
     return [name for name, _ in read_named(connection, _BUNDLE)]
@@ -342,7 +354,10 @@ def _names(connection: Connection, wanted: Sequence[str]) -> list[TopicName]:
 def _states(
     engine: Engine, connection: Connection, names: Sequence[TopicName]
 ) -> Iterator[TopicState | NotFound | LogDamaged]:
-    """Many at a time; where one cannot be read, it and those beside it by themselves."""
+    """Yield the states of the topics, read in groups.
+
+    If a state in a group is damaged, the topics of the group are read one by one.
+    """
     for first in range(0, len(names), _TOPICS_AT_ONCE):
         some = names[first : first + _TOPICS_AT_ONCE]
         try:
@@ -358,18 +373,18 @@ def _states(
 def _cut(
     topic: str, state: TopicState, spans: Sequence[Span], bases: Sequence[int]
 ) -> list[Stretch]:
-    """The stretches of a topic, the first from 0 on.
+    """Return the stretches of a topic. The first one starts at offset 0.
 
     Args:
-      spans: the index does not have these offsets yet.
-      bases: nor what rows with these keys say.
+      spans: offsets that the index does not have yet.
+      bases: keys of restating rows that the index does not have yet.
     """
     unindexed = OffsetSet()
     for span in spans:
         unindexed.add_range(span.low, span.high)
     moved = state.moves.between(0, state.end_offset)
     unindexed.add(moved[np.isin(state.moves.bases(moved), bases)])
-    # Before its beginning the log has little: that goes to the first stretch.
+    # The log has few messages from before its beginning. They go to the first stretch.
     bounds = [0, *range(state.begin_offset + _STRETCH, state.end_offset, _STRETCH)]
     found = []
     for low, high in zip(bounds, [*bounds[1:], state.end_offset], strict=True):

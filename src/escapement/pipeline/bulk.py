@@ -1,13 +1,13 @@
-"""A bulk write from its plan to its report: what the driver decides, and what tasks do.
+"""A bulk write, from its plan to its report.
 
 ::
 
-    driver  BulkWrite.plan   refuses what cannot work, before anything runs
+    driver  BulkWrite.plan   checks options, columns and log before any task runs
     tasks   write_part       each attempt at a part stages its rows
     driver  commit | abandon
 
-Of a stream Spark asks the driver for a plan with every batch that it runs, and for another to
-commit or abort it. The plan travels to the tasks, so it holds plain values. Exactly once: see
+For a stream, Spark asks the driver for one plan to run each batch, and for another plan to commit
+or abort it. The plan is sent to the tasks, so it has plain values only. For exactly-once, see
 storage/letters/job.py.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from escapement.pipeline.rows import Rows
 
-# What a user may say of a write.
+# The options of a batch write.
 WRITE_OPTIONS: Final = (
     *ADDRESS_OPTIONS,
     "topic",
@@ -55,33 +55,33 @@ WRITE_OPTIONS: Final = (
     "txnVersion",
     "report",
 )
-# A stream also says where its checkpoints are, and Spark hands over the name that its query has.
+# A stream also has a checkpoint location, and Spark passes on the name of its query.
 STREAM_OPTIONS: Final = (*WRITE_OPTIONS, "checkpointLocation", "queryName")
-# Those of them that no two streams have in common.
+# Options whose values differ between any two streams.
 _TELLING: Final = ("checkpointLocation", "txnAppId")
-# A series and an attempt's name must fit their columns.
+# The name of a series, and of an attempt, must fit its database column.
 _MAX_NAME_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What an attempt at a part has staged; travels to the driver."""
+    """The result of an attempt at a part, which the task sends to the driver."""
 
     series: str
     version: int
     counted: Counted
     by_topic: Mapping[str, int]  # messages
     size_bytes: int
-    began_s: float  # when it was planned, by the driver's clock
+    began_s: float  # the driver's clock when the write was planned
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of a write."""
+    """The report of a committed write."""
 
     job: str
     version: int
-    repeated: bool  # it had been committed before, and added nothing
+    repeated: bool  # whether an earlier run committed the job, so that this one added nothing
     messages: int = 0
     size_bytes: int = 0
     by_topic: Mapping[str, int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Report:
 
     @property
     def line(self) -> str:
-        """All of it for people, on a line."""
+        """The report as one line for people."""
         name = f"job {self.job}, version {self.version}"
         if self.repeated:
             return f"{name}: committed before; nothing was added"
@@ -107,33 +107,34 @@ class BulkWrite:
 
     address: LogAddress
     shape: Shape
-    topic: str  # for rows that name none; "" if each must
+    topic: str  # for rows without a topic; "" if each row must have one
     creates_topics: bool
-    series: str  # "": a stream's, which its batches name
+    series: str  # "" for a stream whose batches set it
     version: int
-    run: str  # what the names of its attempts begin with
+    run: str  # the prefix of the names of its attempts
     report: str | None
     began_s: float  # when it was planned, Unix seconds
     start_ms: int  # delays count from here, by the database's clock
-    max_delay_ms: int  # what is wanted later than this from there is refused
+    max_delay_ms: int  # times later than this after ``start_ms`` are refused
     null_times: str  # whether a null time is refused, or means now
 
     @classmethod
     def plan(
         cls, options: Options, columns: Mapping[str, str], *, of_stream: bool = False
     ) -> BulkWrite:
-        """Look at everything that can be known before anything runs.
+        """Plan a write, after all checks that are possible before tasks run.
 
         Raises:
-          InvalidRequest: the options, or the columns, cannot be meant.
-          NotFound, DelaysDisabled: the topic that is named does not take these messages.
-          StorageError: the log cannot be reached, or not be written.
+          InvalidRequest: if an option or a column is invalid.
+          NotFound, DelaysDisabled: if the topic in the options does not take these messages.
+          StorageError: if the log cannot be reached or written.
         """
         options.check(STREAM_OPTIONS if of_stream else WRITE_OPTIONS)
         address = LogAddress.of(options)
         if address.data is not None:
             raise InvalidRequest(
-                "writing needs a log on MySQL or MariaDB: SQLite lets one process write"
+                "writing needs a log on MySQL or MariaDB: SQLite allows only one writing process."
+                " Give the option url instead of data"
             )
         series, version = _name(options, of_stream)
         report = options.text("report")
@@ -142,7 +143,7 @@ class BulkWrite:
         shape = Shape.of(columns)
         topic = options.text("topic")
         if topic is None and "topic" not in shape.places:
-            raise InvalidRequest("say where to: with the option topic, or a column of that name")
+            raise InvalidRequest("the topic is missing: give the option topic, or a column topic")
         plan = cls(
             address,
             shape,
@@ -160,7 +161,7 @@ class BulkWrite:
         return plan._checked()
 
     def _checked(self) -> BulkWrite:
-        """The plan, after a look at the database and its clock."""
+        """Check the plan against the database, and return it with the database's time."""
         transactions = Transactions(self.address.engine())
         try:
             transactions.run(require)
@@ -174,14 +175,17 @@ class BulkWrite:
             transactions.close()
 
     def of_batch(self, series: str, version: int) -> BulkWrite:
-        """The plan of a stream's batch, unless the stream was given a name of its own."""
+        """Return the plan of a stream's batch. A series given by an option takes precedence."""
         return replace(self, series=self.series or series, version=version)
 
     def admit(self, connection: Connection, topic: str, timed: bool) -> str:
-        """The full name of a topic that takes these messages.
+        """Return the full name of a topic, after a check that it takes these messages.
 
         Raises:
-          NotFound, DelaysDisabled, InvalidRequest: it does not.
+          NotFound: if the topic does not exist and ``creates_topics`` is false, or its namespace
+            does not exist.
+          DelaysDisabled: if the messages have times and the namespace has delays disabled.
+          InvalidRequest: if the name is not valid.
         """
         name = TopicName.parse(topic)
         try:
@@ -196,25 +200,27 @@ class BulkWrite:
         except NotFound as error:
             if not self.creates_topics:
                 raise NotFound(
-                    f"{error}; create it, or set the option createTopics to true, where the broker"
-                    " creates topics by itself"
+                    f"{error}. Create it, or set the option createTopics to true if the broker"
+                    " creates topics automatically"
                 ) from None
         return name.full
 
     def enter(self, transactions: Transactions) -> Job:
-        """The job of this plan, made if there is none yet."""
-        assert self.series, "a stream's plan names no job before its batch does"
+        """Return the job of this plan. Create the job if it does not exist."""
+        assert self.series, "a stream's plan has no job before its batch is set"
         return transactions.run(
             lambda connection: job.enter(transactions.engine, connection, self.series, self.version)
         )
 
 
 def _run_of(options: Options) -> str:
-    """What the names of a stream's attempts begin with: for whoever aborts a batch the same.
+    """Return the prefix of the names of a stream's attempts.
 
-    All that he has in common with its tasks is the options. Where these tell it from no other
-    stream, as where Spark's configuration says where checkpoints are, nobody has it in common:
-    else one that aborts a batch would take what another has staged for its batch of that number.
+    The plan that aborts a batch should have the same prefix as the plan of its tasks. The two
+    plans have only the options in common, so the prefix is a hash of these. Options may be the
+    same for two streams, for example if Spark's configuration has the checkpoint location. Then
+    the prefix is random: otherwise, aborting a batch would give up what another stream has staged
+    for its batch of the same number.
     """
     if not any(map(options.text, _TELLING)):
         return secrets.token_hex(8)
@@ -223,32 +229,35 @@ def _run_of(options: Options) -> str:
 
 
 def _name(options: Options, of_stream: bool) -> tuple[str, int]:
-    """What a job is to be known by: a name that was given, or one of its own."""
+    """Return the series and version of the job, from the options or generated."""
     job_id, application = options.text("jobId"), options.text("txnAppId")
     version = options.number("txnVersion", least=0)
     for name in (job_id, application):
         if name is not None and len(name) > _MAX_NAME_CHARS:
-            raise InvalidRequest(f"jobId and txnAppId have {_MAX_NAME_CHARS} characters at most")
+            raise InvalidRequest(
+                f"jobId and txnAppId may have at most {_MAX_NAME_CHARS} characters"
+            )
     if of_stream:
         if job_id is not None or version is not None:
             raise InvalidRequest(
-                "a stream's batches have numbers of their own: give txnAppId alone, or nothing"
+                "Spark numbers the batches of a stream: give only txnAppId, or no name at all, but"
+                " neither jobId nor txnVersion"
             )
         return f"txn/{application}" if application else "", 0
     if (application is None) != (version is None):
-        raise InvalidRequest("txnAppId and txnVersion go together")
+        raise InvalidRequest("the options txnAppId and txnVersion must be given together")
     if application is not None and version is not None:
         if job_id is not None:
-            raise InvalidRequest("a job is named by jobId, or by txnAppId and txnVersion: not both")
+            raise InvalidRequest("give jobId, or txnAppId and txnVersion, but not both")
         return f"txn/{application}", version
     return f"job/{job_id or secrets.token_hex(16)}", 0
 
 
 def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) -> Part:
-    """Stage the rows of a part, as one attempt; in a task.
+    """Stage the rows of a part as one attempt; runs in a task.
 
     Raises:
-      EscapementError: the attempt failed; what it staged is given up.
+      EscapementError: if the attempt failed. Its staged batches are given up.
     """
     from escapement.pipeline.rows import RowReader
 
@@ -257,7 +266,7 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
     try:
         entered = plan.enter(transactions)
         if entered.committed:
-            for _ in batches:  # who hands them over expects that they are taken
+            for _ in batches:  # Spark expects that its batches are consumed
                 pass
             return Part(plan.series, plan.version, Counted(part, name, 0), {}, 0, plan.began_s)
         reader = RowReader(
@@ -290,7 +299,7 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
 
 @contextmanager
 def _named(rows: Rows) -> Iterator[None]:
-    """Inside it, an error about the topic of these names the first row that has it."""
+    """Add the first affected row to an error about the topic of these rows."""
     try:
         yield
     except (DelaysDisabled, InvalidRequest, NotFound) as error:
@@ -299,10 +308,10 @@ def _named(rows: Rows) -> Iterator[None]:
 
 
 def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
-    """Make what these have staged visible, as a whole; in the driver.
+    """Make all staged messages of these parts visible at once; runs in the driver.
 
     Raises:
-      StagingLost: something of it was given up meanwhile; nothing was added.
+      StagingLost: if some staged messages were given up meanwhile. Nothing was added.
     """
     transactions = Transactions(plan.address.engine())
     try:
@@ -336,14 +345,19 @@ def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
 
 
 def _check_report(file: Path) -> None:
-    """Raise ``InvalidRequest`` if no report can be written there, as it looks now."""
+    """Raise ``InvalidRequest`` if a report can probably not be written to ``file``."""
     directory = file.absolute().parent
     if file.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK):
-        raise InvalidRequest(f"the report cannot be written to {file}: no file can be made there")
+        raise InvalidRequest(
+            f"the report cannot be written to {file}: give a file in a writable directory"
+        )
 
 
 def _keep(report: Report, file: Path) -> None:
-    """Write it; where that fails the job has not failed, and must not seem to have."""
+    """Write the report. A failure is only printed, because the job is committed by then.
+
+    A job that seemed to fail would be run again.
+    """
     try:
         file.write_text(json.dumps(asdict(report), indent=1) + "\n", "utf-8")
     except OSError as error:
@@ -355,9 +369,9 @@ def _keep(report: Report, file: Path) -> None:
 
 
 def abandon(plan: BulkWrite, attempts: Iterable[str] = ()) -> None:
-    """Give up what these attempts, and all of this plan, have staged; in the driver.
+    """Give up what the plan's attempts and the named attempts have staged; runs in the driver.
 
-    Best as it goes: whatever cannot be done now the broker's upkeep does.
+    Errors are ignored: the broker's upkeep gives up the rest later.
     """
     transactions = Transactions(plan.address.engine())
     try:
@@ -374,10 +388,11 @@ def abandon(plan: BulkWrite, attempts: Iterable[str] = ()) -> None:
 
 
 def abandon_batch(plan: BulkWrite, version: int, parts: Sequence[Part]) -> None:
-    """As ``abandon``, of a stream's batch, whose query's name no task may have come to say.
+    """Abandon a stream's batch; runs in the driver.
 
-    Without parts that came to their end the job is found by what attempts of plans with these
-    options have staged; where options do not tell, nothing is.
+    Only tasks know the id of the query, and with it the series of the job. If no part has
+    finished, the job is found by what attempts with the prefix of this plan have staged. That
+    finds nothing if the prefix is random.
     """
     if parts:
         names = [part.counted.attempt for part in parts]

@@ -1,9 +1,9 @@
-"""What of the log an index must have: what is pending of each topic, where no broker runs.
+"""The retention of each topic while no broker runs: the messages that an index must have.
 
-Made from a checkpoint's state and the journal's tail on top of it, as a broker's recovery
-makes it; columns in, answers in columns out. What is wrongly kept costs space, what is wrongly
-left out would be lost, so the rules are those by which a broker's checkpoint keeps messages.
-True as long as nobody writes to the log.
+It is made from a checkpoint's state and the journal's tail, as in a broker's recovery. Input and
+output are columns. A message that is wrongly kept costs space; a message that is wrongly left out
+would be lost. So the rules are those by which a broker's checkpoint keeps messages. The result is
+valid while no process writes to the log.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(slots=True, eq=False)
 class TopicClaims:
-    """What is claimed of one topic's messages."""
+    """The state of one topic that determines which messages an index must have."""
 
     cancelled: OffsetSet = field(default_factory=OffsetSet)
     moves: Moves = field(default_factory=Moves)
-    shared: list[SubscriptionState] = field(default_factory=list)  # the others read the log
+    shared: list[SubscriptionState] = field(default_factory=list)  # other kinds read the log
 
     def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> Bools:
-        """Which of these keys an index must have; bool[n].
+        """Return a mask of the keys that an index must have; bool[n].
 
-        What is not yet due, because a subscription may still come that wants it, and what a
-        shared subscription is to get and has not acknowledged. What is cancelled, and the stale
-        key of what was moved, only for a subscription that was handed the message before.
+        These are the keys of messages that are not due, because a new subscription may still
+        need them, and of messages that a shared subscription covers and has not acknowledged. The
+        key of a cancelled message, and the stale key of a rescheduled message, is needed only if
+        a subscription has attempts at the message.
         """
         gone = self._gone(due_ms, offsets)
         live: Bools = due_ms > now_ms
@@ -69,10 +70,12 @@ class TopicClaims:
 def claims_of(
     state: State, tail: JournalTail, log: Log, connection: Connection
 ) -> dict[int, TopicClaims]:
-    """Those of every topic that there is, by its id; blocking. Empties ``state`` of what it takes.
+    """Return the retention of every topic, by topic id; blocking.
+
+    Removes the entries that it uses from ``state``.
 
     Raises:
-      LogDamaged: if a row that says when a message is due is not there or not as it was written.
+      LogDamaged: if a row that restates a due time is missing or damaged.
     """
     claims = {topic.id: TopicClaims() for topic in state.topics}
     shared: dict[int, SubscriptionState] = {}
@@ -106,7 +109,7 @@ def _load(target: OffsetSet, chunks: Iterable[tuple[int, bytes]]) -> None:
 
 
 def _take_attempts(state: State, tail: JournalTail, shared: dict[int, SubscriptionState]) -> None:
-    """Which messages each subscription was handed; acknowledged ones may be among them."""
+    """Set the messages that each subscription has attempts at; some may be acknowledged."""
     found: dict[int, list[Int64s]] = {
         id: [decode_attempts(data).offsets for _, data in state.attempts.pop(id, ())]
         for id in shared

@@ -1,13 +1,13 @@
 """The columns of a topic's messages as Spark sees them.
 
-No Spark in here: the types are words of its SQL.
+This module does not use Spark: types are given in Spark's SQL.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# What a read gives, unless the user's schema asks for some of it only.
+# The columns of a read, unless the user's schema names some of them.
 READ_COLUMNS: Final[dict[str, str]] = {
     "topic": "STRING",
     "offset": "BIGINT",
@@ -20,16 +20,16 @@ READ_COLUMNS: Final[dict[str, str]] = {
     "state": "STRING",
     "payload": "BINARY",
 }
-# A type of Spark's: an instant, whatever TIMESTAMP means.
+# The type of an instant. TIMESTAMP means this type or another, depending on a setting.
 INSTANT: Final = "TIMESTAMP_LTZ"
-# Those that not every message has.
+# Columns that are null for messages without the value.
 NULLABLE: Final = frozenset({"key", "attempt"})
 
 
 def read_schema() -> str:
-    """All of them, as the text of a schema, which says the same under any of Spark's settings."""
-    # What TIMESTAMP means is one of them (spark.sql.timestampType).
+    """Return the schema of all columns as text that does not depend on Spark's settings."""
+    # The setting spark.sql.timestampType determines the meaning of TIMESTAMP.
     kinds = {name: kind.replace("TIMESTAMP", INSTANT) for name, kind in READ_COLUMNS.items()}
-    # Of what may not be null Spark does not look, row by row, whether it is.
+    # Spark does not check each row for null in a column that is NOT NULL.
     never = {name: "" if name in NULLABLE else " NOT NULL" for name in kinds}
     return ", ".join(f"`{name}` {kind}{never[name]}" for name, kind in kinds.items())

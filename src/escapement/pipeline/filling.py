@@ -1,9 +1,9 @@
-"""An index filled from the log on one machine: read by several, sorted and written by one.
+"""The local engine of the job ``rebuild``: fills an index from the log on one machine.
 
-The log is read once, over some connections at a time. What is pending is gathered in memory; a
-full table is sorted and written as a segment while the other one fills, and brought to disk while
-the next is written. What takes time, reading, sorting, gathering and writing, does so without the
-interpreter lock.
+The log is read once, over several connections at a time. Pending messages are gathered in one of
+two tables in memory. A full table is sorted and written as a segment by another thread while the
+other table fills. A segment is synced to disk while the next one is written. Reading, sorting,
+gathering and writing release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ from escapement.storage.index.writer import SegmentWriter, writing
 from escapement.storage.log.log import Log
 from escapement.storage.log.logtable import LogRow
 
-# Log rows read at once: one or some row groups, each up to 8 MiB.
+# The size of a step: log rows read at once.
 _STEP_BYTES: Final = 2 << 20
-# Where they are received: with room for what the protocol adds to each.
+# The buffer for a step, with room for what the protocol adds to each row.
 _LANDING_BYTES: Final = _STEP_BYTES + (64 << 10)
-# Connections that read, and steps that are read ahead of who takes them.
+# Connections that read, and steps that are read ahead.
 _READERS: Final = 16
 _AHEAD: Final = 18
-# So many segments are aimed at, where memory would allow fewer: memory that is used again costs
-# less than new, and less is left to write when all is read. The broker keeps to a dozen.
+# The target number of segments where memory would allow fewer. More segments reuse memory, which
+# costs less than new memory, and leave less to write after all rows are read. The broker keeps
+# about a dozen segments.
 _SHARES: Final = 11
-# Smaller ones are not worth a segment.
+# The least size of a segment that is written for this target.
 _LEAST_SHARE_BYTES: Final = 32 << 20
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far the job has come."""
+    """The progress of the job ``rebuild``."""
 
-    messages: int = 0  # read
-    pending: int = 0  # of them written to the index
+    messages: int = 0  # read from the log
+    pending: int = 0  # messages taken into the index
     read_bytes: int = 0
-    log_bytes: int = 0  # in all, as of the last checkpoint
+    log_bytes: int = 0  # of the whole log, as of the last checkpoint
 
 
 def all_rows(
     engine: Engine, log: Log, connection: Connection, wait: Wait[list[LogRow]] = Future.result
 ) -> Generator[list[LogRow]]:
-    """Every row of the log, some at a time, of no more use when the next are asked for.
+    """Yield all rows of the log in steps. The rows of a step are invalid after the next step.
 
     Args:
-      connection: is asked which there are.
-      wait: how to wait for what others read.
+      connection: lists the keys of the rows.
+      wait: waits for a step that another thread reads.
     """
     with ReadAhead(engine, _READERS, _AHEAD, _LANDING_BYTES) as ahead:
         for _, rows in ahead.steps(log, log.scan_keys(connection, _STEP_BYTES), wait):
@@ -65,7 +66,7 @@ def all_rows(
 
 
 class Filling:
-    """Gathers what is pending and has it written; a context manager."""
+    """Gathers pending messages and writes them as segments; a context manager."""
 
     def __init__(
         self,
@@ -76,7 +77,11 @@ class Filling:
         wait: Wait[None],
         done: Progress,
     ) -> None:
-        """``wait``: how to wait for what others do; ``done`` is kept up to date."""
+        """
+        Args:
+          wait: waits for work of another thread.
+          done: the progress, which is kept up to date.
+        """
         self.done = done
         self._building = building
         self._claims = claims
@@ -84,7 +89,7 @@ class Filling:
         self._wait = wait
         self._written_bytes = 0
         self._filling, self._written = BulkTable(memory_bytes // 2), BulkTable(memory_bytes // 2)
-        # One sorts and writes, one waits for the disk.
+        # One thread sorts and writes, the other waits for the disk.
         self._pool = ThreadPoolExecutor(2)
         self._writing: Future[None] | None = None
         self._syncing: list[Future[None]] = []
@@ -100,14 +105,14 @@ class Filling:
                 writer.discard()
 
     def take(self, row: LogRow) -> None:
-        """Take in what of a row is pending. Raises ``LogDamaged``, ``StorageError``."""
+        """Add the pending messages of a row. Raises ``LogDamaged``, ``StorageError``."""
         topic_id = row.key.topic_id
         due_ms, offsets = row.content.due_ms, row.offsets
         self.done.messages += len(due_ms)
         self.done.read_bytes += row.key.size_bytes
         claims = self._claims.get(topic_id)
         if claims is None:
-            return  # the topic was deleted, and its rows are being freed
+            return  # the topic was deleted, and its rows are not freed yet
         live = claims.live(due_ms, offsets, self._now_ms)
         batches = row.content.batches()
         if not live.all():
@@ -124,7 +129,7 @@ class Filling:
             low += len(batch)
 
     def finish(self) -> list[Path]:
-        """The segments, on disk."""
+        """Write the rest. Return the paths of all segments, which are on disk."""
         self._write()
         self._end_writing()
         for synced in self._syncing:
@@ -132,17 +137,17 @@ class Filling:
         return [writer.path for writer in self._writers]
 
     def _is_full(self, batch: MessageBatch) -> bool:
-        """Whether the table is to be written before it takes this."""
+        """Return whether the table must be written before it takes this batch."""
         used_bytes = self._filling.used_bytes
         if used_bytes >= _LEAST_SHARE_BYTES and len(self._writers) < _SHARES:
-            # What all of the log will come to, if it goes on as it began.
+            # Extrapolate the size of the whole index from the part of the log that was read.
             weight = (self._written_bytes + used_bytes) / self.done.read_bytes
             if used_bytes >= weight * self.done.log_bytes / _SHARES:
                 return True
         return not self._filling.has_room(len(batch), batch.size_bytes)
 
     def _write(self) -> None:
-        """Have what is gathered written; what was gathered before is written by then."""
+        """Start to write the gathered table, after the previous one is written."""
         self._end_writing()
         if not self._filling.count:
             return

@@ -1,9 +1,10 @@
-"""The job ``forecast``: how many messages of topics fall due when, counted from the log.
+"""The job ``forecast``: counts the messages that fall due in each span of time, from the log.
 
-Counted is what is due after the moment of asking and not done: neither cancelled nor, by
-exclusive and failover subscriptions which do not wait, acknowledged. The broker's own forecast
-(``escapement forecast``) asks a running broker for one topic; this asks the database, for as
-many as one likes, and keeps the answer as Parquet.
+The job counts messages that are due after the job starts and are not finished. A message is
+finished if it is cancelled or acknowledged. Exclusive and failover subscriptions ignore delays,
+so they may acknowledge a message before it is due. ``escapement forecast`` asks a running broker
+about one topic. This job reads the database, for any number of topics, and can write its result
+as Parquet.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ _LIVE: Final = "state IN ('to_be_fired', 'fired')"
 
 @dataclass(frozen=True, slots=True)
 class ForecastConfig:
-    """What to foresee.
+    """The configuration of the job ``forecast``.
 
     Args:
-      source: options of the data source: where the log is, and ``topic`` or ``topics``.
-      by_ms: how long the spans are.
+      source: options of the data source: the address of the log, and ``topic`` or ``topics``.
+      by_ms: the length of a span.
       within_ms: how far to look ahead.
-      origin_ms: a time at which a span begins, such as some midnight.
-      capacity: how many messages a second can be handled, of all these topics together.
-      output: where the Parquet goes; nowhere if it is None. There must be nothing yet.
+      origin_ms: a time at which a span begins, such as a midnight.
+      capacity: messages a second that consumers can handle, for all these topics together.
+      output: the path of the Parquet, which must not exist yet; None to write no Parquet.
     """
 
     source: Mapping[str, str]
@@ -55,29 +56,29 @@ class ForecastConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Foreseen:
-    """What was counted: of each topic that has something to come, a number for each span."""
+    """The result of a forecast: a count for each topic with delayed messages and each span."""
 
     spans: Spans
-    capacities: list[int] | None  # of each span
+    capacities: list[int] | None  # messages that can be handled in each span
     counts: Mapping[str, Int64s] = field(default_factory=dict)
 
     @property
     def total(self) -> Int64s:
-        """Of all topics together; int64[spans]."""
+        """The sum of the counts of all topics; int64[spans]."""
         return sum(self.counts.values(), np.zeros(self.spans.count, np.int64))
 
 
 def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
-    """Count, write the Parquet if one is wanted, and return what was counted.
+    """Count the messages, write the Parquet if ``output`` is given, and return the counts.
 
-    The Parquet has a row for each topic and span in which something falls due: topic,
-    begins_at, ends_at, messages, and capacity, which is that of the span, or null.
+    The Parquet has a row for each topic and span in which messages fall due. Its columns are
+    topic, begins_at, ends_at, messages, and capacity (of the span, or null).
 
     Raises:
-      InvalidRequest: if it is not said where the log is, there is something at ``output``, or there
-        are too many spans.
-      StorageUnavailable: when the database cannot be reached.
-      PySparkException: for whatever the data source refuses.
+      InvalidRequest: if the address of the log is missing, ``output`` exists, or there are too
+        many spans.
+      StorageUnavailable: if the database cannot be reached.
+      PySparkException: if the data source fails, for example because a topic does not exist.
     """
     spans = Spans.after(
         _database_ms(spark, LogAddress.of(Options(config.source))),
@@ -103,10 +104,10 @@ def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
 
 
 def _database_ms(spark: SparkSession, address: LogAddress) -> int:
-    """The database's clock, which the states of messages go by.
+    """Return the time of the database's clock, which determines the states of messages.
 
-    A task asks for it: over Spark Connect this process may not reach the database. What stands in
-    its way comes as an answer, too, for of a task that fails Spark has much to say.
+    A task reads it, because over Spark Connect this process may not reach the database. The task
+    returns an error as its answer, because Spark reports a failed task in many lines.
     """
 
     def ask(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -129,11 +130,11 @@ def _database_ms(spark: SparkSession, address: LogAddress) -> int:
 
 
 def _counted(spark: SparkSession, config: ForecastConfig, spans: Spans) -> DataFrame:
-    """A row for each topic and span in which something falls due."""
+    """Return a row for each topic and span in which messages fall due."""
     coming = (
         spark.read.format("escapement")
         .options(**config.source)
-        .option("archived", "false")  # what is archived is done
+        .option("archived", "false")  # archived messages are finished
         .option("startingDeliverAt", str(spans.from_ms + 1))
         .option("endingDeliverAt", str(spans.until_ms))
         .schema(_READ)

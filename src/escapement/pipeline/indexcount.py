@@ -1,9 +1,9 @@
-"""A broker's delayed index, as it lies on disk, counted again beside the broker.
+"""An audit's view of a broker's delayed index on disk.
 
-Only read, block by block, with all checksums. The broker may run: its checkpoints and
-compactions replace the manifest, so whoever compares the index with the log looks at the log
-between :meth:`IndexCount.open` and :meth:`IndexCount.unchanged`. Files stay open, also when
-the broker deletes them.
+The index is only read, block by block, and all checksums are checked. The broker may run
+meanwhile. Its checkpoints and compactions replace the manifest, so the log must be read between
+:meth:`IndexCount.open` and :meth:`IndexCount.unchanged`. Open files stay readable when the broker
+deletes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CACHE_BYTES: Final = 4 << 20
 
 
 class IndexCount:
-    """See the module's docstring."""
+    """The index of one broker as of one manifest."""
 
     def __init__(self, directory: Path, manifest: Manifest | None, segments: Segments) -> None:
         self._directory = directory
@@ -37,15 +37,17 @@ class IndexCount:
 
     @classmethod
     def open(cls, data: Path) -> IndexCount:
-        """That of the broker with this data directory; blocking.
+        """Open the index of the broker with the data directory ``data``; blocking.
 
         Raises:
-          InvalidRequest: if there is none.
-          IndexDamaged: if manifest or segments are not what was written.
+          InvalidRequest: if the directory has no index.
+          IndexDamaged: if the manifest or a segment is damaged.
         """
         directory = data / "index"
         if not directory.is_dir():
-            raise InvalidRequest(f"there is no index of a broker in {data}")
+            raise InvalidRequest(
+                f"{data} has no index of a broker: give the data directory of the broker"
+            )
         while True:
             manifest = ManifestFile(directory, no_failpoint).current
             named = {} if manifest is None else manifest.segments
@@ -54,18 +56,18 @@ class IndexCount:
             except IndexDamaged:
                 if ManifestFile(directory, no_failpoint).current == manifest:
                     raise
-                continue  # merged away since
+                continue  # a merge has replaced the manifest meanwhile
             return cls(directory, manifest, segments)
 
     def unchanged(self) -> bool:
-        """Whether this is still the broker's index. Raises ``IndexDamaged``."""
+        """Return whether this is still the broker's index. Raises ``IndexDamaged``."""
         return ManifestFile(self._directory, no_failpoint).current == self._manifest
 
     def unindexed(self, connection: Connection, bundle_id: int) -> list[RowKey] | None:
-        """The rows of the log that it does not have yet.
+        """Return the keys of the log rows that are not in the index yet.
 
-        None if it does not fit the log (storage/checkpoint.py): then a broker throws it away
-        when it starts.
+        Returns None if the index does not fit the log (storage/checkpoint.py). A broker discards
+        such an index when it starts.
         """
         manifest = self._manifest
         if manifest is None:
@@ -79,20 +81,23 @@ class IndexCount:
         return [key for row in rows for key in row.entry.rows]
 
     def check(self) -> Iterator[str]:
-        """What is wrong with it by itself: every block is read, and its keys must ascend."""
+        """Yield the defects of the index itself. Reads every block; keys must ascend."""
         for segment in self._segments:
             try:
                 for run in range(len(segment.run_rows)):
                     keys = segment.key_block(run).keys
                     if not is_sorted(*keys) or _ends(keys) != _said(segment, run):
-                        yield f"{segment.path}: the keys of run {run} are not those it names"
+                        yield (
+                            f"{segment.path}: the keys of run {run} do not ascend, or do not match"
+                            " the bounds in the directory of the segment"
+                        )
                     segment.message_block(run)
                     segment.traits(run)
             except IndexDamaged as error:
                 yield str(error)
 
     def keys(self, topic_id: int) -> Keys:
-        """A topic's keys, sorted, each once. Raises ``IndexDamaged``."""
+        """Return a topic's keys, sorted and each once. Raises ``IndexDamaged``."""
         return merge(
             [
                 part.segment.key_block(run).keys

