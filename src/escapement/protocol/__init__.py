@@ -1,1 +1,1 @@
-"""The wire format, sans I/O: frames, commands, and one state machine for both ends."""
+"""The wire protocol without I/O: frames, commands, and one state machine for both ends."""

@@ -1,4 +1,4 @@
-"""The body of a frame of messages: a batch in columns, as it lies in the log too."""
+"""The body of a frame with messages: a batch in columns, encoded as in the log."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from escapement.message import Buffer, MessageBatch
 
 
 def decode_body(body: Buffer) -> MessageBatch:
-    """The batch, as views of ``body``.
+    """Return the batch of a body, as views of ``body``.
 
     Raises:
-      RemoteProtocolError: if it is none, or is empty.
+      RemoteProtocolError: if the body does not decode, or has no messages.
     """
     batch = MessageBatch.decode(body)
     if not len(batch):

@@ -1,4 +1,4 @@
-"""One end of a connection, without the connection: bytes in, commands out, and back.
+"""One end of a connection, without I/O: converts bytes to commands and back.
 
     ::
 
@@ -8,14 +8,15 @@
         OPEN     ◀── Welcome ──   OPEN
                  ◀─ commands ─▶
                  ── Goodbye ─▶            from either side, after which that side
-                 ◀─ Goodbye ──            says nothing more; then both close
+                 ◀─ Goodbye ──            sends nothing more; then both close
 
-Both ends use the same class, which knows who may say what and when. It has no socket,
-no clock and no lock; what a command asks for is the business of who holds it.
+Both ends use the same class. It checks which side may send which command in which state.
+It has no socket, no clock and no lock, and does not execute commands.
 
-Whatever bytes come in, only ``RemoteProtocolError`` comes out, and after one the
-connection is dead: it takes no more, and a broker may say one last ``Refused`` through
-``last_words``. What *we* may not send is ``LocalProtocolError``, and changes nothing.
+For any received bytes, the only exception is ``RemoteProtocolError``. After it the
+connection is dead and accepts no more data; a broker may still send one ``Refused`` from
+``last_words``. Sending a command that is not allowed raises ``LocalProtocolError`` and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from escapement.protocol.limits import (
 
 
 class State(enum.Enum):
-    """How far a connection has come."""
+    """The state of a connection."""
 
-    START = "nobody has spoken"
-    HELLO = "the client has said hello"
-    OPEN = "both have greeted"
-    DEAD = "the other side broke the rules, or refused us"
+    START = "no command was sent"
+    HELLO = "the client has sent Hello"
+    OPEN = "the handshake is done"
+    DEAD = "the other side broke the protocol, or refused the connection"
 
 
 class Signal(enum.Enum):
-    """What ``next_event`` returns when there is no command to return."""
+    """The result of ``next_event`` when there is no command."""
 
-    NEED_DATA = "read more, then ask again"
-    CLOSED = "nothing more will come"
+    NEED_DATA = "read more data, then call again"
+    CLOSED = "the other side sends nothing more"
 
 
 NEED_DATA: Final = Signal.NEED_DATA
@@ -58,11 +59,11 @@ CLOSED: Final = Signal.CLOSED
 
 
 class Connection:
-    """The protocol's state at one end.
+    """The protocol state of one end of a connection.
 
     Args:
-      role: which end this is.
-      max_frame_bytes: the largest frame to take once the handshake is done.
+      role: the role of this end, client or broker.
+      max_frame_bytes: the largest frame to accept after the handshake.
     """
 
     def __init__(self, role: Role, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -79,26 +80,27 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more will come from the other side."""
+        """Whether the other side sends nothing more."""
         return self._ended or self._heard_goodbye or self.state is State.DEAD
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more may be said to the other side."""
+        """Whether this side may send nothing more."""
         return self._said_goodbye or self.state is State.DEAD
 
-    # -- what comes in -----------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what was read; ``b""`` says that the other side has closed.
+        """Accept data from the stream; ``b""`` means that the other side has closed it.
 
-        The events have to be drained before the next call.
+        The caller must drain the events before the next call.
 
         Raises:
-          RemoteProtocolError: if bytes come after the last that there may be.
+          RemoteProtocolError: if data arrives after the other side has finished, or the
+            connection is dead.
         """
         if self.state is State.DEAD:
-            raise RemoteError("the connection is dead: nothing more is read from it")
+            raise RemoteError("the connection is dead: it accepts no more data")
         if not data:
             self._ended = True
         elif self._ended or self._heard_goodbye:
@@ -108,21 +110,24 @@ class Connection:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes that were received and not taken as events; of one frame, once none is left."""
+        """The number of bytes received but not returned as events.
+
+        Once the events are drained, these bytes belong to one incomplete frame.
+        """
         return len(self._decoder)
 
     def discard(self) -> None:
-        """Release what was received: the connection has ended."""
+        """Free the received bytes after the connection has ended."""
         self._decoder.clear()
 
     def next_event(self) -> Command | Signal:
-        """The next command, ``NEED_DATA``, or ``CLOSED``.
+        """Return the next command, ``NEED_DATA``, or ``CLOSED``.
 
         Raises:
-          RemoteProtocolError: if what came is no command, or not allowed now.
+          RemoteProtocolError: if the data is not a command, or the command is not allowed now.
         """
         if self.state is State.DEAD:
-            raise RemoteError("the connection is dead: nothing more is read from it")
+            raise RemoteError("the connection is dead: it accepts no more data")
         if self._heard_goodbye:
             return CLOSED
         try:
@@ -138,7 +143,7 @@ class Connection:
             raise self._dead(str(error)) from None
 
     def events(self) -> Iterator[Command]:
-        """The commands that are there, until more data is needed or nothing more comes."""
+        """Iterate over the received commands until more data is needed or the end is reached."""
         while not isinstance(event := self.next_event(), Signal):
             yield event
 
@@ -153,7 +158,7 @@ class Connection:
             raise ValueError(f"{kind.__name__} has {len(piece)} bytes, over {kind.MAX_BYTES}")
         values = frame.unpack(piece, kind.MAX_CONTAINERS)
         if kind is Hello and values and values[0] != PROTOCOL_VERSION:
-            # Before the fields are looked at: another version may have others.
+            # Before reading the fields, which may differ in another version.
             raise ValueError(f"the client speaks version {values[0]!r:.20}, not {PROTOCOL_VERSION}")
         try:
             command = kind.read(values)
@@ -171,14 +176,14 @@ class Connection:
         self._decoder = frame.FrameDecoder(0)
         return RemoteError(reason)
 
-    # -- what goes out -----------------------------------------------------------
+    # -- sending -----------------------------------------------------------------
 
     def send(self, command: Command) -> list[Buffer]:
-        """The bytes of a command, as buffers to be sent in this order.
+        """Return the bytes of a command, as buffers to send in this order.
 
         Raises:
-          LocalProtocolError: if it may not be sent now, or does not fit a frame.
-          InvalidRequest: if a text of it is none that UTF-8 can hold.
+          LocalProtocolError: if the command is not allowed now, or does not fit a frame.
+          InvalidRequest: if a string of the command cannot be encoded as UTF-8.
         """
         if self.finished:
             raise LocalProtocolError(f"{type(command).__name__}: this side has finished")
@@ -198,23 +203,23 @@ class Connection:
         return buffers
 
     def last_words(self, error: EscapementError) -> list[Buffer]:
-        """What a broker may still say on a dead or unopened connection: why it ends.
+        """Return the ``Refused`` by which a broker ends a dead or unopened connection.
 
-        Returns no bytes if it may say nothing. The connection is dead afterwards.
+        Returns no buffers for a client, or after Goodbye. The connection is dead afterwards.
         """
         silent = self.role == "client" or self._said_goodbye
         self.state, self._said_goodbye = State.DEAD, True
         if silent:
             return []
         if isinstance(error, ProtocolError):
-            # Whose fault it was is the same on both ends only in this word.
+            # "Local" and "remote" mean the opposite at the other end; the base class fits both.
             error = ProtocolError(str(error))
         return _pack(Refused.because(error))
 
-    # -- the order of things -------------------------------------------------------
+    # -- the order of commands -----------------------------------------------------
 
     def _step(self, command: Command, sender: Role) -> None:
-        """Move on by a command from ``sender``, or raise ``ValueError`` if out of order."""
+        """Apply a command from ``sender`` to the state; raise ``ValueError`` if out of order."""
         if self.state is State.OPEN:
             if isinstance(command, Hello | Welcome):
                 raise ValueError(f"{type(command).__name__} came after the handshake")
@@ -223,7 +228,7 @@ class Connection:
         elif self.state is State.HELLO and isinstance(command, Welcome):
             self._open(command)
         elif sender == "broker" and isinstance(command, Refused | Goodbye):
-            pass  # the broker may decline before it has greeted
+            pass  # the broker may refuse the connection before the handshake is done
         else:
             raise ValueError(f"{type(command).__name__} came before the handshake was done")
 
@@ -240,6 +245,6 @@ def _pack(command: Command) -> list[Buffer]:
     try:
         return frame.pack(command.write())
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{error.object!r:.300} is no text that UTF-8 can hold") from None
+        raise InvalidRequest(f"{error.object!r:.300} cannot be encoded as UTF-8") from None
     except (ValueError, TypeError, OverflowError) as error:
         raise LocalProtocolError(f"{type(command).__name__}: {error}") from None

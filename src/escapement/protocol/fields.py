@@ -1,9 +1,9 @@
-"""What a command's fields may hold: one *kind* for each, which reads and writes it.
+"""The kinds of command fields, each of which reads and writes one field.
 
-A kind turns a value as msgpack gives it into the value a command holds, or raises
-``ValueError`` with what is wrong about it; and back. Commands name the kind of each
-field in its annotation, ``Annotated[int, Integer(0, 9)]``, so that the dataclass is the
-whole description of the frame.
+A kind converts a value from msgpack into the value of the command's field, and back. It
+raises ``ValueError`` if the value is not valid. A command names the kind of each field in
+its annotation, ``Annotated[int, Integer(0, 9)]``, so that the dataclass describes the frame
+completely.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from escapement.traits import KeyRange, check_key_range
 
 
 class Kind(Protocol):
-    """Reads one field from the wire's plain value, and writes it back."""
+    """A converter between a plain value of msgpack and the value of a field."""
 
     def read(self, value: Any) -> Any: ...
 
@@ -91,7 +91,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a few words."""
+    """One of a fixed set of words."""
 
     words: tuple[str, ...]
 
@@ -104,7 +104,7 @@ class Choice:
 
 
 class Place:
-    """Where a subscription begins: see ``escapement.position``."""
+    """A start position of a subscription, as text: see ``escapement.position``."""
 
     def read(self, value: Any) -> str:
         if type(value) is not str:
@@ -112,14 +112,14 @@ class Place:
         try:
             Position.parse(value)
         except InvalidRequest as error:
-            raise ValueError(f"cannot be meant: {error}") from None
+            raise ValueError(f"is not valid: {error}") from None
         return value
 
     write = read
 
 
 class Keys:
-    """A range of keys: two slots, ``auto`` or nil; see ``escapement.traits``."""
+    """A key range: two slots, ``auto`` or nil; see ``escapement.traits``."""
 
     def read(self, value: Any) -> KeyRange:
         try:
@@ -133,7 +133,7 @@ class Keys:
 
 
 class Body:
-    """The encoding of a ``MessageBatch``; what is inside is not looked at here."""
+    """The encoded bytes of a ``MessageBatch``, not decoded here."""
 
     def read(self, value: Any) -> bytes:
         if type(value) is not bytes:
@@ -148,7 +148,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of numbers, or its absence."""
+    """A column of numbers, which may be optional."""
 
     dtype: np.dtype[Any]
     max_rows: int
@@ -175,7 +175,7 @@ class Column:
 
 
 class Map:
-    """A map from strings to plain values: nothing, numbers, strings, bytes, lists, maps."""
+    """A map from strings to plain values: None, numbers, strings, bytes, lists, maps."""
 
     def read(self, value: Any) -> dict[str, Any]:
         if type(value) is not dict:
@@ -197,15 +197,19 @@ class Plain:
 
 
 def _check_containers(value: Any, most: int) -> None:
-    containers = check_plain(value) + 1  # the frame is one, too
+    containers = check_plain(value) + 1  # the frame itself is one
     if containers > most:
         raise ValueError(f"holds {containers} lists and maps, more than {most}")
 
 
 def check_plain(value: Any, depth: int = 0) -> int:
-    """Raise ``ValueError`` unless ``value`` is plain and nests no deeper than it may.
+    """Check that a value is plain and nested at most ``MAX_DEPTH`` deep.
 
-    Returns how many lists and maps it has.
+    Returns:
+      The number of lists and maps in the value.
+
+    Raises:
+      ValueError: if the value is not plain, or is nested too deep.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"nests deeper than {MAX_DEPTH}")
@@ -221,7 +225,7 @@ def check_plain(value: Any, depth: int = 0) -> int:
         return 1 + sum(check_plain(item, depth + 1) for item in value.values())
     if type(value) in (list, tuple):
         return 1 + sum(check_plain(item, depth + 1) for item in value)
-    raise ValueError(f"holds a {type(value).__name__}, which is no plain value")
+    raise ValueError(f"holds a {type(value).__name__}, which is not a plain value")
 
 
 _INT64 = np.dtype("<i8")
@@ -229,7 +233,7 @@ _INT64 = np.dtype("<i8")
 Id = Annotated[int, Integer(1, MAX_ID)]
 OptionalId = Annotated[int, Integer(0, MAX_ID)]
 Count = Annotated[int, Integer(0, MAX_INT64)]
-# Where -1 says "none" or "not known".
+# -1 means "none" or "unknown".
 CountOrNone = Annotated[int, Integer(-1, MAX_INT64)]
 Boolean = Annotated[bool, Flag()]
 Topic = Annotated[str, Text(MAX_TOPIC_CHARS, low=1)]

@@ -1,13 +1,13 @@
 """Frames: a length of four bytes, big-endian, then one msgpack array ``[type, ...]``.
 
-The array's header and the type take one byte each (at most 15 fields, types below 128),
-so that the type is known before anything is unpacked: it decides how large the frame
-may be and how many lists and maps it may hold. A frame of columns may be megabytes but
-nests nothing; a frame of plain values nests a little but is small. So neither a bomb of
-brackets nor a long frame costs more memory than a small multiple of its bytes.
+The header of the array and the type take one byte each (at most 15 fields, types below
+128), so the decoder reads the type before it unpacks the frame. The type decides how large
+the frame may be and how many lists and maps it may hold. A frame of columns may have
+megabytes but no nesting; a frame of plain values may be nested but is small. So neither
+deep nesting nor a long frame takes more memory than a small multiple of its bytes.
 
-Knows no command and no order of them. Every error is a ``ValueError`` that says what is
-wrong with the bytes; the connection makes a ``RemoteProtocolError`` of it.
+This module does not depend on the commands or their order. Every error is a ``ValueError``
+about the bytes, which the connection turns into a ``RemoteProtocolError``.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from escapement.message import Buffer
 from escapement.protocol.limits import MAX_FIELDS, MAX_ITEMS, MAX_READ_BYTES
 
 _LENGTH: Final = struct.Struct(">I")
-_SMALLEST: Final = 2  # the array's header and the type
+_SMALLEST: Final = 2  # the header of the array, and the type
 _FIXARRAY: Final = 0x90
 _MAX_TYPE: Final = 0x7F
-# Bodies below this are copied into their frame: one small buffer costs the transport
-# less than two. Above it, the copy would cost more.
+# Bodies below this size are copied into their frame: sending one small buffer costs less
+# than sending two. Above it, the copy costs more.
 _INLINE_BYTES: Final = 16 * 1024
-# Reads below this are gathered, so that a frame arriving byte by byte is not a list of
-# as many objects.
+# Reads below this size are joined, so that a frame that arrives byte by byte does not
+# become a list of as many objects.
 _CRUMB_BYTES: Final = 4096
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes into frames, and holds never more than one and a read.
+    """A splitter of a byte stream into frames; holds at most one frame and one read.
 
-    What was read is kept as it came and joined once, when a frame is whole, so that a
-    frame costs a copy of its bytes however many reads it took.
+    The decoder keeps the chunks as they were read and joins them once, when a frame is
+    complete. So each frame is copied once, independent of the number of reads.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
-        self._chunk: bytes = b""  # holds the next frame's beginning, at _at
+        self._chunk: bytes = b""  # the next frame begins at _at
         self._at = 0
-        self._tail: list[bytes | bytearray] = []  # what was read since
+        self._tail: list[bytes | bytearray] = []  # the chunks read after _chunk
         self._held = 0
 
     def __len__(self) -> int:
-        """Bytes held."""
+        """Return the number of bytes held."""
         return self._held
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Append what was read. The caller takes all whole frames before it reads again."""
+        """Append data. The caller must take all complete frames before the next call."""
         self._held += len(data)
         assert self._held <= self.max_frame_bytes + _LENGTH.size + MAX_READ_BYTES, "take frames"
         if self._at == len(self._chunk) and not self._tail:
@@ -64,15 +64,15 @@ class FrameDecoder:
             self._tail.append(bytearray(data))
 
     def clear(self) -> None:
-        """Release the bytes."""
+        """Free the held bytes."""
         self._chunk, self._at, self._held = b"", 0, 0
         self._tail.clear()
 
     def next_frame(self) -> memoryview | None:
-        """The next whole frame without its length, or None if more bytes are needed.
+        """Return the next complete frame without its length, or None if more data is needed.
 
         Raises:
-          ValueError: if its length is none that a frame may have.
+          ValueError: if the length of the frame is outside the allowed range.
         """
         if self._held < _LENGTH.size:
             return None
@@ -102,22 +102,23 @@ class FrameDecoder:
 
 
 def frame_type(frame: memoryview) -> int:
-    """The type of the command in a frame.
+    """Return the type of the command in a frame.
 
     Raises:
-      ValueError: if the frame does not begin as one.
+      ValueError: if the first two bytes are not a valid header and type.
     """
     header, number = frame[0], frame[1]
     if not _FIXARRAY < header <= _FIXARRAY + MAX_FIELDS or number > _MAX_TYPE:
-        raise ValueError(f"a frame begins with {frame[:2].hex()}, which is no command")
+        raise ValueError(f"a frame begins with {frame[:2].hex()}; no command begins like this")
     return number
 
 
 def unpack(frame: memoryview, max_containers: int) -> list[Any]:
-    """The fields of a frame, without its type.
+    """Return the fields of a frame, without its type.
 
     Raises:
-      ValueError: if it is no msgpack, or holds more lists and maps than it may.
+      ValueError: if the frame is not valid msgpack, or holds more than ``max_containers``
+        lists and maps.
     """
     containers = 0
 
@@ -148,12 +149,12 @@ def unpack(frame: memoryview, max_containers: int) -> list[Any]:
 
 
 def pack(values: list[Any]) -> list[Buffer]:
-    """The frame of a command's array, as buffers to be sent one after the other.
+    """Return the frame of a command's array, as buffers to send in this order.
 
-    A long byte string in the last place is handed on as it is, not copied.
+    A long byte string in the last position becomes a buffer of its own, without a copy.
 
     Raises:
-      ValueError, TypeError, OverflowError: if msgpack cannot hold one of the values.
+      ValueError, TypeError, OverflowError: if msgpack cannot encode one of the values.
     """
     assert len(values) <= MAX_FIELDS, "the header of a frame is one byte"
     last = values[-1]

@@ -1,8 +1,7 @@
-"""Every limit of the wire, by name.
+"""The limits of the protocol.
 
-These are ceilings of the protocol: no peer may go past them, whatever it was
-configured to. A broker may announce lower ones in ``Welcome.limits``; the names it
-uses there are at the end of this file.
+No peer may exceed these limits, whatever its configuration. A broker may announce lower
+limits in ``Welcome.limits``, under the names at the end of this file.
 """
 
 from __future__ import annotations
@@ -12,26 +11,26 @@ from typing import Final
 PROTOCOL_VERSION: Final = 1
 DEFAULT_PORT: Final = 7650
 
-# The largest frame, its length prefix not counted. A batch of 1 MB is what a group
-# commit likes; 16 MiB leaves room for large payloads and still bounds a connection.
+# The largest frame, without its length prefix. Batches of about 1 MB suit the group commit;
+# 16 MiB leaves room for large payloads and still bounds the memory of a connection.
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
-# Before the handshake a peer is a stranger, who gets no more memory than this.
+# The largest frame before the handshake is done, to bound the memory of unknown peers.
 MAX_HANDSHAKE_BYTES: Final = 64 * 1024
-# Frames that hold plain values (requests, errors) and not columns.
+# The largest frame of plain values (requests, errors), as opposed to columns.
 MAX_PLAIN_BYTES: Final = 1024 * 1024
-# How much may be handed over in one read beyond a full frame; only the caller of
-# ``receive_data`` can go past it, by not draining the events.
+# The most data of one read beyond a full frame. Only a caller of ``receive_data`` that does
+# not drain the events can exceed it.
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
 
-# Plain values: how deep maps and lists may nest, and how many of them one frame may
-# have. An empty list is one byte on the wire and 56 in memory, hence the second bound;
-# an answer may be long (a list of all topics), a request has no reason to.
+# The depth of nested maps and lists in plain values, and their number in one frame. The
+# number is bounded because an empty list takes one byte on the wire and 56 in memory. A
+# reply may be long (a list of all topics); a request is short.
 MAX_DEPTH: Final = 8
 MAX_REQUEST_CONTAINERS: Final = 1024
 MAX_REPLY_CONTAINERS: Final = 200_000
 MAX_ITEMS: Final = 100_000
 
-# Fields of one command: they fit msgpack's one-byte array header.
+# Fields of one command. The number fits the one-byte array header of msgpack.
 MAX_FIELDS: Final = 15
 
 # "persistent://" and three names of 200 with slashes between them.
@@ -43,9 +42,10 @@ MAX_MESSAGE_CHARS: Final = 4096
 
 # Messages in one Publish or Deliver.
 MAX_BATCH_MESSAGES: Final = 65_536
-# Offsets, or ranges of them, in one Ack or Nack: 8 MiB of column.
+# Offsets, or ranges of offsets, in one Ack or Nack: 8 MiB per column.
 MAX_ACK_ROWS: Final = 1024 * 1024
-# Credit a consumer may hold at a time; it bounds what the broker sends unasked.
+# Permits that a consumer may have granted at a time. They bound the unrequested messages
+# that the broker sends.
 MAX_PERMITS: Final = 1_000_000
 
 MAX_ID: Final = 2**32 - 1

@@ -1,14 +1,13 @@
-"""The commands of the wire, one frozen dataclass each: the dataclass is the frame.
+"""The commands of the protocol, one frozen dataclass each, which describes the frame.
 
-A frame is one msgpack array ``[type, field, ...]``. A command's fields stand in the
-order of the dataclass, each with a kind (see ``fields``) that checks type, range and
-length when it comes from the wire and again when it is sent; ``check`` looks at what
-several fields say together. What a command *means*, and whether its names exist, is
-not known here.
+A frame is one msgpack array ``[type, field, ...]``, with the fields in the order of the
+dataclass. Each field has a kind (see ``fields``) that checks type, range and length when
+the command is received and when it is sent. ``check`` checks that the fields fit each
+other. These modules do not execute commands or check whether names exist.
 
-Numbers: ids are chosen by the client, live as long as the connection, and start at 1; a
-request id of 0 means that no reply is wanted. ``sequence`` numbers a producer's
-messages and names the first of a batch. Times are Unix milliseconds.
+The client chooses ids. They start at 1 and are valid as long as the connection; a request
+id of 0 requests no reply. ``sequence`` numbers the messages of a producer, and in a command
+it is the number of the first message of the batch. Times are Unix milliseconds.
 """
 
 from escapement.protocol.commands.admin import Admin, AdminReply

@@ -1,4 +1,4 @@
-"""Requests by name."""
+"""Administrative requests by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escapement.protocol.limits import (
 @command(40, "client")
 @dataclass(frozen=True, slots=True)
 class Admin(Command):
-    """A request by name, with plain arguments."""
+    """An administrative request by name, with plain arguments."""
 
     request_id: Id
     verb: Annotated[str, Text(MAX_VERB_CHARS, low=1)]
@@ -30,7 +30,7 @@ class Admin(Command):
 @command(41, "broker")
 @dataclass(frozen=True, slots=True)
 class AdminReply(Command):
-    """The answer to Admin."""
+    """The reply to Admin."""
 
     request_id: Id
     result: PlainValue

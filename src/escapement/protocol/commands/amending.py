@@ -1,4 +1,4 @@
-"""Commands of changing one's mind: about messages that are published and not handed out."""
+"""Commands to cancel or reschedule messages that are published but not yet delivered."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from escapement.protocol.limits import MAX_FRAME_BYTES
 @command(50, "client")
 @dataclass(frozen=True, slots=True, eq=False)
 class Cancel(Command):
-    """Messages are to go to no subscription that has not been handed them.
+    """A request to deliver messages to no further subscription.
 
-    Answered by Amended once that is durable.
+    Answered by Amended once the cancellation is durable.
     """
 
     request_id: Id
@@ -27,9 +27,9 @@ class Cancel(Command):
 @command(51, "client")
 @dataclass(frozen=True, slots=True, eq=False)
 class Reschedule(Command):
-    """Messages are due after ``delay_ms``, or at ``at_ms``; at -1 for both, now.
+    """A request to make messages due after ``delay_ms``, at ``at_ms``, or now if both are -1.
 
-    Answered by Amended once that is durable.
+    Answered by Amended once the new due time is durable.
     """
 
     request_id: Id
@@ -42,19 +42,18 @@ class Reschedule(Command):
 
     def check(self) -> None:
         if self.delay_ms >= 0 and self.at_ms >= 0:
-            raise ValueError("there is a delay and a time")
+            raise ValueError("delay_ms and at_ms exclude each other")
 
 
 @command(52, "broker")
 @dataclass(frozen=True, slots=True, eq=False)
 class Amended(Command):
-    """What became of the messages of a Cancel or Reschedule, in the order of their naming.
+    """The outcomes of the messages of a Cancel or Reschedule, in the order of the request.
 
-    A fate is 0 (there is no such message), 1 (done), 2 (every subscription that was to get it
-    had been handed it), 3 (it is cancelled, and was not rescheduled) or 4 (no subscription is
-    to get it any more, and not all are known to have been handed it). ``handed`` has for each
-    subscription that had been handed any of them which these were: a bit for each message,
-    the first in the highest bit of the first byte.
+    ``fates`` has one value of ``Fate`` per message. ``handed`` has an entry for each
+    subscription that had received some of the messages before. The entry has one bit per
+    message, set if the subscription had received it; the first message is the highest bit of
+    the first byte.
     """
 
     request_id: Id
@@ -67,4 +66,4 @@ class Amended(Command):
     def check(self) -> None:
         size = -(-len(self.fates) // 8)
         if not all(type(bits) is bytes and len(bits) == size for bits in self.handed.values()):
-            raise ValueError("handed holds what is not a bit for each message")
+            raise ValueError("handed has an entry that does not have one bit per message")

@@ -1,6 +1,6 @@
-"""What all commands are: dataclasses that read themselves from a frame, and write it.
+"""The base class of commands, and the table of all commands by number.
 
-A command is entered under its number by ``command``; ``COMMANDS`` has all of them once the
+The decorator ``command`` enters a command in ``COMMANDS``, which is complete once the
 package is imported.
 """
 
@@ -17,23 +17,23 @@ Role = Literal["client", "broker"]
 
 
 class Command:
-    """What all commands share: reading themselves from a frame, and writing it."""
+    """The base class of commands, which converts between fields and a frame."""
 
     __slots__ = ()
     TYPE: ClassVar[int]
     SENDERS: ClassVar[frozenset[Role]]
     KINDS: ClassVar[tuple[tuple[str, Kind], ...]]
-    # How large a frame of this command may be, and how many lists and maps it may hold
-    # (the frame itself is the first). The default is a command without plain values.
+    # The largest frame of this command, and the most lists and maps in it, counting the
+    # frame itself. The defaults suit a command without plain values.
     MAX_BYTES: ClassVar[int] = MAX_PLAIN_BYTES
     MAX_CONTAINERS: ClassVar[int] = 1
 
     @classmethod
     def read(cls, values: list[Any]) -> Command:
-        """The command whose fields came in a frame.
+        """Return the command with the given fields of a frame.
 
         Raises:
-          ValueError: if one of them is not what it must be.
+          ValueError: if a field is not valid, or the fields do not fit each other.
         """
         if len(values) != len(cls.KINDS):
             raise ValueError(f"has {len(values)} fields, not {len(cls.KINDS)}")
@@ -48,10 +48,10 @@ class Command:
         return command
 
     def write(self) -> list[Any]:
-        """The frame's array, type first.
+        """Return the array of the frame, type first.
 
         Raises:
-          ValueError: if a field holds what the wire does not allow.
+          ValueError: if a field is not valid, or the fields do not fit each other.
         """
         self.check()
         values: list[Any] = [self.TYPE]
@@ -72,7 +72,7 @@ COMMANDS: Final[dict[int, type[Command]]] = {}
 
 
 def command(number: int, *senders: Role) -> Callable[[_C], _C]:
-    """Enter a dataclass under its number, with the kinds its annotations name."""
+    """Return a decorator that enters a dataclass in ``COMMANDS`` under its number."""
 
     def enter(cls: _C) -> _C:
         assert number not in COMMANDS, f"two commands are numbered {number}"

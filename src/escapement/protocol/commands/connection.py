@@ -1,4 +1,4 @@
-"""Greeting, being there, and leaving."""
+"""Commands of the connection: handshake, heartbeat and closing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escapement.protocol.limits import MAX_ID, MAX_REQUEST_CONTAINERS
 @command(1, "client")
 @dataclass(frozen=True, slots=True)
 class Hello(Command):
-    """The client's first command. ``features`` is a map for what comes later."""
+    """The first command of a client. ``features`` is reserved for future use."""
 
     version: Annotated[int, Integer(0, MAX_ID)]
     client: OptionalName
@@ -25,7 +25,7 @@ class Hello(Command):
 @command(2, "broker")
 @dataclass(frozen=True, slots=True)
 class Welcome(Command):
-    """The broker's answer to Hello: who it is and how much it takes (see ``limits``)."""
+    """The broker's reply to Hello: its name, its id and its limits (see ``limits``)."""
 
     version: Annotated[int, Integer(0, MAX_ID)]
     broker: OptionalName
@@ -38,7 +38,7 @@ class Welcome(Command):
 @command(3, "client", "broker")
 @dataclass(frozen=True, slots=True)
 class Ping(Command):
-    """Asks for a Pong with the same token: is anyone there?"""
+    """A request for a Pong with the same token, to check that the other side is alive."""
 
     token: Count
 
@@ -46,7 +46,7 @@ class Ping(Command):
 @command(4, "client", "broker")
 @dataclass(frozen=True, slots=True)
 class Pong(Command):
-    """The answer to Ping."""
+    """The reply to Ping."""
 
     token: Count
 
@@ -54,7 +54,7 @@ class Pong(Command):
 @command(5, "client", "broker")
 @dataclass(frozen=True, slots=True)
 class Goodbye(Command):
-    """The sender's last command: it will close, having answered what it can."""
+    """The last command of a side, which then closes the connection."""
 
     reason: Explanation
 
@@ -62,6 +62,6 @@ class Goodbye(Command):
 @command(7, "broker")
 @dataclass(frozen=True, slots=True)
 class Done(Command):
-    """A request that has nothing else to tell (CloseProducer, CloseConsumer) took effect."""
+    """The reply to a request without a result (CloseProducer, CloseConsumer, Halt)."""
 
     request_id: Id

@@ -1,4 +1,4 @@
-"""Subscribing, credit, messages, and what is said of them."""
+"""Commands of consumers: subscriptions, permits, deliveries and acknowledgements."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from escapement.traits import KeyRange
 @command(20, "client")
 @dataclass(frozen=True, slots=True)
 class Subscribe(Command):
-    """Joins a subscription, which is created if it is not there.
+    """A request to join a subscription, which is created if it does not exist.
 
-    ``position`` counts only when it is created; ``ack_wait_ms`` of 0 is the
-    subscription's.
+    ``position`` applies only to a new subscription. An ``ack_wait_ms`` of 0 selects the
+    subscription's own ack wait.
     """
 
     request_id: Id
@@ -62,7 +62,7 @@ class Subscribe(Command):
 @command(21, "broker")
 @dataclass(frozen=True, slots=True)
 class ConsumerReady(Command):
-    """The consumer is there; ``topic`` is the full name, which message ids carry."""
+    """The reply to Subscribe. ``topic`` is the full name, as used in message ids."""
 
     request_id: Id
     consumer_id: Id
@@ -73,7 +73,7 @@ class ConsumerReady(Command):
 @command(22, "client")
 @dataclass(frozen=True, slots=True)
 class Flow(Command):
-    """Gives the broker credit for so many messages more."""
+    """A grant of permits: the broker may deliver this many more messages."""
 
     consumer_id: Id
     permits: Annotated[int, Integer(1, MAX_PERMITS)]
@@ -82,10 +82,10 @@ class Flow(Command):
 @command(23, "broker")
 @dataclass(frozen=True, slots=True, eq=False)
 class Deliver(Command):
-    """Messages for a consumer, in columns of equal height.
+    """A delivery of messages to a consumer, in columns of equal height.
 
-    Without ``attempts`` all are on their first; without ``redelivered`` none has been
-    delivered before.
+    If ``attempts`` is absent, this is the first attempt for all messages. If ``redelivered``
+    is absent, none was delivered before.
     """
 
     consumer_id: Id
@@ -107,10 +107,11 @@ class Deliver(Command):
             raise ValueError(f"columns differ in height: {sorted(heights)}")
 
     def decode(self) -> MessageBatch:
-        """The messages, as views of the frame.
+        """Return the messages, as views of the frame.
 
         Raises:
-          RemoteProtocolError: if the body is none, is empty, or differs in height.
+          RemoteProtocolError: if the body does not decode, has no messages, or has another
+            height than the columns.
         """
         batch = decode_body(self.body)
         if len(batch) != len(self.offsets):
@@ -123,9 +124,9 @@ class Deliver(Command):
 @command(24, "client")
 @dataclass(frozen=True, slots=True, eq=False)
 class Ack(Command):
-    """Messages are done with: single offsets, ranges ``first .. last - 1``, or both.
+    """An acknowledgement of single offsets, of ranges ``first .. last - 1``, or of both.
 
-    With a request id it is answered by Acked once it is durable.
+    If it has a request id, it is answered by Acked once it is durable.
     """
 
     request_id: OptionalId
@@ -141,17 +142,17 @@ class Ack(Command):
             raise ValueError("ranges need both ends")
         if self.firsts is not None and self.lasts is not None:
             if len(self.firsts) != len(self.lasts):
-                raise ValueError("ranges have ends of different height")
+                raise ValueError("firsts and lasts differ in height")
             if not (self.firsts < self.lasts).all():
                 raise ValueError("a range is empty or ends before it begins")
         elif self.offsets is None:
-            raise ValueError("neither offsets nor ranges")
+            raise ValueError("there are neither offsets nor ranges")
 
 
 @command(25, "client")
 @dataclass(frozen=True, slots=True, eq=False)
 class Nack(Command):
-    """Messages are to be delivered again, after ``delay_ms`` or, at -1, the back-off."""
+    """A request to redeliver messages after ``delay_ms``, or after the back-off if it is -1."""
 
     request_id: OptionalId
     consumer_id: Id
@@ -164,7 +165,10 @@ class Nack(Command):
 @command(26, "broker")
 @dataclass(frozen=True, slots=True)
 class Acked(Command):
-    """The Ack took effect on so many messages, durably; a Nack, Extend or Release at once."""
+    """The reply to Ack, Nack, Extend and Release, with the number of affected messages.
+
+    The reply to an Ack means that the acknowledgement is durable.
+    """
 
     request_id: Id
     count: Count
@@ -173,9 +177,11 @@ class Acked(Command):
 @command(27, "client")
 @dataclass(frozen=True, slots=True)
 class CloseConsumer(Command):
-    """Leaves the subscription; what it holds goes back. Answered by Done.
+    """A request to leave the subscription. Answered by Done.
 
-    Of that, ``untried`` names what nobody has looked at: it is released.
+    The consumer's in-flight messages are redelivered. ``untried`` names those that the
+    application has not received: they are released, so the delivery does not count as an
+    attempt.
     """
 
     request_id: Id
@@ -188,7 +194,7 @@ class CloseConsumer(Command):
 @command(28, "broker")
 @dataclass(frozen=True, slots=True)
 class ConsumerActive(Command):
-    """Of a failover subscription: this consumer is now the one that receives, or no longer."""
+    """A notice that a consumer of a failover subscription becomes active or inactive."""
 
     consumer_id: Id
     active: Boolean
@@ -197,7 +203,7 @@ class ConsumerActive(Command):
 @command(29, "broker")
 @dataclass(frozen=True, slots=True)
 class ConsumerClosed(Command):
-    """The broker took a consumer away, unasked: its subscription or topic was deleted."""
+    """A notice that the broker closed a consumer, as its subscription or topic was deleted."""
 
     consumer_id: Id
     code: Code
@@ -205,16 +211,17 @@ class ConsumerClosed(Command):
     retryable: Boolean
 
     def error(self) -> EscapementError:
-        """The error it carries, as an exception to raise."""
+        """Return the error of this command, as an exception to raise."""
         return carried(self.code, self.message, self.retryable)
 
 
 @command(30, "client")
 @dataclass(frozen=True, slots=True, eq=False)
 class Extend(Command):
-    """The consumer still works on these: they are not taken back within ``wait_ms`` from now.
+    """A request to redeliver messages no earlier than ``wait_ms`` from now.
 
-    A deadline that is later stays. Answered by Acked: how many it holds.
+    A later deadline stays. Answered by Acked, with the number of these messages that are
+    still in flight at this consumer.
     """
 
     request_id: OptionalId
@@ -228,7 +235,7 @@ class Extend(Command):
 @command(31, "client")
 @dataclass(frozen=True, slots=True, eq=False)
 class Release(Command):
-    """Messages are handed back untried: this delivery does not count as an attempt."""
+    """A request to redeliver messages without counting this delivery as an attempt."""
 
     request_id: OptionalId
     consumer_id: Id
@@ -241,9 +248,9 @@ class Release(Command):
 @command(32, "broker")
 @dataclass(frozen=True, slots=True)
 class ConsumerRewound(Command):
-    """The subscription was sought: what it delivered before this is taken back.
+    """A notice that a seek moved the subscription, so that earlier deliveries are void.
 
-    What the consumer has not taken out is dropped, and its credit given anew.
+    The consumer discards the messages in its delivery buffer and grants all permits again.
     """
 
     consumer_id: Id
@@ -252,9 +259,9 @@ class ConsumerRewound(Command):
 @command(37, "client")
 @dataclass(frozen=True, slots=True)
 class Halt(Command):
-    """The consumer is about to leave: it is sent nothing any more.
+    """A request to deliver nothing more to a consumer that is about to leave.
 
-    Answered by Done, behind the last that was sent.
+    Answered by Done, after the last Deliver.
     """
 
     request_id: Id

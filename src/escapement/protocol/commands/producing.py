@@ -1,4 +1,4 @@
-"""Opening producers, and publishing."""
+"""Commands of producers: opening, publishing, receipts and closing."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_INT64
 @command(10, "client")
 @dataclass(frozen=True, slots=True)
 class OpenProducer(Command):
-    """Opens a producer under a name that is exactly-once by its sequence; "" for none.
+    """A request to open a producer under a name, or under no name ("").
 
-    With ``epoch`` -1 it takes the name over: the epoch is counted up and an earlier
-    holder fenced. With the epoch it had on a connection that was lost, it goes on where
-    it was, under the same epoch, and is refused as ``producer_fenced`` if the name has a
-    newer one: so of two that reconnect, not the last to knock has the name but the last
-    to be started.
+    A named producer stores each message exactly once, by its sequence. With ``epoch`` -1 the
+    producer takes over the name: the broker increments the epoch and fences the earlier
+    holder. A producer that reconnects sends its epoch and continues under it. It is refused
+    with ``producer_fenced`` if the name has a newer epoch. So if two producers of one name
+    reconnect, the one that was started last keeps the name, not the one that connects last.
     """
 
     request_id: Id
@@ -49,10 +49,10 @@ class OpenProducer(Command):
 @command(11, "broker")
 @dataclass(frozen=True, slots=True)
 class ProducerReady(Command):
-    """The producer is open. ``last_sequence`` is the last that is stored, or -1.
+    """The reply to OpenProducer. ``last_sequence`` is the last stored sequence, or -1.
 
-    ``topic`` is the full name, which message ids carry; ``epoch`` counts the producers
-    there have been of this name.
+    ``topic`` is the full name, as used in message ids. ``epoch`` is the number of times that
+    a producer has taken over this name.
     """
 
     request_id: Id
@@ -66,14 +66,15 @@ class ProducerReady(Command):
 @command(12, "client")
 @dataclass(frozen=True, slots=True, eq=False)
 class Publish(Command):
-    """A batch. Its messages are numbered ``sequence``, ``sequence + 1``, ...
+    """A batch to store. Its messages have the numbers ``sequence``, ``sequence + 1``, ...
 
-    ``after`` is the number of the producer's message before them (-1: there is none).
-    The broker refuses with ``sequence_gap`` what comes after a message that it has not
-    stored: else, of two batches under way, the first could be refused and the second
-    stored, and the first, sent again, would pass for a duplicate and be lost.
+    ``after`` is the number of the producer's previous message, or -1 if there is none. If
+    the broker has not stored that message, it refuses the batch with ``sequence_gap``. This
+    closes the following case: a producer sends two batches, the broker refuses the first and
+    stores the second. When the producer sends the first again, the broker would take it for
+    a duplicate, and its messages would be lost.
 
-    ``dedup`` has the digest of each message's dedup key, zero where it has none.
+    ``dedup`` has the digest of each message's dedup key, zero for a message without a key.
     """
 
     producer_id: Id
@@ -91,10 +92,11 @@ class Publish(Command):
             raise ValueError(f"sequence {self.sequence} does not come after {self.after}")
 
     def decode(self) -> tuple[MessageBatch, Times]:
-        """The batch and its times, as views of the frame.
+        """Return the batch and its times, as views of the frame.
 
         Raises:
-          RemoteProtocolError: if the body is none, is empty, or differs in height.
+          RemoteProtocolError: if the body does not decode, has no messages, or has another
+            height than the columns.
         """
         batch = decode_body(self.body)
         for column in (self.delay_ms, self.at_ms):
@@ -107,19 +109,21 @@ class Publish(Command):
                 f"a batch of {len(batch)} messages came with {len(self.dedup)} dedup keys"
             )
         if self.sequence > MAX_INT64 - len(batch):
-            raise RemoteProtocolError(f"no number is left for all messages from {self.sequence} on")
+            raise RemoteProtocolError(
+                f"{len(batch)} messages from sequence {self.sequence} exceed the last, {MAX_INT64}"
+            )
         return batch, Times(self.delay_ms, self.at_ms)
 
 
 @command(13, "broker")
 @dataclass(frozen=True, slots=True, eq=False)
 class Receipt(Command):
-    """The batch that began at ``sequence`` is durable.
+    """A confirmation that the batch from ``sequence`` on is durable.
 
-    Its messages have the offsets ``base_offset .. base_offset + count - 1``; -1 if it
-    was stored earlier (``duplicate``) and they are not known any more. Where dedup keys were
-    known, ``offsets`` has the offset of each message, -1 if it is not known any more, and
-    ``repeated`` is 1 for each that was stored earlier.
+    Its messages have the offsets ``base_offset .. base_offset + count - 1``. ``base_offset``
+    is -1 if the batch was stored earlier (``duplicate``) and its offsets are unknown. If some
+    of the dedup keys were known, ``offsets`` has the offset of each message, or -1 if it is
+    unknown, and ``repeated`` is 1 for each message that was stored earlier.
     """
 
     producer_id: Id
@@ -135,15 +139,15 @@ class Receipt(Command):
     def check(self) -> None:
         for column in (self.offsets, self.repeated):
             if column is not None and len(column) != self.count:
-                raise ValueError(f"a column of {len(column)} came with {self.count} messages")
+                raise ValueError(f"a column of {len(column)} rows came with {self.count} messages")
         if (self.offsets is None) != (self.repeated is None):
-            raise ValueError("offsets and repeated come together")
+            raise ValueError("offsets and repeated must be present together")
 
 
 @command(14, "client")
 @dataclass(frozen=True, slots=True)
 class CloseProducer(Command):
-    """Gives a producer back; answered by Done."""
+    """A request to close a producer. Answered by Done."""
 
     request_id: Id
     producer_id: Id
@@ -152,7 +156,7 @@ class CloseProducer(Command):
 @command(15, "broker")
 @dataclass(frozen=True, slots=True)
 class ProducerClosed(Command):
-    """The broker took a producer away, unasked: fenced, or its topic deleted."""
+    """A notice that the broker closed a producer: it was fenced, or its topic was deleted."""
 
     producer_id: Id
     code: Code
@@ -160,5 +164,5 @@ class ProducerClosed(Command):
     retryable: Boolean
 
     def error(self) -> EscapementError:
-        """The error it carries, as an exception to raise."""
+        """Return the error of this command, as an exception to raise."""
         return carried(self.code, self.message, self.retryable)

@@ -1,4 +1,4 @@
-"""Reading a topic by offset, without a subscription; and by dedup key, to the offset."""
+"""Commands to read a topic by offset without a subscription, and to look up dedup keys."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from escapement.protocol.limits import MAX_BATCH_MESSAGES, MAX_FRAME_BYTES
 @command(33, "client")
 @dataclass(frozen=True, slots=True)
 class Read(Command):
-    """Asks for messages with offsets in ``[start, stop)``, the first ones there are.
+    """A request for the first messages with offsets in ``[start, stop)``.
 
-    ``stop`` of -1 is the log's end. Answered by Page, whose ``next_offset`` is the
+    A ``stop`` of -1 is the end of the log. Answered by Page, whose ``next_offset`` is the
     ``start`` of the next request.
     """
 
@@ -42,10 +42,10 @@ class Read(Command):
 @command(34, "broker")
 @dataclass(frozen=True, slots=True, eq=False)
 class Page(Command):
-    """Messages in the order of their offsets, in columns of equal height; perhaps none.
+    """A page of messages in the order of their offsets, in columns of equal height.
 
-    ``next_offset`` is where to go on, ``end_offset`` where the log ends now. The body of
-    no messages is no bytes.
+    ``next_offset`` is where the next page begins, ``end_offset`` where the log ends now. A
+    page may be empty; then its body has no bytes.
     """
 
     request_id: Id
@@ -64,10 +64,11 @@ class Page(Command):
             raise ValueError("columns differ in height")
 
     def decode(self) -> MessageBatch:
-        """The messages, as views of the frame.
+        """Return the messages, as views of the frame.
 
         Raises:
-          RemoteProtocolError: if the body is none, or differs in height.
+          RemoteProtocolError: if the body does not decode, or has another height than the
+            columns.
         """
         batch = MessageBatch.decode(self.body) if len(self.body) else MessageBatch(Blobs.empty(0))
         if len(batch) != len(self.offsets):
@@ -80,7 +81,7 @@ class Page(Command):
 @command(35, "client")
 @dataclass(frozen=True, slots=True, eq=False)
 class Find(Command):
-    """Asks for the messages that were stored with dedup keys, named by their digests."""
+    """A request for the offsets of the messages with dedup keys, given as digests."""
 
     request_id: Id
     topic: Topic
@@ -92,7 +93,7 @@ class Find(Command):
 @command(36, "broker")
 @dataclass(frozen=True, slots=True, eq=False)
 class Found(Command):
-    """The offset of each message of a Find, in its order; -1 where no key is remembered."""
+    """The reply to Find: one offset per digest, in order, or -1 if the key is unknown."""
 
     request_id: Id
     offsets: FoundColumn

@@ -1,4 +1,4 @@
-"""What was asked did not happen: an error on its way to who asked."""
+"""The error reply to a request."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from escapement.protocol.limits import MAX_MESSAGE_CHARS
 @command(6, "broker")
 @dataclass(frozen=True, slots=True)
 class Refused(Command):
-    """What was asked did not happen, and why.
+    """A refusal of a request, with the reason. The request had no effect.
 
-    It answers the request ``request_id``, or the Publish of ``producer_id`` that began
-    at ``sequence``; with neither it is about the connection, which then ends.
+    It answers the request ``request_id``, or the Publish of ``producer_id`` that begins at
+    ``sequence``. Without either it refuses the connection, which then ends.
     """
 
     request_id: OptionalId
@@ -35,17 +35,20 @@ class Refused(Command):
         producer_id: int = 0,
         sequence: int = -1,
     ) -> Refused:
-        """The refusal that carries ``error``; a long message is cut."""
+        """Return a refusal with the code and the message of ``error``; truncate the message."""
         message = str(error)[:MAX_MESSAGE_CHARS]
         return cls(request_id, producer_id, sequence, error.code, message, error.retryable)
 
     def error(self) -> EscapementError:
-        """The error it carries, as an exception to raise."""
+        """Return the error of this command, as an exception to raise."""
         return carried(self.code, self.message, self.retryable)
 
 
 def carried(code: str, message: str, retryable: bool) -> EscapementError:
-    """The error a peer named; of a code that we do not know, it keeps what it said."""
+    """Return the error that the other side sent, with its own ``retryable``.
+
+    An unknown code gives an ``EscapementError`` with the message.
+    """
     error = from_code(code, message)
     if error.retryable != retryable:
         vars(error)["retryable"] = retryable
