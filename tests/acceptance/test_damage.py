@@ -26,8 +26,8 @@ SEGMENTS: Final = "*.segment"
 # Segments soon, and nothing of them kept in memory.
 LIMITS: Final[dict[str, Any]] = {"checkpoint_interval_s": 0.2, "index_cache_bytes": 0}
 PATIENCE_S: Final = 60
-REPAIR: Final = "building the delayed index again"
-REPAIR_WAITS: Final = "the delayed index waits for the database"
+REPAIR: Final = "rebuilding the delayed index"
+REPAIR_WAITS: Final = "the rebuild of the index waits for the database"
 
 
 def payloads(count: int) -> list[bytes]:
@@ -233,5 +233,5 @@ async def test_a_segment_damaged_under_a_running_broker_is_rebuilt(tmp_path: Pat
                 await take(inbox, set(range(COUNT)) - set(acked.tolist()))
         assert broker.running
         assert broker.process.pid == pid
-        assert "building the delayed index again" in broker.complaints()
+        assert "rebuilding the delayed index" in broker.complaints()
         assert broker.stop() == 0

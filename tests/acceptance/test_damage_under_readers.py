@@ -24,7 +24,7 @@ LIMITS: Final[dict[str, Any]] = {"checkpoint_interval_s": 0.05, "index_cache_byt
 def repairs(broker: BrokerProcess) -> int:
     """How often this process has discarded its index and built it again."""
     errors = broker.data.with_name(broker.data.name + ".err").read_text(errors="replace")
-    return errors.count("building the delayed index again")
+    return errors.count("rebuilding the delayed index")
 
 
 async def damage_again_and_again(broker: BrokerProcess, times: int) -> None:

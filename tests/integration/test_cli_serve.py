@@ -347,7 +347,7 @@ async def test_a_port_that_is_taken_on_one_address_is_given_up_on_the_other() ->
     ("host", "port", "said"),
     [
         ("nowhere", 0, "no address is known for 'nowhere'"),
-        ("192.0.2.1", 0, "the address is not this machine's"),
+        ("192.0.2.1", 0, "this machine does not have the address"),
     ],
 )
 async def test_why_a_broker_cannot_listen_is_said_and_nothing_else(

@@ -1,15 +1,15 @@
-"""The broker: how it starts, what it offers to sessions, how it stops.
+"""The broker: its start, the services it offers to sessions, and its stop.
 
 One task tree::
 
     Broker.run
     ├─ LeaseKeeper     renews the lease
-    └─ Works.run       everything else (see :mod:`works <escapement.broker.works>`)
+    └─ Works.run       runs all services (see :mod:`works <escapement.broker.works>`)
 
 Sessions (one for each connection) use ``publishing``, ``consuming``, ``amending``,
-``rescheduling`` and, through ``Admin``, ``registry``; nothing here knows connections. If
-any task fails, all are cancelled and the error leaves ``run``: the broker has crashed, and
-a new one recovers from what is durable.
+``rescheduling`` and, through ``Admin``, ``registry``. The broker itself does not know
+connections. If any task fails, the broker cancels all tasks, and ``run`` raises the error.
+A new broker then recovers from the durable state.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _log = logging.getLogger(__name__)
 
 
 class Broker:
-    """See the module's docstring.
+    """A broker on one log and one delayed index.
 
     Args:
       engine: the database of the log.
-      index_directory: where the delayed index lives.
-      identity: who this broker is, across restarts.
-      clock, run: what time it is, and where blocking calls run.
+      index_directory: the directory of the delayed index.
+      identity: the identity of this broker across restarts.
+      clock, run: the source of time, and the function that runs blocking calls.
     """
 
     def __init__(
@@ -91,17 +91,17 @@ class Broker:
         self._run = run
         self._limits = self.config.limits
         self._stop = trio.Event()
-        self._clean = False  # we have stopped in good order
+        self._clean = False  # the stop finished in time
         self._farewells: list[Callable[[], None]] = []
         self._endings: list[Callable[[], Awaitable[None]]] = []
         self._works: Works | None = None
 
-    # Made by ``run``: the keeper first, the works when there is ground to stand on.
+    # ``run`` sets the lease keeper first, and the services when recovery has read the state.
     _keeper: LeaseKeeper
 
     @property
     def works(self) -> Works:
-        """The parts, once the broker is started."""
+        """The services. Available once the broker has started."""
         assert self._works is not None, "the broker has not started"
         return self._works
 
@@ -145,16 +145,16 @@ class Broker:
     def dead_letters(self) -> DeadLetters:
         return self.works.dead_letters
 
-    # -- the broker's life -----------------------------------------------------
+    # -- start and stop --------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Recover, report "started", serve until :meth:`stop`, and stop in good order.
+        """Recover, report "started", serve until :meth:`stop`, and stop cleanly.
 
         Raises:
           LeaseHeld: another broker owns the database.
           LeaseLost: another broker has taken over.
           IndexDamaged: the index was damaged. It is discarded; the next start rebuilds it.
-          StorageError: the database is unfit, or refused what it must not refuse.
+          StorageError: the database is unsuitable, or rejected a statement that must succeed.
         """
         await self._run(self._engine.check_fitness)
         await self._run(migrate, self._engine)
@@ -168,7 +168,7 @@ class Broker:
             with one_error():
                 self._clean = await self._live(lease, task_status)
         except IndexDamaged:
-            # At once: whatever ends this process now, the next start must not read it again.
+            # Before all else: however this process ends, the next start must not read the index.
             with trio.CancelScope(shield=True):
                 await self._run(DelayedIndex.discard, self._index_directory)
             raise
@@ -178,7 +178,7 @@ class Broker:
             self.stopped.set()
 
     async def _live(self, lease: leases.Lease, task_status: trio.TaskStatus[None]) -> bool:
-        """Recover, serve, stop; returns whether everything was finished in time."""
+        """Recover, serve and stop. Return whether the stop finished in time."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keeper.run)
             await self._recover(lease)
@@ -216,23 +216,24 @@ class Broker:
             self._works.pipeline.doubt(error)
 
     def stop(self) -> None:
-        """Take no new work, finish what is under way, write a checkpoint, end."""
+        """Refuse new work, finish the work in progress, write a checkpoint, and end."""
         self.stopping = True
         self._stop.set()
 
     def on_stop(self, farewell: Callable[[], None]) -> None:
-        """Call ``farewell`` when the broker stops, after the last receipts were queued."""
+        """Call ``farewell`` when the broker stops, after it has queued the last receipts."""
         self._farewells.append(farewell)
 
     def on_end(self, ending: Callable[[], Awaitable[None]]) -> None:
-        """Await ``ending`` before anything is closed that sessions use, however the broker ends.
+        """Await ``ending`` before the broker closes anything that sessions use.
 
-        ``ending`` returns when no session uses the broker, and none will.
+        The broker does so however it ends. ``ending`` returns when no session uses the broker
+        and no new session can.
         """
         self._endings.append(ending)
 
     def check_open(self) -> None:
-        """Raise ``ShuttingDown`` if new work is not taken any more."""
+        """Raise ``ShuttingDown`` if the broker takes no new work."""
         if self.stopping:
             raise ShuttingDown("the broker is stopping; connect again")
 
@@ -253,17 +254,17 @@ class Broker:
             if self._clean:
                 await self._run(self._keeper.release, self.works.revival.doubtful_until_ms)
         except EscapementError as error:
-            _log.warning("the lease is not released and will run out by itself: %s", error)
+            _log.warning("cannot release the lease; it will expire by itself: %s", error)
         for ending in self._endings:
             await ending()
         self._keeper.close()
         if self._works is not None:
             self._works.close()
 
-    # -- what sessions and operators ask ---------------------------------------
+    # -- requests of sessions and operators ------------------------------------
 
     def holds_lease(self) -> bool:
-        """Whether nobody else can be delivering our messages yet."""
+        """Return whether no other broker can be delivering messages of this log yet."""
         return self._keeper.held
 
     async def checkpoint(self) -> None:
@@ -271,32 +272,34 @@ class Broker:
         await self.works.checkpointer.checkpoint()
 
     def next_wake_ms(self) -> int | None:
-        """When something falls due next; for clocks that jump there."""
+        """Return the next time at which a service has work, for clocks that jump there."""
         return self.works.timekeeper.next_wake_ms()
 
     async def set_table_parallelism(self, count: int) -> None:
-        """Have the log go on in a new generation of so many tables, at once.
+        """Continue the log in a new generation of ``count`` tables, at once.
 
         Raises:
-          InvalidRequest: if there cannot be so many.
-          StorageUnavailable: if the database cannot be asked; nothing has changed.
+          InvalidRequest: if ``count`` is too large.
+          StorageUnavailable: if the database cannot be reached; nothing has changed.
         """
         if count > MOST_PARALLELISM:
-            raise InvalidRequest(f"a log has at most {MOST_PARALLELISM} tables a generation")
+            raise InvalidRequest(
+                f"table_parallelism cannot be more than {MOST_PARALLELISM}; {count} was given"
+            )
         await self.works.housekeeper.set_parallelism(count)
 
     async def delete_topic(self, name: TopicName) -> None:
-        """Delete a topic and all that belongs to it. Raises ``NotFound``."""
+        """Delete a topic and everything that belongs to it. Raises ``NotFound``."""
         await self.works.razing.topic(name)
 
     async def read(self, topic: Topic, start: int, stop: int | None, max_messages: int) -> Page:
-        """Messages of a topic by offset; see ``read_page``."""
+        """Read messages of a topic by offset; see ``read_page``."""
         return await read_page(topic, self.works.reader, start, stop, max_messages)
 
     async def forecast(
         self, topic: Topic, *, by_ms: int, within_ms: int, origin_ms: int
     ) -> Forecast:
-        """How much of a topic falls due when; see ``forecast``."""
+        """Count the messages of a topic that fall due in each time span; see ``forecast``."""
         return await forecast(
             topic,
             self.index,
@@ -308,24 +311,24 @@ class Broker:
         )
 
     async def peek(self, topic: Topic, sought: Sought, count: int, after: Key = KEY_MIN) -> Peeked:
-        """What is pending on a topic, next due first; see ``peek``."""
+        """Return pending messages of a topic, next due first; see ``peek``."""
         return await peek(topic, self.index, self._run, self.clock.now_ms(), sought, count, after)
 
     async def select(self, topic: Topic, sought: Sought, after: Key) -> Selected:
-        """Which pending messages match; see ``select``."""
+        """Return the offsets of pending messages that match; see ``select``."""
         return await select(topic, self.index, self._run, self.clock.now_ms(), sought, after)
 
     async def due_of(self, topic: Topic, offset: int) -> int:
-        """When a message is due. Raises ``NotFound``."""
+        """Return when a message is due. Raises ``NotFound``."""
         found = await published(topic, self.works.reader, offset)
         return int(topic.amendments.moves.current(found.offsets, found.due_ms)[0])
 
     async def life(self, topic: Topic, offset: int) -> Life:
-        """What became of one message. Raises ``NotFound``."""
+        """Return the history of one message. Raises ``NotFound``."""
         return await life(topic, self.works.reader, self.clock.now_ms(), offset)
 
     def stats(self) -> dict[str, Any]:
-        """Figures about the whole broker; plain values."""
+        """Return figures about the whole broker, as plain values."""
         works = self.works
         return {
             "name": self.identity.name,

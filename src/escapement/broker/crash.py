@@ -1,7 +1,8 @@
-"""One error out of a group: what made a tree of tasks fall.
+"""The one error of a group that explains why a tree of tasks failed.
 
-A nursery raises a group, because several tasks may fail at once. Whoever runs a broker
-wants the error that explains it: the first that is ours, or else the first there is.
+A nursery raises a group, because several tasks may fail at once. The caller of a broker needs
+the error that explains the failure: the first ``EscapementError``, or else the first other
+error that is not a cancellation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from escapement.errors import EscapementError
 
 @contextmanager
 def one_error() -> Iterator[None]:
-    """Raise, in the place of a group of errors, the one that explains it."""
+    """Replace a raised group of errors by the one error that explains it."""
     try:
         yield
     except BaseExceptionGroup as group:

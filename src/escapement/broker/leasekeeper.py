@@ -1,13 +1,13 @@
-"""Keeps the lease alive, and knows until when messages may be handed out under it.
+"""The renewal of the lease, and the deadline for deliveries under it.
 
-The epoch, checked inside every transaction, is what keeps a stale owner from writing;
-the deadline kept here is what keeps it from *delivering* once a successor may have
-taken over. It is counted on a clock that also runs while the machine sleeps, from
-before each renewal was sent.
+Every transaction checks the epoch, which keeps a stale owner from writing. The deadline kept
+here keeps a stale owner from *delivering* once a successor may have taken over. It is measured
+on a clock that also runs while the machine sleeps, from before each renewal was sent.
 
-A renewal notes the wall clock, for what may have been delivered by then. Where that clock was
-set back since the last one, what counts is how far it had come; so such a renewal is not waited
-for, but sent as soon as it is noticed.
+A renewal stores the time of the wall clock, as a bound on the due times of messages that may
+have been delivered. If the wall clock was set back since the last renewal, the renewal stores
+how far the clock had come before. The keeper sends such a renewal as soon as it notices the
+change.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from escapement.storage.engine.base import Connection, Engine, TransactionAborte
 
 _log = logging.getLogger(__name__)
 
-# Renewals in the time of one lease: two may fail before it runs out.
+# Renewals within the duration of one lease: two may fail before the lease expires.
 RENEWALS_PER_LEASE: Final = 3
-# Looks at the wall clock in the time from one renewal to the next.
+# Checks of the wall clock between two renewals.
 LOOKS_PER_RENEWAL: Final = 12
-# The two clocks may differ by so much in that time: one of them is kept right by others.
+# The most that the wall clock and the lease clock drift apart between two renewals, because time
+# synchronisation adjusts one of them.
 DRIFT_MS: Final = 20
 
 
 class LeaseKeeper:
-    """See the module's docstring.
+    """The task that renews the lease.
 
     Args:
-      on_renewed: called when a lease that had run out is held again.
-      on_read_only: called when a renewal finds the database read-only: it may be the only
-        write for a long time.
+      on_renewed: called when an expired lease has been renewed.
+      on_read_only: called when a renewal finds the database read-only. The renewal may be the
+        only write for a long time.
     """
 
     def __init__(
@@ -59,15 +60,15 @@ class LeaseKeeper:
         self._on_renewed = on_renewed
         self._on_read_only = on_read_only
         self._connection: Connection | None = None
-        self._noted = clock.now_ms(), clock.lease_ms()  # at the last renewal
+        self._noted = clock.now_ms(), clock.lease_ms()  # both clocks at the last renewal
 
     @property
     def held(self) -> bool:
-        """Whether nobody else can have taken the lease yet."""
+        """Whether no other broker can have taken the lease yet."""
         return self._clock.lease_ms() < self.lease.deadline_ms
 
     async def run(self) -> None:
-        """Renew for ever.
+        """Renew the lease forever.
 
         Raises:
           LeaseLost: when another broker has taken the lease.
@@ -76,10 +77,10 @@ class LeaseKeeper:
             await self._until_renewal()
             try:
                 renewed = await self._run(self._renew)
-                # Only now: it may have run out while the database did not answer.
+                # Check only now: the lease may have expired while the database did not answer.
                 was_held, self.lease = self.held, renewed
                 if not was_held:
-                    _log.warning("the lease had run out and is renewed; nobody had taken it")
+                    _log.warning("the expired lease is renewed; no other broker had taken it")
                     self._on_renewed()
             except (StorageUnavailable, TransactionAborted) as error:
                 _log.warning("cannot renew the lease: %s", error)
@@ -87,7 +88,7 @@ class LeaseKeeper:
                     self._on_read_only(error)
 
     async def _until_renewal(self) -> None:
-        """Sleep until it is time for the next, or the wall clock was set back."""
+        """Sleep until the next renewal is due or the wall clock was set back."""
         period_s = self.lease.duration_ms / RENEWALS_PER_LEASE / 1000
         now_s = trio.current_time()
         end_s = now_s + period_s
@@ -98,7 +99,7 @@ class LeaseKeeper:
                 return
 
     def _come_to_ms(self) -> int:
-        """Where the wall clock would be if it had not been set since the last renewal."""
+        """Return the time the wall clock would show if it had not been set since the renewal."""
         now_ms, lease_ms = self._noted
         return now_ms + self._clock.lease_ms() - lease_ms
 
@@ -115,7 +116,7 @@ class LeaseKeeper:
             raise
 
     def release(self, doubtful_until_ms: int) -> None:
-        """Blocking: give the lease up, after a clean stop; anyone may take it at once."""
+        """Release the lease after a clean stop, so that any broker can take it. Blocking."""
         self.close()
         self._connection = self._engine.connect()
         try:
@@ -130,7 +131,7 @@ class LeaseKeeper:
             self.close()
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -1,10 +1,10 @@
-"""Deletes topics, and namespaces with everything that is in them.
+"""The deletion of topics, and of namespaces with everything in them.
 
-A topic goes in one transaction, and its rows are freed behind it. A namespace is *condemned*
-first, durably: from then on nothing new comes into being in it. Then its schedules go, those
-that publish into it from elsewhere among them, its topics, one transaction each, and in the
-end itself. A broker that dies half-way goes on with its next start; so does one that cannot
-reach the database for a while.
+A topic is deleted in one transaction, and its rows are freed in the background. A namespace is
+first *condemned*, durably: from then on the broker creates nothing in it. Then the broker deletes
+its schedules, the schedules elsewhere that publish into it, its topics (one transaction each), and
+finally the namespace itself. After a crash the next start continues the deletion. While the
+database is unavailable, the broker retries.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from escapement.storage.index import DelayedIndex
 
 _log = logging.getLogger(__name__)
 
-# Before another try, when the database is away or something came in between.
+# Before a retry, when the database is unavailable or another change interfered.
 _RETRY_S: Final = 1.0
 
 
 class Contents(NamedTuple):
-    """What goes with a namespace."""
+    """The number of objects that a namespace deletion deletes."""
 
     topics: int
     subscriptions: int
@@ -44,10 +44,10 @@ class Contents(NamedTuple):
 
 
 class Razing:
-    """See the module's docstring.
+    """The deletion of topics and namespaces.
 
     Args:
-      condemned: namespaces of which a broker before us had begun to delete.
+      condemned: the ids of namespaces whose deletion an earlier broker began.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Razing:
         self._work = trio.Event()
 
     async def topic(self, name: TopicName) -> None:
-        """Delete a topic and all that belongs to it. Raises ``NotFound``."""
+        """Delete a topic and everything that belongs to it. Raises ``NotFound``."""
         topic = self._registry.topic(name)
         await self._registry.delete_topic(topic)
         gone = NotFound(f"the topic {name.full} was deleted")
@@ -85,7 +85,7 @@ class Razing:
         self._index.drop_topic(topic.id)
 
     def contents(self, name: NamespaceName) -> Contents:
-        """What ``namespace`` would delete now. Raises ``NotFound``."""
+        """Return what ``namespace`` would delete now. Raises ``NotFound``."""
         self._registry.namespaces.find(name)
         ids = [record.id for _, record in self._topics(name)]
         there = set(ids)
@@ -102,11 +102,11 @@ class Razing:
     async def namespace(self, name: NamespaceName) -> None:
         """Delete a namespace and everything in it.
 
-        Once it is condemned, who is cancelled does not keep it.
+        Cancelling this call does not stop the deletion once the namespace is condemned.
 
         Raises:
-          NotFound: if there is no such namespace.
-          StorageUnavailable: nothing has happened.
+          NotFound: if the namespace does not exist.
+          StorageUnavailable: nothing has changed.
         """
         id = await self._registry.namespaces.condemn(name)
         over = self._waiting.setdefault(id, trio.Event())
@@ -114,7 +114,7 @@ class Razing:
         await over.wait()
 
     async def run(self) -> None:
-        """Delete what is condemned, for ever."""
+        """Delete condemned namespaces, forever."""
         while True:
             if not self._waiting:
                 self._work = trio.Event()
@@ -123,12 +123,12 @@ class Razing:
                 try:
                     await self._raze(id)
                 except (Conflict, NotFound):
-                    # Something has come into being meanwhile, or somebody else was faster.
+                    # Another request created something in it, or deleted something first.
                     await trio.sleep(_RETRY_S)
                 except EscapementError as error:
                     if not error.retryable:
                         raise
-                    _log.warning("deleting a namespace waits: %s", error)
+                    _log.warning("cannot delete a namespace now, trying again: %s", error)
                     await trio.sleep(_RETRY_S)
                 else:
                     self._waiting.pop(id).set()
@@ -140,7 +140,7 @@ class Razing:
         for schedule in self._scheduler.of_namespace(name):
             await self._scheduler.delete(TopicName.parse(schedule.name))
         for full, _ in self._topics(name):
-            with suppress(NotFound):  # somebody else was faster
+            with suppress(NotFound):  # another request deleted it first
                 await self.topic(TopicName.parse(full))
         await self._registry.namespaces.delete(name)
 

@@ -1,11 +1,10 @@
-"""The server process: listen, serve, recover from damage, stop in good order.
+"""The server process: it listens, serves, recovers from a damaged index, and stops cleanly.
 
-The order of starting is the order of what an operator gets wrong most cheaply: the data
-directory, the port, the database, the lease; only then is anything read. Connections are
-accepted when recovery is done.
+The server checks the cheapest operator mistakes first: the data directory, the port, the
+database, the lease. Only then does it read the log. It accepts connections when recovery is done.
 
-A damaged index is no operator's business: the broker crashes, and is started again in
-the same process on an index that it builds anew from the log.
+A damaged index needs no operator. The broker crashes, and the same process starts a new broker,
+which rebuilds the index from the log.
 """
 
 from __future__ import annotations
@@ -51,28 +50,29 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_PORT: Final = 7650
 DEFAULT_HOST: Final = "127.0.0.1"
-# Lanes, lease, checkpoint, log reads, and as many index reads as the pump has workers.
+# For lanes, lease, checkpoint, log reads, and one index read for each worker of the pump.
 _THREADS: Final = 16
-# How long a thread that computes (a checkpoint, a fetch) may keep the event loop waiting:
-# Python's own 5 ms is as long as half a tick.
+# How long a computing thread (a checkpoint, a fetch) may keep the event loop waiting. Python's
+# default of 5 ms is half a tick.
 _SWITCH_S: Final = 0.001
 _BACKLOG: Final = 1024
-# A port that is free on one address is mostly so on the others too.
+# Attempts to find a port that is free on all addresses. Most ports that are free on one address
+# are free on the others too.
 _PORT_ATTEMPTS: Final = 20
 _ADVICE: Final = {
     errno.EADDRINUSE: "is another broker running? (--listen chooses another port)",
-    errno.EADDRNOTAVAIL: "the address is not this machine's (--listen)",
-    errno.EACCES: "ports below 1024 are for root: choose another with --listen",
+    errno.EADDRNOTAVAIL: "this machine does not have the address; choose another with --listen",
+    errno.EACCES: "ports below 1024 need root privileges; choose another with --listen",
 }
-# For a peer that is turned away to take in why.
+# Time for a refused peer to receive the reason.
 _LAST_WORDS_S: Final = 1.0
-# Beyond the broker's own patience when it stops; together they are less than ten seconds.
+# Added to the broker's own stop timeout. The sum is less than ten seconds.
 LEAVE_S: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What `escapement serve` takes."""
+    """The configuration of `escapement serve`."""
 
     data: Path
     log_url: str | None = None  # None: SQLite in the data directory
@@ -82,13 +82,13 @@ class ServerConfig:
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda at: None) -> None:
-    """Serve until SIGTERM or SIGINT, then stop in good order.
+    """Serve until SIGTERM or SIGINT, then stop cleanly.
 
     Args:
       on_ready: called with ``host:port`` each time connections are accepted.
 
     Raises:
-      EscapementError: if it cannot start, or must not go on; the message says why.
+      EscapementError: if the server cannot start, or must not continue; the message says why.
     """
     sys.setswitchinterval(_SWITCH_S)
     with DataDirectory.open(config.data) as directory:
@@ -110,10 +110,10 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
-    """Listen on every address of the host; a free port (0) is the same on all of them.
+    """Listen on every address of the host. Port 0 picks one free port for all of them.
 
     Raises:
-      StorageError: if it cannot; it says what to do.
+      StorageError: if that is impossible; the message says what to do.
     """
     where = f"cannot listen on {host}:{port}"
     try:
@@ -130,7 +130,7 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
 
 
 async def _on_one_port(host: str, port: int) -> list[trio.SocketListener]:
-    """As ``trio.open_tcp_listeners``, but a free port is the same for IPv4 and IPv6."""
+    """Do as ``trio.open_tcp_listeners``, but pick the same free port for IPv4 and IPv6."""
     for _ in range(_PORT_ATTEMPTS):
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
         first = listeners[0].socket.getsockname()[1]
@@ -156,10 +156,10 @@ async def _serve_and_repair(
     listeners: list[trio.SocketListener],
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve until asked to stop, with another broker each time the index was damaged.
+    """Serve until asked to stop. Start a new broker each time the index was damaged.
 
-    While the index is built again, an outage of the database is waited for. At the first
-    start it is an error: the operator may have named the wrong database.
+    During such a restart the server waits for an unavailable database. At the first start an
+    unavailable database is an error: the operator may have named the wrong one.
     """
     repairing, pause_s = False, FIRST_PROBE_S
 
@@ -175,19 +175,19 @@ async def _serve_and_repair(
                 await _serve_once(broker, listeners, ready)
             return
         except IndexDamaged as error:
-            _log.error("building the delayed index again from the log: %s", error)
+            _log.error("rebuilding the delayed index from the log: %s", error)
             repairing = True
         except (StorageUnavailable, TransactionAborted) as error:
             if not repairing:
                 raise
-            _log.warning("the delayed index waits for the database: %s", error)
+            _log.warning("the rebuild of the index waits for the database: %s", error)
             if broker.stopping or await _asked_to_stop(pause_s):
                 return
             pause_s = min(2 * pause_s, LAST_PROBE_S)
 
 
 async def _asked_to_stop(within_s: float) -> bool:
-    """Return whether SIGTERM or SIGINT comes while nothing is served."""
+    """Return whether SIGTERM or SIGINT arrives within ``within_s``."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         with trio.move_on_after(within_s):
             await anext(signals)
@@ -204,7 +204,7 @@ async def _serve_once(
         async with trio.open_nursery() as connections:
             await connections.start(front.run_broker)
             for listener in listeners:
-                # A duplicate, because whoever accepts closes it: the port outlives a broker.
+                # A duplicate, because ``accept`` closes it and the port outlives the broker.
                 own = trio.SocketListener(listener.socket.dup())
                 connections.start_soon(front.accept, own, connections)
             on_ready()
@@ -227,20 +227,20 @@ class Front:
     async def run_broker(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Run the broker; peers are told good-bye when the last receipts are queued."""
+        """Run the broker. Say goodbye to the peers when the last receipts are queued."""
         self._broker.on_stop(self.say_goodbye)
         self._broker.on_end(self.end_sessions)
         await self._broker.run(task_status=task_status)
 
     async def accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
-        """Accept connections for ever; one bad connection never disturbs another."""
+        """Accept connections forever. A bad connection never disturbs another."""
         await trio.serve_listeners(self.serve_stream, [listener], handler_nursery=nursery)
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         """Serve one connection until it ends."""
         limits = self._broker.config.limits
         if len(self._sessions) >= limits.connections:
-            await _turn_away(stream, Busy(f"the broker has {limits.connections} connections"))
+            await _turn_away(stream, Busy(f"all {limits.connections} connections are in use"))
             return
         if self._broker.stopping or self._ending:
             await _turn_away(stream, ShuttingDown("the broker is stopping"))
@@ -250,8 +250,8 @@ class Front:
         try:
             await session.run()
         except Exception as error:
-            # A mistake of ours in one session ends that session. A broken invariant is
-            # another matter: then nothing that follows can be trusted.
+            # A bug in one session ends that session only. A failed assertion ends the broker:
+            # after a broken invariant nothing can be trusted.
             if _holds(error, AssertionError):
                 raise
             _log.exception("a session failed; its connection is closed")
@@ -265,7 +265,7 @@ class Front:
             session.say_goodbye("the broker is stopping")
 
     async def end_sessions(self) -> None:
-        """End every connection, and wait for the calls that its session has in threads."""
+        """End every connection, and wait for the calls that its session runs in threads."""
         self._ending = True
         for session in self._sessions:
             session.end()
@@ -281,7 +281,7 @@ def _holds(error: BaseException, kind: type[BaseException]) -> bool:
 
 
 async def _turn_away(stream: trio.abc.Stream, error: EscapementError) -> None:
-    """Say why there is no session for a connection, and close it."""
+    """Tell the peer why its connection is refused, and close the connection."""
     with trio.move_on_after(_LAST_WORDS_S), suppress(trio.BrokenResourceError):
         await stream.send_all(b"".join(Connection("broker").last_words(error)))
     await trio.aclose_forcefully(stream)
@@ -295,7 +295,7 @@ async def _watch_signals(broker: Broker) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 if broker.stopping:
-                    raise KeyboardInterrupt  # asked twice: do not wait for anything
+                    raise KeyboardInterrupt  # the second signal: stop at once
                 _log.info("stopping: %s", signal.Signals(number).name)
                 last_resort.start()
                 broker.stop()
@@ -304,10 +304,9 @@ async def _watch_signals(broker: Broker) -> None:
 
 
 def _leave() -> None:
-    """End the process: a database that hangs holds threads which nobody can interrupt.
+    """End the process: threads that wait for a hanging database cannot be interrupted.
 
-    What they have not finished is as unfinished as after a crash, which the next start
-    knows how to take.
+    Their work is unfinished as after a crash, and the next start recovers from that.
     """
     _log.warning("the database does not answer: stopping without it")
     logging.shutdown()

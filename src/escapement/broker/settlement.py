@@ -1,8 +1,8 @@
-"""What a group commit changes: one synchronous step into index, wheels, cursors, receipts.
+"""The effect of a durable group commit on index, wheels, cursors and receipts.
 
-The pipeline calls it once for each group that is durable, in order of each lane. There is
-no checkpoint inside, so whoever looks afterwards sees all of it: the messages can be
-delivered, what was acknowledged is settled, and the receipts are queued.
+The pipeline applies each durable group once, in the order of its lane. Applying a group is one
+synchronous step without an ``await``, so other tasks see either nothing or all of it: the
+messages can be delivered, the acknowledgements are settled, and the receipts are queued.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from escapement.storage.index import DelayedIndex
 
 
 class Settlement:
-    """See the module's docstring.
+    """The step that applies durable groups.
 
     Args:
-      subscriptions: every living one, by id.
-      epoch: of the lease that the groups are committed under.
-      on_appended: called with each topic that has new messages, or other ones than before.
-      on_done: called with what a subscription is done with, where its topic watches groups.
-      on_let_go: called with a topic that watches groups, of which a subscription does not get
-        any more what it waited for.
+      subscriptions: all subscriptions with a runtime, by id.
+      epoch: the epoch of the lease that the groups are committed under.
+      on_appended: called with each topic whose messages have changed.
+      on_done: called with the messages a subscription is done with, if its topic watches groups.
+      on_let_go: called with a topic that watches groups, when a message has moved to a time at
+        which a subscription does not get it any more.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Settlement:
         self._on_let_go = on_let_go
 
     def take(self, group: Group) -> None:
-        """The group is durable."""
+        """Apply a group that is durable."""
         now_ms = self._clock.now_ms()
         self._progress.positions[group.lane] = group.position
         for part in group.topics:
             self._append(part, group.accepted_at_ms, now_ms)
-        # A relocation is handed in before what moves the same messages, or not at all.
+        # Relocations first: one is never submitted after a move of the same messages.
         moved: dict[int, list[Restated]] = {}
         for restated in group.restated:
             if restated.item.times is None:
@@ -126,7 +126,7 @@ class Settlement:
         topic = self._registry.active.get(cancelled.topic_id)  # None: deleted while it committed
         if topic is not None:
             topic.amendments.cancelled.committed(cancelled.offsets)
-            topic.quota_watch.grown = True  # it kept as much of what is due from being dropped
+            topic.quota_watch.grown = True  # what the quota drops may have changed
             self._progress.touched.add(topic.id)
             self._on_appended(topic)
 
@@ -136,7 +136,7 @@ class Settlement:
             return
         if subscription is not None:
             self._on_done(topic, subscription, acks.offsets)
-        elif acks.subscription_id < 0:  # cancelled, for all that were not handed them
+        elif acks.subscription_id < 0:  # cancelled, where they were not delivered before
             for any_kind in topic.subscriptions():
                 self._on_done(topic, any_kind, acks.offsets)
 
@@ -171,7 +171,7 @@ class Settlement:
 
 
 def _let_go(topic: Topic, moved: Moved) -> bool:
-    """Whether a subscription waited for one of these, and begins later than it is due now."""
+    """Return whether a move took a message out of the range of a subscription."""
     return any(
         bool(
             (

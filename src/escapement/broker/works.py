@@ -1,23 +1,24 @@
-"""The works of a broker: its parts, made from the log upward, and what joins them.
+"""The services of a broker, created from the log upward, and the callables that join them.
 
-Parts know what stands below them; what goes the other way (a commit that changes topics, a
-topic that wants to be woken) is joined here, by callables. Nothing runs before ``run``::
+A service knows the services below it. Calls in the other direction (a commit that changes
+topics, a topic that needs a wake-up) go through callables that are passed down here. Nothing runs
+before ``run``::
 
     CommitPipeline  lanes: publishes, acks, attempts ──► MySQL ──► Settlement
-    Timekeeper      sleeps until the next topic has something to do
+    Timekeeper      sleeps until the next topic has work
     Pump            windows, backlogs, frames
     Checkpointer    index to disk, state to MySQL, journal trimmed
-    Compactor       few segments, free of what is done
-    Levelling       what is over the quota of a whole namespace
-    Filler          the past, for subscriptions that want it
-    Scheduler       what recurs, as letters into the inbox
-    Closer          closed groups that are done, their follow-ups into the inbox
-    Postman         letters from the inbox into the logs of their targets
-    Undertaker      what was tried too often, into the inbox of its dead-letter topic
-    Razing          namespaces that are being deleted with all that is in them
-    Housekeeper     new log generations, what deletes left behind, idle producers
-    Forgetter       old log generations that nobody needs any more
-    Passivator      runtimes of unused topics
+    Compactor       merges segments and removes done messages
+    Levelling       drops messages beyond a namespace quota
+    Filler          past messages, for subscriptions that begin in the past
+    Scheduler       occurrences of schedules, into the inbox
+    Closer          follow-ups of completed groups, into the inbox
+    Postman         inbox entries into the logs of their target topics
+    Undertaker      dead messages, into the inbox for their dead-letter topic
+    Razing          namespace deletion
+    Housekeeper     new log generations, leftover rows, idle producers
+    Forgetter       deletes old log generations that are no longer needed
+    Passivator      makes unused topics passive
 """
 
 from __future__ import annotations
@@ -74,16 +75,16 @@ from escapement.storage.engine.base import Engine
 
 _log = logging.getLogger(__name__)
 
-# What the timekeeper wakes all schedules by; topics' ids are positive.
+# The id under which the timekeeper wakes the scheduler. Topic ids are positive.
 _SCHEDULES: Final = 0
 
 
 class Works:
-    """See the module's docstring.
+    """The services of one broker.
 
     Args:
-      ground: what a start found.
-      keeper: of the lease that everything here is done under.
+      ground: the stored state that the broker starts from.
+      keeper: the keeper of the lease that all services work under.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Works:
         )
 
     def _keep(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
-        """The parts that keep what there is, in the database and on disk."""
+        """Create the services that store state, in the database and on disk."""
         clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
         self.pipeline = CommitPipeline(
             engine,
@@ -193,7 +194,7 @@ class Works:
         )
 
     def _move(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
-        """The parts that move messages towards their consumers."""
+        """Create the services that move messages towards their consumers."""
         clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
         self.reader = LogReader(engine, ground.log, run, ground.connection)
         self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
@@ -257,7 +258,7 @@ class Works:
         )
 
     def _serve(self, config: BrokerConfig) -> None:
-        """The parts that do what clients ask for: publishers first, then consumers."""
+        """Create the services for client requests: publishers first, then consumers."""
         clock, limits = self._clock, config.limits
         self.topic_batches = TopicBatches(self.registry, Changes(self.pipeline.transact), clock)
         self.publishing = Publishing(
@@ -286,7 +287,7 @@ class Works:
         )
 
     def _write(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
-        """The parts that write letters, and the one that carries them."""
+        """Create the services that write inbox entries, and the inbox relay."""
         clock, run, limits = self._clock, self._run, config.limits
         self.postman = Postman(
             engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
@@ -334,7 +335,7 @@ class Works:
         self.dead_letters = DeadLetters(self.registry, self.index, self.reader, self.pipeline, run)
 
     async def recover(self, ground: Ground) -> None:
-        """Bring everything to the end of the last group commit."""
+        """Replay the journal up to the last group commit."""
         await self.compactor.make_room()
         await Replay(
             ground,
@@ -347,7 +348,7 @@ class Works:
         ).run()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Go until cancelled; "started" when commits are taken."""
+        """Run all services until cancelled; report "started" when commits are accepted."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.pipeline.run)
             for part in (
@@ -373,7 +374,7 @@ class Works:
             task_status.started()
 
     def close(self) -> None:
-        """Give up what is open, after the end."""
+        """Close connections and files, after ``run`` has ended."""
         self.reader.close()
         self.checkpointer.close()
         self.postman.close()
@@ -386,7 +387,7 @@ class Works:
             self.postman.wake()
         waiting, most = self.pipeline.waiting_acks, self._limits.unwritten_acks
         if waiting < most <= waiting + group.ack_count:
-            self.wake_all()  # so many were waiting that nothing was dispatched
+            self.wake_all()  # dispatch had stopped at this bound
 
     def _appended(self, topic: Topic) -> None:
         for subscription in topic.subscriptions():
@@ -394,14 +395,14 @@ class Works:
                 self.pump.wake_subscription(topic, subscription)
         self.reschedule(topic)
 
-    # -- who is woken, and when ------------------------------------------------
+    # -- wake-ups --------------------------------------------------------------
 
     def reschedule(self, topic: Topic) -> None:
-        """Something has changed about when the topic wants to be woken."""
+        """Tell the timekeeper when the topic next has work."""
         self.timekeeper.schedule(topic.id, topic.next_wake_ms(self._clock.now_ms()))
 
     def wake_all(self) -> None:
-        """Look at everything: dispatch may go on."""
+        """Wake every active topic, because dispatch may continue."""
         for topic in self.registry.active.values():
             self.pump.wake(topic)
 
@@ -420,14 +421,14 @@ class Works:
         self.reschedule(topic)
 
     def _activated(self, topic: Topic) -> None:
-        if not self.revival.replaying:  # afterwards all topics are looked at
+        if not self.revival.replaying:  # ``run`` schedules all topics afterwards
             self._look_at(topic)
 
     def _dead(self, subscription: Subscription) -> None:
         self.undertaker.take(self.registry.active[subscription.record.topic_id], subscription)
 
     def _step_back(self, now_ms: int) -> None:
-        _log.warning("the wall clock went back; the frontier follows it")
+        _log.warning("the wall clock was set back; deliveries follow the new time")
         for topic in self.registry.active.values():
             topic.rewind(now_ms)
             self._look_at(topic)
@@ -441,8 +442,10 @@ class Works:
     # -- the database ----------------------------------------------------------
 
     def _may_dispatch(self) -> bool:
-        """Whether messages may leave: not once a successor may be delivering them, not
-        while the database takes no writes, and only a bounded number while it is away.
+        """Return whether messages may be delivered.
+
+        They may not once a successor may deliver them, nor while the database is read-only. While
+        the database is unavailable, only a bounded number may.
         """
         if self.pipeline.state is State.READ_ONLY or not self._keeper.held:
             return False
@@ -450,7 +453,7 @@ class Works:
 
     def _database_changed(self, state: State) -> None:
         if state is State.UP:
-            _log.info("the database takes writes")
+            _log.info("the database accepts writes")
             self.wake_all()
         else:
             _log.warning("the database is %s", state.name.lower().replace("_", "-"))
