@@ -1,1 +1,1 @@
-"""The client: one implementation for trio and asyncio, by anyio."""
+"""The client: one implementation for trio and asyncio, built on anyio."""

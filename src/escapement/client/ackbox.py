@@ -1,14 +1,15 @@
-"""What a consumer has acknowledged, until it is durable: gathered and sent in columns.
+"""The ack queue: a consumer's acknowledgements until they are durable.
 
-Acknowledgements gather like messages in an outbox: while none is under way they go at
-once, while one is, they gather until its answer is there, ``LINGER_S`` has passed, or
-there are ``MAX_ROWS``. Every one is answered; what was not answered when a connection
-was lost is sent again on the next, because the broker knows a message by its offset
-whoever holds it.
+While no Ack is unanswered, acknowledgements are sent at once. Otherwise they are collected
+in one pending ack, until the earlier Ack is answered, ``LINGER_S`` has passed, or there are
+``MAX_ROWS`` rows. The broker answers every Ack. When the connection is lost, unanswered Acks
+are sent again on the next connection: the broker identifies a message by its offset,
+independent of the consumer.
 
-A *slip* is one Ack. Those that somebody wants counted are slips of their own.
+A pending ack (``Slip``) becomes one Ack command. A durable acknowledgement, whose caller
+needs the number of affected messages, gets a pending ack of its own.
 
-Pure: takes the time as an argument, sends nothing itself.
+This module is pure: it takes the time as an argument and sends nothing.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from escapement.client.retry import Retry
 from escapement.errors import EscapementError
 from escapement.message import Int64s
 
-# A frame this long costs the broker a millisecond or two, and there may be another.
+# The broker handles an Ack of this size in one or two milliseconds.
 MAX_ROWS: Final = 65_536
-# As a producer's: below what anyone notices, above what a loaded loop takes for a turn.
+# Too short for users to notice, and longer than one turn of a busy event loop.
 LINGER_S: Final = 0.005
-# Unanswered rows, above which acknowledging waits: 8 MB, at most twice over.
+# With more unanswered rows than this, acknowledging waits. 8 MB, or at most twice that.
 MAX_UNANSWERED_ROWS: Final = 1_000_000
 NEVER: Final = float("inf")
 
 
 class Slip(Promise):
-    """One Ack: offsets, ranges, or both. Settled when it is durable, or has failed."""
+    """A pending ack: offsets, ranges, or both. It settles when it is durable or has failed."""
 
     __slots__ = (
         "_columns",
@@ -52,7 +53,7 @@ class Slip(Promise):
         super().__init__()
         self.since = now_s
         self.rows = 0
-        self.count = 0  # on how many messages it took effect
+        self.count = 0  # the number of messages that it acknowledged
         self.error: EscapementError | None = None
         self.sent = False
         self._ones = array("q")
@@ -65,7 +66,7 @@ class Slip(Promise):
         self.rows += 1
 
     def add(self, offsets: Int64s) -> None:
-        """Add a column, as one range if it is one."""
+        """Add a column of offsets, stored as one range if they are consecutive."""
         rows = len(offsets)
         if rows > 1 and offsets[-1] - offsets[0] == rows - 1 and (np.diff(offsets) == 1).all():
             self.add_range(int(offsets[0]), int(offsets[-1]) + 1)
@@ -74,13 +75,13 @@ class Slip(Promise):
             self.rows += rows
 
     def add_range(self, first: int, last: int) -> None:
-        """Add ``first .. last - 1``."""
+        """Add the offsets ``first .. last - 1``."""
         self._firsts.append(first)
         self._lasts.append(last)
         self.rows += 1
 
     def columns(self) -> tuple[Int64s | None, Int64s | None, Int64s | None]:
-        """``offsets, firsts, lasts`` as an Ack has them."""
+        """Return ``offsets``, ``firsts`` and ``lasts`` for an Ack command."""
         parts = list(self._columns)
         if self._ones:
             parts.append(np.frombuffer(self._ones.tobytes(), np.int64))
@@ -94,10 +95,10 @@ class Slip(Promise):
 
 
 class AckBox:
-    """The unanswered acknowledgements of one consumer.
+    """The ack queue of one consumer.
 
-    ``_slips`` holds the closed ones in the order in which they were made; the first
-    ``_under_way`` of those not sent again are marked ``sent``.
+    ``_slips`` holds the closed pending acks, oldest first. Those that were sent on the
+    current connection and are not answered have ``sent`` set.
     """
 
     def __init__(self, retry: Retry) -> None:
@@ -109,39 +110,39 @@ class AckBox:
 
     @property
     def full(self) -> bool:
-        """Whether acknowledging has to wait for answers."""
+        """Whether acknowledging must wait for answers."""
         return self.rows >= MAX_UNANSWERED_ROWS
 
     @property
     def unsettled(self) -> list[Slip]:
-        """What a flush has to wait for."""
+        """The pending acks that a flush must wait for."""
         return [*self._slips, *([self._open] if self._open is not None else [])]
 
     @property
     def begun(self) -> Slip | None:
-        """The slip to add to, if it has been begun."""
+        """The open pending ack, or None."""
         return self._open
 
     def gathering(self, now_s: float) -> Slip:
-        """The slip to add to; call ``added`` afterwards."""
+        """Return the open pending ack, creating it if needed; call ``added`` after adding."""
         if self._open is None:
             self._open = Slip(now_s)
         return self._open
 
     def added(self, rows: int) -> None:
-        """So many rows were added to the gathering slip."""
+        """Count rows that were added to the open pending ack, and close it if it is full."""
         self.rows += rows
         assert self._open is not None
         if self._open.rows >= MAX_ROWS:
             self._close()
 
     def put(self, slip: Slip) -> None:
-        """Take a slip that is complete."""
+        """Queue a complete pending ack."""
         self._slips.append(slip)
         self.rows += slip.rows
 
     def take(self, now_s: float) -> tuple[list[Slip], float]:
-        """The slips to send now, and when to ask again."""
+        """Return the pending acks to send now, and the time for the next call."""
         if now_s < self._retry_at:
             return [], self._retry_at if self._slips or self._open else NEVER
         gathering = self._open
@@ -153,13 +154,13 @@ class AckBox:
         return found, NEVER if self._open is None else self._open.since + LINGER_S
 
     def answered(self, slip: Slip, count: int) -> None:
-        """It is durable, and took effect on ``count`` messages."""
+        """Settle a pending ack: it is durable and acknowledged ``count`` messages."""
         self._retry.succeeded()
         slip.count = count
         self._settle(slip)
 
     def refused(self, slip: Slip, error: EscapementError, now_s: float) -> None:
-        """It did not take effect: sent again later if that may help, else failed."""
+        """Handle a refusal: send the pending ack again later if retryable, otherwise fail it."""
         if error.retryable:
             slip.sent = False
             if now_s >= self._retry_at:
@@ -169,13 +170,13 @@ class AckBox:
             self._settle(slip)
 
     def lost(self) -> None:
-        """The connection is gone: send what is unanswered again on the next."""
+        """Mark all pending acks as unsent, to be sent again on the next connection."""
         for slip in self._slips:
             slip.sent = False
         self._retry_at = -NEVER
 
     def fail(self, error: EscapementError) -> None:
-        """Nothing more can be sent."""
+        """Fail all pending acks with ``error``."""
         self._close()
         for slip in list(self._slips):
             slip.error = error

@@ -1,4 +1,4 @@
-"""Where a broker is: ``escapement://host:port``."""
+"""The address of a broker: ``escapement://host:port``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escapement.protocol.limits import DEFAULT_PORT
 
 
 class Address(NamedTuple):
-    """A host, by name or number, and a port."""
+    """The host, by name or IP address, and the port of a broker."""
 
     host: str
     port: int
@@ -20,7 +20,7 @@ class Address(NamedTuple):
         """Read ``escapement://host``, with or without ``:port``.
 
         Raises:
-          InvalidRequest: if it is anything else.
+          InvalidRequest: if ``url`` has another form.
         """
         try:
             parts = urlsplit(url)

@@ -1,8 +1,8 @@
-"""Asking for messages to be changed after they were published.
+"""Cancelling and rescheduling messages.
 
-Asking twice does no harm, so a request whose answer was lost with the connection is sent
-again on the next one: the caller is told what became of his messages, not that it is not
-known, unless no broker answers in time.
+These requests are idempotent. If the connection is lost before the answer arrives, the
+request is sent again on the next connection. So the outcome is unknown only if no broker
+answers in time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from escapement.message import Int64s
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
-# Ids in one request: a millisecond or so of the broker's time, and others go between.
+# Ids in one request. The broker handles that many in about a millisecond, and serves other
+# clients between requests.
 REQUEST_IDS: Final = 32_768
 
 
 async def cancel(
     line: Line, what: What | None, topic: str | None, dedup: str | Sequence[str] | None
 ) -> Outcomes:
-    """See ``escapement.Broker.cancel``."""
+    """Cancel messages; see ``escapement.Broker.cancel``."""
     name, offsets = await locate(line, what, topic, dedup)
     return await _amend(line, name, offsets, lambda number, part: wire.Cancel(number, name, part))
 
@@ -43,7 +44,7 @@ async def reschedule(
     delay_ms: int,
     at_ms: int,
 ) -> Outcomes:
-    """See ``escapement.Broker.reschedule``."""
+    """Reschedule messages; see ``escapement.Broker.reschedule``."""
     name, offsets = await locate(line, what, topic, dedup)
     return await _amend(
         line,
@@ -56,7 +57,7 @@ async def reschedule(
 async def _amend(
     line: Line, topic: str, offsets: Int64s, make: Callable[[int, Int64s], Command]
 ) -> Outcomes:
-    """Ask for some at a time; what is at -1 is unknown without asking."""
+    """Send the requests one after the other. Offsets of -1 are ``UNKNOWN`` without a request."""
     there = offsets[offsets >= 0]
     parts = []
     for low in range(0, len(there), REQUEST_IDS):
@@ -82,15 +83,17 @@ def _handed(answer: wire.Amended) -> dict[str, Bools]:
 async def locate(
     line: Line, what: What | None, topic: str | None, dedup: str | Sequence[str] | None
 ) -> tuple[str, Int64s]:
-    """The full name of the topic, and the offsets in it; -1 for an unknown dedup key.
+    """Return the full name of the topic and the offsets; -1 for an unknown dedup key.
 
     Raises:
-      InvalidRequest: unless messages of one topic are named, in one of the two ways.
+      InvalidRequest: unless the arguments name messages of one topic, by ``what`` or ``dedup``.
     """
     if dedup is None:
         if what is None:
-            raise InvalidRequest("name the messages, or their dedup keys with dedup=")
+            raise InvalidRequest(
+                "no messages were given: pass messages, or their dedup keys with dedup="
+            )
         return name_messages(what, topic)
     if what is not None or topic is None:
-        raise InvalidRequest("dedup= goes with topic=, and with nothing else")
+        raise InvalidRequest("dedup= needs topic=, and cannot be combined with messages")
     return await find(line, topic, dedup)

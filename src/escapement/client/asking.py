@@ -1,4 +1,4 @@
-"""Asking what may be asked twice: a request whose answer was lost is sent again."""
+"""Requests that are sent again if the connection is lost before the answer arrives."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from escapement.errors import Disconnected
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
-# How verbs end that only look, or that say how something is to be from now on. The others make
-# something, end it or move it: done twice they would do more, or complain.
+# The endings of idempotent verbs, which read something or set a state. The other verbs create,
+# delete or move something: repeated, they would act twice or fail.
 _TWICE: Final = {
     "list", "get", "stats", "show", "count", "peek", "forecast", "select",
     "update", "enable_delayed_message", "disable_delayed_message", "pause", "resume", "close",
@@ -21,10 +21,10 @@ _TWICE: Final = {
 
 
 async def ask_again(line: Line, make: Callable[[int], Command]) -> Command:
-    """Ask until there is an answer, over as many connections as that takes.
+    """Send a request until it is answered, on as many connections as needed.
 
     Raises:
-      Disconnected: if there is none in time, or this side has closed.
+      Disconnected: if no answer arrives in time, or this side has closed the connection.
     """
     deadline_s = anyio.current_time() + line.settings.request_timeout_s
     while True:
@@ -36,15 +36,17 @@ async def ask_again(line: Line, make: Callable[[int], Command]) -> Command:
 
 
 async def ask_verb(line: Line, verb: str, arguments: dict[str, Any]) -> Any:
-    """What the broker answers to a verb; asked again only if that does no harm.
+    """Return the broker's answer to a verb; send it again only if the verb is idempotent.
 
-    Raises as ``ask_again``, where it is asked once also if the connection is lost.
+    Raises:
+      Disconnected: if no answer arrives in time, or the connection is lost during a request
+        that is not sent again.
     """
 
     def make(number: int) -> Command:
         return wire.Admin(number, verb, arguments)
 
-    # Of a wrong type it is asked once, too: who takes it apart says so.
+    # A verb of a wrong type is also sent once; the command raises the error.
     twice = str(verb).rpartition(".")[2] in _TWICE
     answer = await (ask_again(line, make) if twice else line.ask(make))
     assert isinstance(answer, wire.AdminReply)

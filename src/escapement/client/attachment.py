@@ -1,16 +1,15 @@
-"""What producers and consumers share: being opened at the broker, again and again.
+"""The base class of producers and consumers, which opens them on every connection.
 
 ::
 
     WAITING ──open──▶ OPENING ──answer──▶ READY
        ▲                 │                  │
-       └── link lost, refused for now ──────┘
+       └── link lost, retryable refusal ────┘
                          │
-                         └── refused for good, closed ──▶ FAILED
+                         └── permanent refusal, closed ──▶ FAILED
 
-With each new link it is opened anew, under the same id. A refusal that time may heal is
-tried again with back-off. What it was refused for good is raised to whoever waits, now
-or later.
+The object is opened on each new link, under the same id. After a retryable refusal it is
+opened again with back-off. A permanent refusal is raised in all current and later calls.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from escapement.protocol.commands import Command
 
 
 class State(enum.Enum):
-    """Where an attachment stands; see the module's docstring."""
+    """The state of a producer or consumer, as drawn in the docstring of this module."""
 
     WAITING = enum.auto()
     OPENING = enum.auto()
@@ -39,7 +38,7 @@ class State(enum.Enum):
 
 
 class Attached(ABC):
-    """The base of ``Producer`` and ``Inbox``."""
+    """The base class of ``Producer`` and ``Inbox``."""
 
     def __init__(self, line: Line) -> None:
         self.id = line.new_id()
@@ -51,41 +50,41 @@ class Attached(ABC):
         self._retry = Retry()
         self._retry_at = -inf
 
-    # -- what the two differ in ------------------------------------------------------
+    # -- for subclasses --------------------------------------------------------------
 
     @abstractmethod
     def _request(self, request_id: int) -> Command:
-        """The command that opens it."""
+        """Return the command that opens this object."""
 
     @abstractmethod
     def _closing(self, request_id: int) -> Command:
-        """The command that closes it."""
+        """Return the command that closes this object."""
 
     @abstractmethod
     def _ready(self, answer: Command) -> None:
-        """It is open."""
+        """Handle that the broker has opened this object."""
 
     @abstractmethod
     def _work(self, now_s: float, ready: bool) -> float:
-        """Send what is to be sent, if ``ready``; returns when to be asked again."""
+        """Send pending commands if ``ready``; return the time for the next call."""
 
     @abstractmethod
     def _lost(self) -> None:
-        """It is open no more."""
+        """Handle that this object is no longer open."""
 
     @abstractmethod
     def _fail(self, error: EscapementError) -> None:
-        """It will never be open again."""
+        """Handle that this object will never be open again."""
 
     @abstractmethod
     async def flush(self) -> None:
-        """Wait until it has nothing under way."""
+        """Wait until every request of this object is answered."""
 
     @abstractmethod
     def heard(self, command: Command) -> None:
-        """The broker said something to it that is no answer to a request."""
+        """Handle a command that is not an answer to a request."""
 
-    # -- what the line calls ---------------------------------------------------------
+    # -- called by the line ----------------------------------------------------------
 
     def linked(self) -> None:
         self._retry_at = -inf
@@ -112,14 +111,14 @@ class Attached(ABC):
             self._fail(error)
             self._opened.settle()
 
-    # -- its way from state to state ---------------------------------------------------
+    # -- state changes -----------------------------------------------------------------
 
     async def opened(self) -> None:
-        """Wait until it is open for the first time.
+        """Wait until this object is open for the first time.
 
         Raises:
-          Disconnected: if that takes too long.
-          EscapementError: if the broker refused it.
+          Disconnected: if the broker does not answer in time.
+          EscapementError: if the broker refuses.
         """
         timeout_s = self._line.settings.request_timeout_s
         try:
@@ -133,22 +132,22 @@ class Attached(ABC):
             raise copy(self.error)
 
     def _unanswered(self) -> EscapementError:
-        """Why nothing was heard of it, as far as this side can tell."""
+        """Return an error with the likely reason why the broker has not answered."""
         if self._line.link is None:
             return Disconnected("the broker cannot be reached")
         return Disconnected(
-            "the broker is connected and does not answer. Its database may take no writes:"
+            "the broker is connected and does not answer. Its database may not accept writes:"
             " see `database` in `escapement admin broker stats`"
         )
 
     def _answered(self, answer: Answer) -> None:
         if self._state is State.FAILED:
-            # Closed before it was open: the broker must not keep it.
+            # It was closed before it was open. The broker must close it too.
             if not isinstance(answer, EscapementError):
                 self._line.request(self._closing, lambda _: None)
             return
         if self._state is State.WAITING:
-            return  # the link was lost meanwhile
+            return  # the link was lost in the meantime
         if not isinstance(answer, EscapementError):
             self._state = State.READY
             self._retry.succeeded()
@@ -159,7 +158,7 @@ class Attached(ABC):
             self._refused(answer)
 
     def _refused(self, error: EscapementError) -> None:
-        """The broker does not have it, or no longer: open it again, or give up."""
+        """Open this object again later if the refusal is retryable, otherwise fail."""
         if error.retryable:
             self._refusal = error
             now_s = anyio.current_time()
@@ -170,7 +169,7 @@ class Attached(ABC):
             self.failed(error)
 
     def _close(self, reason: str) -> Promise:
-        """Close it; what is returned is settled when the broker has done so too."""
+        """Close this object; return a promise that settles when the broker has closed it too."""
         done = Promise()
         was, linked = self._state, self._line.link is not None
         self.failed(InvalidRequest(reason))

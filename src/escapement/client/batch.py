@@ -1,4 +1,4 @@
-"""What a consumer gets: batches of columns, and messages, which are views of one row."""
+"""Delivered batches in columns, and delivered messages, which are views of one row."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from escapement.message import Int64s, MessageBatch
 
 
 class Holder(Origin, Protocol):
-    """Who delivered it, and takes it back: the inbox."""
+    """The consumer that received a batch, and that acknowledges its messages."""
 
     def done(self, offset: int) -> Slip:
-        """Acknowledge one message, some time soon."""
+        """Queue the acknowledgement of one message."""
 
     def give_back(self, offsets: Int64s, delay: Delay | None) -> None:
-        """Nack messages."""
+        """Queue the negative acknowledgement of messages."""
 
     def hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
-        """Release messages."""
+        """Queue the release of messages."""
 
     async def extend(self, offsets: Int64s, wait: Delay) -> int: ...
 
@@ -34,11 +34,15 @@ class Holder(Origin, Protocol):
     async def have_room(self) -> None: ...
 
     async def until_durable(self, slips: Sequence[Slip]) -> None:
-        """Wait until these are durable."""
+        """Wait until the given pending acks are durable."""
 
 
 class Batch(Delivery):
-    """Messages as they were delivered, in columns of equal height; see ``Delivery``."""
+    """A batch of delivered messages, in columns of equal height.
+
+    ``offsets`` and ``due_ms`` are int64 columns. Iterate over the batch, or index it, for
+    single messages.
+    """
 
     __slots__ = ("_holder",)
 
@@ -63,23 +67,23 @@ class Batch(Delivery):
         return (Message(self, row) for row in range(len(self)))
 
     async def ack(self, *, durable: bool = False) -> int | None:
-        """Acknowledge them all; see ``Inbox.ack``."""
+        """Acknowledge all messages of the batch; see ``Inbox.ack``."""
         return await self._holder.ack(self.offsets, durable=durable)
 
     async def nack(self, delay: Delay | None = None) -> None:
-        """Give them all back; see ``Inbox.nack``."""
+        """Nack all messages of the batch; see ``Inbox.nack``."""
         self._holder.give_back(self.offsets, delay)
 
     async def release(self, delay: Delay | None = None) -> None:
-        """Hand them all back untried; see ``Inbox.release``."""
+        """Release all messages of the batch; see ``Inbox.release``."""
         self._holder.hand_back(self.offsets, delay)
 
     async def extend(self, wait: Delay) -> int:
-        """Need longer for them all; see ``Inbox.extend``."""
+        """Extend the ack deadline of all messages of the batch; see ``Inbox.extend``."""
         return await self._holder.extend(self.offsets, wait)
 
     def rest(self, row: int) -> Batch:
-        """The messages from ``row`` on."""
+        """Return the messages from ``row`` on as a batch."""
         if row == 0:
             return self
         return Batch(
@@ -93,7 +97,7 @@ class Batch(Delivery):
 
 
 class Batches:
-    """Iterates over what is delivered, batch by batch. Made by ``Inbox.batches``."""
+    """An async iterator over delivered batches. Created by ``Inbox.batches``."""
 
     def __init__(self, next_batch: Callable[[], Awaitable[Batch | None]]) -> None:
         self._next_batch = next_batch
@@ -109,10 +113,11 @@ class Batches:
 
 
 class Message(DeliveredRow):
-    """One message, delivered.
+    """A delivered message.
 
-    ``async with message:`` acknowledges it when the block ends well; when it ends with an
-    exception, the message is given back (``nack``) and the exception goes on its way.
+    ``async with message:`` acknowledges the message when the block ends without an error. If
+    the block raises, the message is negatively acknowledged (``nack``) and the exception
+    propagates.
     """
 
     __slots__ = ("_holder",)
@@ -123,7 +128,12 @@ class Message(DeliveredRow):
         self._holder = batch._holder
 
     async def ack(self, *, durable: bool = False) -> None:
-        """Be done with it. With ``durable``, return when it will never come again."""
+        """Acknowledge the message.
+
+        Args:
+          durable: wait until the acknowledgement is durable, so that the message is never
+            delivered again.
+        """
         holder = self._holder
         await holder.have_room()
         slip = holder.done(self.offset)
@@ -131,15 +141,22 @@ class Message(DeliveredRow):
             await holder.until_durable([slip])
 
     async def nack(self, delay: Delay | None = None) -> None:
-        """Give it back, to be delivered again after ``delay`` or the usual back-off."""
+        """Nack the message: it is redelivered after ``delay``, or after the usual back-off."""
         self._holder.give_back(np.array([self.offset], np.int64), delay)
 
     async def release(self, delay: Delay | None = None) -> None:
-        """Hand it back untried: this delivery does not count. See ``Inbox.release``."""
+        """Release the message: this delivery does not count as an attempt.
+
+        See ``Inbox.release``.
+        """
         self._holder.hand_back(np.array([self.offset], np.int64), delay)
 
     async def extend(self, wait: Delay) -> bool:
-        """Need up to ``wait`` from now; False if it was taken back. See ``Inbox.extend``."""
+        """Move the ack deadline to ``wait`` from now; see ``Inbox.extend``.
+
+        Returns:
+          False if the message is no longer in flight at this consumer.
+        """
         return bool(await self._holder.extend(np.array([self.offset], np.int64), wait))
 
     async def __aenter__(self) -> Message:
@@ -154,5 +171,5 @@ class Message(DeliveredRow):
         if error is None:
             await self.ack()
         else:
-            # No checkpoint here: it has to happen in a cancelled scope as well.
+            # No checkpoint here: this must also work in a cancelled scope.
             self._holder.give_back(np.array([self.offset], np.int64), None)

@@ -1,4 +1,4 @@
-"""How much a producer gathers and keeps, within what its broker takes."""
+"""The bounds of a producer's batches and in-flight messages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Final
 from escapement.errors import InvalidRequest
 from escapement.protocol import limits
 
-# A body's header, generously.
+# More than the size of a body's header.
 _BODY_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """As the user wants them; ``within`` makes them smaller."""
+    """The bounds that the user chose; ``within`` applies the limits of the broker."""
 
     linger_s: float
     batch_messages: int
@@ -23,18 +23,18 @@ class Bounds:
     in_flight_messages: int
     in_flight_bytes: int
     send_timeout_s: float
-    # The largest single message; it goes alone if a batch is smaller.
+    # The largest single message. A message over ``batch_bytes`` is sent alone.
     message_bytes: int = limits.MAX_FRAME_BYTES
 
     def within(self, broker: Mapping[str, Any]) -> Bounds:
-        """The same, as far as a broker with these limits takes it.
+        """Return these bounds, lowered to the limits of a broker.
 
         Raises:
-          InvalidRequest: if nothing could ever be sent.
+          InvalidRequest: if a bound is below 1, so that nothing could ever be sent.
         """
         batch = min(self.batch_messages, self.batch_bytes)
         if min(batch, self.in_flight_messages, self.in_flight_bytes) < 1:
-            raise InvalidRequest("a bound is at least 1")
+            raise InvalidRequest("bounds of batches and in-flight messages must be at least 1")
         largest_bytes = min(
             _limit(broker, limits.LIMIT_BATCH_BYTES, limits.MAX_FRAME_BYTES) - _BODY_BYTES,
             _limit(broker, limits.LIMIT_FRAME_BYTES, limits.MAX_FRAME_BYTES) // 2,

@@ -1,4 +1,4 @@
-"""A message described step by step, for those who like to read it so."""
+"""A builder that describes a message step by step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Sent = TypeVar("Sent")
 
 
 class MessageBuilder(Generic[Sent]):
-    """Made by ``Producer.message``; each step returns the builder, ``send`` ends it."""
+    """A builder of one message, created by ``Producer.message``.
+
+    Each step returns the builder; ``send`` sends the message.
+    """
 
     def __init__(self, send: Callable[..., Sent], value: Any) -> None:
         self._send = send
@@ -28,42 +31,45 @@ class MessageBuilder(Generic[Sent]):
         self._group: str | None = None
 
     def delay_at(self, amount: int | float | timedelta, unit: str | None = None) -> Self:
-        """Deliver it so long after the broker has taken it: ``delay_at(3, "minutes")``."""
+        """Deliver the message after a delay: ``delay_at(3, "minutes")``.
+
+        The delay counts from the moment the broker accepts the message.
+        """
         self._delay = (of(amount, unit), "ms")
         return self
 
     def schedule_at(self, at: datetime) -> Self:
-        """Deliver it at this time, an aware datetime."""
+        """Deliver the message at this time, an aware datetime."""
         self._at = at
         return self
 
     def key(self, key: str) -> Self:
-        """Send it with a key."""
+        """Set the key of the message."""
         self._key = key
         return self
 
     def property(self, name: str, value: Any) -> Self:
-        """Send it with a property; call again for more."""
+        """Set one property of the message; call again for more properties."""
         self._properties[name] = value
         return self
 
     def priority(self, priority: int) -> Self:
-        """Of messages due together, the lower goes first; 0 to 255."""
+        """Set the priority, 0 to 255; of messages due together, the lower goes first."""
         self._priority = priority
         return self
 
     def dedup(self, key: str) -> Self:
-        """Store it only if no message with this dedup key was stored lately."""
+        """Set the dedup key: store the message only if the key is not in the dedup window."""
         self._dedup = key
         return self
 
     def group(self, name: str) -> Self:
-        """Send it as one of a group."""
+        """Make the message a member of a group."""
         self._group = name
         return self
 
     def send(self) -> Sent:
-        """Send it; see ``Producer.send``, whose result is returned (to be awaited, or not)."""
+        """Send the message and return the result of ``Producer.send``."""
         return self._send(
             self._value,
             delay=self._delay,

@@ -1,4 +1,4 @@
-"""Connecting to a broker, and staying connected."""
+"""The function ``connect``, which keeps a connection to a broker."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ async def connect(
 ) -> AsyncIterator[Broker]:
     """Connect to a broker, and stay connected until the block ends.
 
-    When a connection is lost, it is made again, and everything goes on. When the block
-    ends well, publishes and acknowledgements under way are waited for; when it ends with
-    an exception, they are not.
+    When the connection is lost, the client reconnects, and its producers and consumers
+    continue. When the block ends without an error, it waits for unanswered publishes and
+    acknowledgements; when it ends with an exception, it does not.
 
     Args:
       url: ``escapement://host:port``.
-      name: of this client, for whoever looks at the broker.
-      stream_factory: makes the connection instead of TCP to ``url``; an async callable
-        that returns a byte stream as anyio has them.
-      settings: how patient to be.
+      name: the name of this client, shown in the broker's administration.
+      stream_factory: an async callable that returns an anyio byte stream, used instead of a
+        TCP connection to ``url``.
+      settings: the timeouts of the client.
 
     Raises:
-      InvalidRequest: if the url is none.
-      Disconnected: if the broker cannot be reached the first time.
-      EscapementError: if it refuses us.
+      InvalidRequest: if the url is not valid.
+      Disconnected: if the first attempt to connect fails.
+      EscapementError: if the broker refuses the connection.
     """
     address = Address.parse(url)
     line = Line(stream_factory or _tcp(address), name, settings or Settings())
@@ -55,12 +55,12 @@ async def connect(
                 yield Broker(line, link.welcome)
                 await _finish(line)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
-                failure = error  # raised as it is, not in the group that the tasks make of it
+                failure = error  # raised below, outside the exception group of the tasks
             finally:
                 line.close(Disconnected("the connection was closed by this side"))
             tasks.cancel_scope.cancel()
     finally:
-        # Also when we are cancelled meanwhile: nobody would ever hear of it.
+        # Raised even if this task is cancelled in the meantime; otherwise the error is lost.
         if failure is not None:
             raise failure
 
@@ -76,7 +76,8 @@ def _tcp(address: Address) -> Callable[[], Any]:
         try:
             return await anyio.connect_tcp(address.host, address.port)
         except OSError as error:
-            # Of one attempt the cause says more; of several, their group says less.
+            # After one attempt, the cause has more detail; after several, the cause is a group
+            # with less detail.
             cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
             raise OSError(f"{address}: {cause.strerror or cause}") from error
 

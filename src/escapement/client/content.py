@@ -1,4 +1,4 @@
-"""What travels with a value (key, properties, priority), checked and as bytes."""
+"""Checks and encodings of a message's key, properties, priority and group."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ MAX_PRIORITY: Final = 255
 
 
 def key(text: str) -> bytes:
-    """A key as bytes."""
+    """Return a key as bytes. Raises ``InvalidRequest``."""
     if not isinstance(text, str):
-        raise InvalidRequest(f"a key of type {type(text).__name__} is not a str")
+        raise InvalidRequest(f"a key must be a str, not {type(text).__name__}")
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(f"the key {text!r} is no text that UTF-8 can hold") from None
+        raise InvalidRequest(f"the key {text!r} cannot be encoded as UTF-8") from None
 
 
 def group(name: str) -> bytes:
-    """The name of a group as bytes. Raises ``InvalidRequest``."""
+    """Return the name of a group as bytes. Raises ``InvalidRequest``."""
     if not isinstance(name, str):
-        raise InvalidRequest(f"a group named by a {type(name).__name__} is not one: name it by str")
+        raise InvalidRequest(f"the name of a group must be a str, not {type(name).__name__}")
     return check_name("group", name).encode()
 
 
 def several(what: str, values: Any) -> Any:
-    """The values themselves. Raises ``InvalidRequest`` unless there may be one for each message."""
+    """Return ``values``. Raises ``InvalidRequest`` unless it is a list with a value per message."""
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
-        raise InvalidRequest(f"{what} are a list, not {type(values).__name__}")
+        raise InvalidRequest(f"{what} must be a list, not {type(values).__name__}")
     return values
 
 
 def as_map(properties: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Properties as a dict of their own. Raises ``InvalidRequest``."""
+    """Return properties as a new dict. Raises ``InvalidRequest``."""
     if properties is not None and not isinstance(properties, Mapping):
-        raise InvalidRequest(f"properties are a map, not {type(properties).__name__}")
+        raise InvalidRequest(f"properties must be a map, not {type(properties).__name__}")
     return dict(properties or {})
 
 
 def groups(names: str | Sequence[str | None] | None, count: int) -> Blobs | None:
-    """The groups of ``count`` messages, given as one for all or one each."""
+    """Return the groups of ``count`` messages, given as one for all or as one each."""
     if names is None:
         return None
     if isinstance(names, str):
@@ -59,39 +59,41 @@ def groups(names: str | Sequence[str | None] | None, count: int) -> Blobs | None
 
 
 def _distinct(names: Sequence[str | None]) -> Iterable[str | None]:
-    """Each once, where there are as many as messages and few that differ."""
+    """Return the names without repetitions: there is one per message, and few differ."""
     try:
         return set(names)
-    except TypeError:  # not all of them are text, which the first that is not will say
+    except TypeError:  # a name is not a str; ``group`` raises the error
         return names
 
 
 def properties(values: Mapping[str, Any]) -> bytes:
-    """Properties as a msgpack map."""
+    """Return properties as a msgpack map. Raises ``InvalidRequest``."""
     if not all(isinstance(name, str) for name in as_map(values)):
-        raise InvalidRequest("the names of properties are strings")
+        raise InvalidRequest("the names of properties must be str")
     try:
         packed: bytes = msgpack.packb(dict(values))
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"properties hold plain values only: {error}") from None
+        raise InvalidRequest(f"properties must have plain values: {error}") from None
     return packed
 
 
 def check_priority(priority: int) -> None:
-    """Raise ``InvalidRequest`` unless it is a priority."""
+    """Raise ``InvalidRequest`` unless the value is a valid priority."""
     if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidRequest(f"a priority is 0 to {MAX_PRIORITY}, not {priority!r}")
+        raise InvalidRequest(
+            f"a priority must be an integer from 0 to {MAX_PRIORITY}, not {priority!r}"
+        )
 
 
 def priorities(values: Any, count: int) -> npt.NDArray[np.uint8] | None:
-    """The priorities of ``count`` messages, given as one for all or one each."""
+    """Return the priorities of ``count`` messages, given as one for all or as one each."""
     if values is None:
         return None
     column = np.asarray(values)
     if column.dtype.kind not in "iu" or column.ndim > 1:
-        raise InvalidRequest("priorities are one integer, or one each")
+        raise InvalidRequest("priorities must be one integer, or one integer per message")
     if column.size and not (column.min() >= 0 and column.max() <= MAX_PRIORITY):
-        raise InvalidRequest(f"a priority is 0 to {MAX_PRIORITY}")
+        raise InvalidRequest(f"a priority must be an integer from 0 to {MAX_PRIORITY}")
     if column.ndim == 0:
         return np.full(count, column, np.uint8)
     return column.astype(np.uint8)
