@@ -331,7 +331,7 @@ def test_a_database_that_goes_away_for_a_moment_is_waited_for(
             {"topic": "t/n/x", "nullTimes": "never"},
             {},
             InvalidRequest,
-            "the option nullTimes is fail or now, not 'never'",
+            "the option nullTimes must be fail or now, not 'never'",
         ),
     ],
 )

@@ -327,7 +327,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
         ({"startingOffsets": '{"other": 3}'}, "names public/default/other: it is not read"),
         ({"endingTimestamp": "2027-01-31T09:00:00"}, "its offset from UTC"),
         ({"topics": "a,b"}, "one of the two"),
-        ({"minPartitions": "0"}, "an integer from 1 on"),
+        ({"minPartitions": "0"}, "an integer from 1 to"),
         ({"topic": "", "topics": " , "}, "which topic"),
     ):
         with pytest.raises(InvalidRequest, match=said):

@@ -100,7 +100,7 @@ def test_only_what_is_to_be_archived_is(spark: SparkSession, log: Kept) -> None:
         run(spark, ArchiveConfig(log.source, str(log.root), [TOPIC]))
     with pytest.raises(InvalidRequest, match=r'to nowhere://x: .*for scheme "nowhere"$'):
         run(spark, ArchiveConfig(log.source, "nowhere://x"))
-    with pytest.raises(InvalidRequest, match="for a pattern"):
+    with pytest.raises(InvalidRequest, match="as a pattern"):
         run(spark, ArchiveConfig(log.source, f"{log.root}/[1]"))
 
 

@@ -72,7 +72,7 @@ def test_a_forecast_counts_what_is_live_and_still_to_fall_due(
         (TOPIC, spans.begins_ms(span), count, found.capacities[span])
         for span, count in sorted(wanted.items())
     ]
-    with pytest.raises(InvalidRequest, match="there is something at"):
+    with pytest.raises(InvalidRequest, match="already exists"):
         run(spark, config)
 
 

@@ -133,7 +133,7 @@ def test_what_a_broker_did_is_said_by_topic_subscription_and_hour(
     rows = read.selectExpr("unix_millis(hour_at) AS hour_at_ms", "*").orderBy("topic", "hour_at")
     for row, hour in zip(rows.collect(), found.hours, strict=True):
         assert {name: row[name] for name in Lag.__slots__} == asdict(hour)
-    with pytest.raises(InvalidRequest, match="there is something at"):
+    with pytest.raises(InvalidRequest, match="already exists"):
         run(spark, config)
 
 

@@ -60,7 +60,7 @@ def test_where_no_option_says_it_the_environment_says_where_the_log_is(
     """B7."""
     monkeypatch.delenv("ESCAPEMENT_LOG", raising=False)
     nowhere = LogAddress.of(Options({}))
-    with pytest.raises(InvalidRequest, match="where is the log"):
+    with pytest.raises(InvalidRequest, match="the address of the log is missing"):
         nowhere.engine()
     monkeypatch.setenv("ESCAPEMENT_LOG", f"mysql://broker:{SECRET}@db:3307/log")
     assert nowhere.engine().location == "mysql://broker@db:3307/log"
@@ -80,14 +80,14 @@ def test_what_cannot_be_meant_is_refused_by_name() -> None:
     for number in ("many", "0", f"{1 << 63}"):
         options = Options({"minPartitions": number, "failOnDataLoss": "maybe", "TOPIC": " "})
         with pytest.raises(
-            InvalidRequest, match=f"minPartitions is an integer from 1 on, .* not '{number}'"
+            InvalidRequest, match=f"minPartitions must be an integer from 1 to .* not '{number}'"
         ):
             options.number("minPartitions")
     assert Options({"txnVersion": f"{(1 << 63) - 1}"}).number("txnVersion") == (1 << 63) - 1
-    with pytest.raises(InvalidRequest, match="failOnDataLoss is true or false, not 'maybe'"):
+    with pytest.raises(InvalidRequest, match="failOnDataLoss must be true or false, not 'maybe'"):
         options.flag("failOnDataLoss", True)
     with pytest.raises(
-        InvalidRequest, match="unknown option 'minpartitions'; known here: failOnDataLoss, topic"
+        InvalidRequest, match="unknown option 'minpartitions'; known options: failOnDataLoss, topic"
     ):
         options.check(["topic", "failOnDataLoss"])
     assert options.text("topic") is None

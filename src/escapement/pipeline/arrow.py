@@ -1,7 +1,8 @@
 """Columns of messages as Arrow record batches, mostly without copying their bytes.
 
 Arrow's columns have the layout of ours: numbers as they are, and strings as concatenated bytes.
-Arrow needs the offset of each string, so lengths are summed up. The code does not loop over messages.
+Arrow needs the offset of each string, so lengths are summed up. The code does not loop over
+messages.
 
 Columns are built from buffers and read as buffers. The conversions of pyarrow from lists and to
 arrays import pandas if it is installed. In a new process, that takes longer than many tasks.

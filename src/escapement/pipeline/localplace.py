@@ -1,7 +1,7 @@
 """A directory of a local file system, which the driver and all tasks see under one name.
 
-What was confirmed of it outlives a loss of power: whoever forgets something because it is there
-relies on that. A :class:`~escapement.pipeline.shelf.Place`, like that of Spark's file systems.
+It implements :class:`~escapement.pipeline.shelf.Place`. Confirmed changes survive a loss of power:
+the log may forget messages because their archive files exist.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SCHEME: Final = "file"
 
 
 def local_path(uri: str) -> Path | None:
-    """Where a place is on this machine, by its URI as Spark writes it; None if it is not."""
+    """Return the path of a URI as Spark writes it, or None if it is not a local file."""
     scheme, _, rest = uri.partition(":")
     return Path("/" + rest.lstrip("/")) if scheme == _SCHEME else None
 
 
 class LocalPlace:
-    """See the module's docstring; blocking. Raises ``StorageError`` for what the system refuses."""
+    """A local directory as a ``Place``; blocking. Methods raise ``StorageError`` on I/O errors."""
 
     def __init__(self, root: str) -> None:
         """``root`` is a URI as Spark writes it."""
@@ -34,10 +34,10 @@ class LocalPlace:
         assert found is not None
         self.root = root
         self._root = found
-        self._unsettled: set[Path] = set()  # directories that have got something
+        self._unsettled: set[Path] = set()  # directories with new entries that are not synced
 
     def directories(self, path: str) -> list[str]:
-        """The names of those directly in a directory; none if there is no such directory."""
+        """Return the names of a directory's direct subdirectories; empty if it does not exist."""
         with self._said(path):
             try:
                 return sorted(one.name for one in os.scandir(self._root / path) if one.is_dir())
@@ -45,7 +45,7 @@ class LocalPlace:
                 return []
 
     def read(self, path: str) -> bytes | None:
-        """A small file's content; None if it is not there."""
+        """Return the content of a small file, or None if it does not exist."""
         with self._said(path):
             try:
                 return (self._root / path).read_bytes()
@@ -53,7 +53,7 @@ class LocalPlace:
                 return None
 
     def write(self, path: str, content: bytes) -> None:
-        """A small file, replaced if it is there. It is durable when this returns."""
+        """Write a small file, and replace an existing one. The file is durable on return."""
         target = self._root / path
         with self._said(path):
             self._make(target.parent)
@@ -65,7 +65,7 @@ class LocalPlace:
         self.settle()
 
     def move(self, path: str, to: str) -> None:
-        """Give a file another place; durable after ``settle``."""
+        """Move a file. The move is durable after ``settle``."""
         target = self._root / to
         with self._said(path):
             self._make(target.parent)
@@ -73,24 +73,24 @@ class LocalPlace:
             self._unsettled.add(target.parent)
 
     def settle(self) -> None:
-        """Have all that was moved durable."""
+        """Make all moves durable."""
         while self._unsettled:
             directory = self._unsettled.pop()
             with self._said(directory):
                 sync_directory(directory)
 
     def delete(self, path: str) -> None:
-        """A file, or a directory with all that is in it; nothing if it is not there."""
+        """Delete a file, or a directory with its content. Does nothing if it does not exist."""
         found = self._root / path
         with self._said(path):
             if found.is_dir():
-                # A task that nobody waits for may still write there: the next run finds that.
+                # An abandoned task may still write there. The next run deletes what is left.
                 shutil.rmtree(found, ignore_errors=True)
             else:
                 found.unlink(missing_ok=True)
 
     def _make(self, directory: Path) -> None:
-        """With all above it, which are to know of it."""
+        """Create a directory with its parents, and mark the parents as not synced."""
         if not directory.is_dir():
             self._make(directory.parent)
             directory.mkdir(exist_ok=True)

@@ -1,11 +1,12 @@
-"""Properties of messages, as msgpack maps, turned into columns of names and values.
+"""A decoder of message properties: from msgpack maps to columns of names and values.
 
-All maps are walked at the same time, entry by entry: one step of numpy reads the next name, or
-value, of every message that has one. A value of nothing is none. What else is no string (a number,
-a list) is rare, and is written as JSON, one message at a time; so is a map of more than
-``_MOST_ENTRIES``, and one with text that is no UTF-8, which is read as consumers read it.
+All maps are decoded in parallel: one numpy step reads the next name, or value, of every message
+that has one. Some maps are rare and are decoded one at a time: maps with more than
+``_MOST_ENTRIES`` entries, maps with a value that is neither string nor nil, and maps with text
+that is not UTF-8. Those are decoded as consumers do. Values that are not strings, such as numbers
+and lists, become JSON. A nil value becomes null.
 
-No I/O. What is no map at all counts as an empty one, as everywhere.
+Bytes that are not a map count as an empty map, as everywhere. No I/O.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import numpy.typing as npt
 from escapement.message import Blobs, Int64s, UInt8s, gather
 from escapement.properties import read_properties
 
-# Longer maps, which have another head, are read one by one.
+# The largest map with a head of one byte. Larger maps are decoded one at a time.
 _MOST_ENTRIES: Final = 15
 _NIL: Final = 0xC0
-# The length of a value that there is none of.
+# The length of a nil value.
 _NONE: Final = -1
 
 Bools = npt.NDArray[np.bool_]
@@ -31,21 +32,21 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Maps:
-    """Entries of ``len(counts)`` maps, end to end: how many each has, names and values."""
+    """The entries of ``len(counts)`` maps, concatenated."""
 
-    counts: Int64s
+    counts: Int64s  # how many entries each map has
     names: Blobs
     values: Blobs
-    present: Bools | None = None  # of each value, whether there is one; None: of all
+    present: Bools | None = None  # false for each null value; None if no value is null
 
 
 def decode_maps(packed: Blobs, odd_rows: Int64s | None = None) -> Maps:
-    """The maps, each an entry of ``packed``; O(bytes), with a step for each entry of a map.
+    """Decode the maps in ``packed``; O(bytes), with a numpy step for each entry of a map.
 
     Args:
-      odd_rows: of these it is known that they are to be read one by one.
+      odd_rows: rows that are known to need decoding one at a time.
     """
-    # A byte behind the end, so that looking at the next one needs no care.
+    # A padding byte, so that reading the next byte at the end stays inside the array.
     data = np.frombuffer(bytes(packed.data) + b"\0", np.uint8)
     starts, lengths = packed.starts(), packed.lengths.astype(np.int64)
     ends = starts + lengths
@@ -53,7 +54,7 @@ def decode_maps(packed: Blobs, odd_rows: Int64s | None = None) -> Maps:
     plain = (lengths > 0) & (heads & 0xF0 == 0x80)
     counts = np.where(plain, heads & 0x0F, 0).astype(np.int64)
     cursor = starts + 1
-    # By entry: the row, and where its name and its value begin, and how long they are.
+    # For each entry: the row, and position and length of its name and its value.
     steps: list[tuple[Int64s, ...]] = []
     odd = (lengths > 0) & ~plain
     if odd_rows is not None:
@@ -85,7 +86,7 @@ def decode_maps(packed: Blobs, odd_rows: Int64s | None = None) -> Maps:
 
 
 def _no_text(strings: Blobs) -> Int64s:
-    """Which of these are no UTF-8; mostly none is, which is told of all at once."""
+    """Return the rows that are not UTF-8. One check of all bytes suffices if all are."""
     whole = bytes(strings.data)
     if not whole.isascii():
         firsts = np.frombuffer(whole, np.uint8)[strings.starts()[strings.lengths > 0]]
@@ -104,9 +105,9 @@ def _is_text(found: bytes) -> bool:
 
 
 def _strings(data: UInt8s, at: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Bools]:
-    """Of strings that begin here: where their bytes are, how many, and whether they are any.
+    """Return position and length of the strings at ``at``, and a mask of those that fit.
 
-    Nothing counts as one, of ``_NONE`` bytes.
+    A nil counts as a string of length ``_NONE``. A string fits if it ends within its map.
     """
     last = len(data) - 1
     head = data[np.minimum(at, last)]
@@ -121,7 +122,7 @@ def _strings(data: UInt8s, at: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Bo
 
 
 def _with_odd(table: Int64s, data: UInt8s, packed: Blobs, odd: Int64s) -> tuple[Int64s, UInt8s]:
-    """The table and its bytes with the entries of maps that were left out so far."""
+    """Return the table and its bytes, extended by the entries of the ``odd`` maps."""
     if not len(odd):
         return table, data
     at = len(data)
@@ -140,7 +141,7 @@ def _with_odd(table: Int64s, data: UInt8s, packed: Blobs, odd: Int64s) -> tuple[
 
 
 def _text(value: Any) -> bytes:
-    """A string as it is, anything else as JSON."""
+    """Encode a string as it is, and any other value as JSON."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace")
     return json.dumps(value, default=repr, ensure_ascii=False).encode("utf-8", "replace")

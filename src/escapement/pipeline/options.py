@@ -1,8 +1,8 @@
-"""The options that a user gives to the data source, as text, turned into what is meant.
+"""Parsing of the data source's options, which Spark passes as text.
 
-Spark hands names over in lower case and keeps all options with the plan of a query, which is
-shown and logged. So none of them may be a secret: a password comes from a file or from the
-environment of whichever process connects, and is in no object that travels.
+Spark passes names in lower case. It keeps options with the plan of a query, which is shown and
+logged, so options must not contain secrets. The process that connects reads the password from a
+file or from its environment. No object that is sent between processes has the password.
 """
 
 from __future__ import annotations
@@ -21,44 +21,45 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
-# Where a process looks for what no option says.
+# Environment variables with the defaults of options, and the password.
 URL_VARIABLE: Final = "ESCAPEMENT_LOG"
 USER_VARIABLE: Final = "ESCAPEMENT_USER"
 PASSWORD_VARIABLE: Final = "ESCAPEMENT_PASSWORD"
 
-# The largest integer that Spark, and the database, have a type for.
+# The largest integer of Spark and of the database.
 _LARGEST: Final = (1 << 63) - 1
 
-# The options that say where the log is.
+# The options for the address of the log.
 ADDRESS_OPTIONS: Final = ("url", "data", "user", "passwordFile")
 
 
 class Options:
-    """Options by name, whatever the case of its letters."""
+    """Options by name, case-insensitive."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
 
     def check(self, known: Iterable[str]) -> None:
-        """Raise ``InvalidRequest`` naming an option that is none of these."""
+        """Raise ``InvalidRequest`` if an option is not one of the known ones."""
         names = sorted(known)
         unknown = self._given.keys() - {name.lower() for name in names}
         if "password" in unknown:
             raise InvalidRequest(
-                "a password is no option, because Spark shows options: name a file that has it"
-                f" with passwordFile, or set {PASSWORD_VARIABLE} where Spark's Python runs"
+                "the password cannot be given as an option, because Spark shows options: name a"
+                f" file that has it with passwordFile, or set {PASSWORD_VARIABLE} where Spark's"
+                " Python runs"
             )
         if unknown:
             raise InvalidRequest(
-                f"the unknown option {min(unknown)!r}; known here: {', '.join(names)}"
+                f"unknown option {min(unknown)!r}; known options: {', '.join(names)}"
             )
 
     def text(self, name: str) -> str | None:
-        """What was given; None for nothing, or nothing but spaces."""
+        """Return the option's text, or None if it is missing or blank."""
         return self._given.get(name.lower(), "").strip() or None
 
     def number(self, name: str, default: int | None = None, least: int = 1) -> int | None:
-        """An integer of at least ``least``, of 64 bits. Raises ``InvalidRequest``."""
+        """Return a 64-bit integer of at least ``least``. Raises ``InvalidRequest``."""
         text = self.text(name)
         if text is None:
             return default
@@ -68,12 +69,12 @@ class Options:
             value = least - 1
         if not least <= value <= _LARGEST:
             raise InvalidRequest(
-                f"the option {name} is an integer from {least} on, {_LARGEST} at most, not {text!r}"
+                f"the option {name} must be an integer from {least} to {_LARGEST}, not {text!r}"
             )
         return value
 
     def duration(self, name: str, default_ms: int) -> int:
-        """Milliseconds, of a text such as ``30s`` or ``5d``. Raises ``InvalidRequest``."""
+        """Return milliseconds, from text such as ``30s`` or ``5d``. Raises ``InvalidRequest``."""
         text = self.text(name)
         if text is None:
             return default_ms
@@ -83,27 +84,30 @@ class Options:
             raise InvalidRequest(f"the option {name}: {error}") from None
 
     def flag(self, name: str, default: bool) -> bool:
-        """``true`` or ``false``. Raises ``InvalidRequest``."""
+        """Return the value of ``true`` or ``false``. Raises ``InvalidRequest``."""
         text = self.text(name)
         if text is None:
             return default
         if text.lower() not in ("true", "false"):
-            raise InvalidRequest(f"the option {name} is true or false, not {text!r}")
+            raise InvalidRequest(f"the option {name} must be true or false, not {text!r}")
         return text.lower() == "true"
 
     def choice(self, name: str, words: Sequence[str]) -> str:
-        """One of these words, in any case; the first is the default. Raises ``InvalidRequest``."""
+        """Return one of these words, case-insensitive; the first is the default.
+
+        Raises ``InvalidRequest``.
+        """
         text = self.text(name)
         if text is None:
             return words[0]
         if text.lower() not in words:
-            raise InvalidRequest(f"the option {name} is {' or '.join(words)}, not {text!r}")
+            raise InvalidRequest(f"the option {name} must be {' or '.join(words)}, not {text!r}")
         return text.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class LogAddress:
-    """Where the log is, and where its password is to be found; never the password itself."""
+    """The address of the log, and the file with its password, but never the password itself."""
 
     url: str | None = None
     data: str | None = None
@@ -112,14 +116,14 @@ class LogAddress:
 
     @classmethod
     def of(cls, options: Options) -> LogAddress:
-        """What the options say.
+        """Return the address that the options give.
 
         Raises:
-          InvalidRequest: if they contradict each other, or have a password in them.
+          InvalidRequest: if the options contradict each other, or contain a password.
         """
         url, data = options.text("url"), options.text("data")
         if url is not None and data is not None:
-            raise InvalidRequest("the log is at the option url, or in the directory data: not both")
+            raise InvalidRequest("give the option url or the option data, but not both")
         if url is not None:
             MysqlAddress.parse(url)
             if urlsplit(url).password is not None:
@@ -131,20 +135,27 @@ class LogAddress:
         return cls(url, data, options.text("user"), options.text("passwordFile"))
 
     def engine(self) -> Engine:
-        """The engine, with the password; for the process that connects.
+        """Return the engine, with the password; for the process that connects.
 
-        It makes no database that is missing. Raises ``InvalidRequest``.
+        The engine does not create a missing database.
+
+        Raises:
+          InvalidRequest: if no address is given, or the log or the password file is not readable.
         """
         if self.data is not None:
             file = Path(self.data, FILE_NAME)
             if not file.is_file():
-                raise InvalidRequest(f"there is no log on SQLite in {self.data}: no {FILE_NAME}")
+                raise InvalidRequest(
+                    f"there is no log on SQLite in {self.data}, because {FILE_NAME} does not exist:"
+                    " give the data directory of the broker"
+                )
             return SqliteEngine(file)
         url = self.url or os.environ.get(URL_VARIABLE)
         if not url:
             raise InvalidRequest(
-                "where is the log? Give the option url (mysql://host:port/database), or data (the"
-                f" directory of a broker on SQLite), or set {URL_VARIABLE}"
+                "the address of the log is missing. Give the option url"
+                " (mysql://host:port/database), or data (the data directory of a broker on SQLite),"
+                f" or set {URL_VARIABLE}"
             )
         address = MysqlAddress.parse(url)
         named = self.url is not None and bool(urlsplit(self.url).username)
@@ -165,5 +176,7 @@ class LogAddress:
         try:
             return Path(self.password_file).read_text("utf-8").rstrip("\r\n")
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise InvalidRequest(f"the password file {self.password_file}: {reason}") from None
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise InvalidRequest(
+                f"the password file {self.password_file} cannot be read: {reason}"
+            ) from None

@@ -1,6 +1,6 @@
-"""Maps of text to text, in columns, as msgpack: the properties of many messages at once.
+"""An encoder of message properties: from columns of names and values to msgpack maps.
 
-All names and values are written at the same time, by numpy. The other way is
+numpy writes the names and values of all maps at once. The decoder is
 :mod:`~escapement.pipeline.maps`. No I/O.
 """
 
@@ -16,23 +16,23 @@ from escapement.message import Blobs, Int64s, UInt8s, copy_strings
 _FIXMAP, _MAP16 = 0x80, 0xDE
 _FIXSTR, _STR8, _STR16, _STR32 = 0xA0, 0xD9, 0xDA, 0xDB
 _NIL: Final = 0xC0
-# The largest map that is written here; a map of more is none that a message has.
+# The largest map that is encoded. Messages do not have larger maps.
 MOST_ENTRIES: Final = 65_535
 
 
 def encode_maps(
     counts: Int64s, names: Blobs, values: Blobs, absent: npt.NDArray[np.bool_] | None = None
 ) -> Blobs:
-    """A map for each of ``counts``, whose entries stand end to end; nothing for an empty one.
+    """Encode a map for each of ``counts``. An empty map becomes an empty string.
 
     Args:
-      counts: how many entries each map has; ``MOST_ENTRIES`` at most.
-      names, values: UTF-8 text.
-      absent: of each value, whether it is null.
+      counts: how many entries each map has; at most ``MOST_ENTRIES``.
+      names, values: UTF-8 text; the entries of all maps, concatenated.
+      absent: true for each null value.
     """
     entries = len(names)
-    assert entries == len(values) == int(counts.sum()), "columns of unequal height"
-    assert not len(counts) or int(counts.max()) <= MOST_ENTRIES, "a map of too many entries"
+    assert entries == len(values) == int(counts.sum()), "columns of unequal length"
+    assert not len(counts) or int(counts.max()) <= MOST_ENTRIES, "a map has too many entries"
     strings = _interleaved(names, values)
     lengths = strings.lengths.astype(np.int64)
     heads = _head_sizes(lengths)
@@ -47,7 +47,7 @@ def encode_maps(
     starts = np.cumsum(map_heads + bodies) - (map_heads + bodies)
     out = np.zeros(int((map_heads + bodies).sum()), np.uint8)
     _put_map_heads(out, starts, counts)
-    # Where each string begins: behind its map's head and the strings before it there.
+    # Each string begins after the head of its map and the preceding strings of the map.
     owner = np.repeat(np.arange(len(counts)), 2 * counts)
     first = sizes[2 * (ends - counts)]
     places = starts[owner] + map_heads[owner] + sizes[:-1] - first[owner]
@@ -59,7 +59,7 @@ def encode_maps(
 
 
 def _interleaved(names: Blobs, values: Blobs) -> Blobs:
-    """Name, value, name, value, ..."""
+    """Return name, value, name, value, and so on."""
     both = Blobs.concat([names, values])
     rows = np.arange(2 * len(names)).reshape(2, -1).T.ravel()
     return both.take(rows)

@@ -1,4 +1,4 @@
-"""What a job found, as Parquet in a place where there was nothing."""
+"""Writing a job's result as Parquet to a new path."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 def write_new(found: DataFrame, output: str) -> None:
-    """Write it as one file, with whatever else Spark puts there.
+    """Write a DataFrame as one Parquet file in the new directory ``output``.
 
     Raises:
-      InvalidRequest: if there is something at ``output``.
+      InvalidRequest: if ``output`` exists.
     """
     from pyspark.errors import AnalysisException
 
     try:
-        # Spark Connect does not know it as "errorifexists".
+        # Spark Connect does not support the synonym "errorifexists".
         found.coalesce(1).write.mode("error").parquet(output)
     except AnalysisException as error:
         if error.getCondition() != "PATH_ALREADY_EXISTS":
             raise
         raise InvalidRequest(
-            f"there is something at {output} already: name another place"
+            f"the output {output} already exists: give a path that does not exist"
         ) from None

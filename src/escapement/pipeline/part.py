@@ -1,7 +1,7 @@
-"""What a task reads: a range of a topic's offsets, and what it must know of them.
+"""A part: a range of a topic's offsets that a task reads, with the state that the task needs.
 
-A part is cut in the driver out of one state of the topic and travels to the task, so that all
-tasks of a query see the same moment, whatever the broker does meanwhile.
+The driver cuts all parts of a topic out of one state and sends them to the tasks. So all tasks of
+a query read the topic as of the same moment, even if a broker changes it meanwhile.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from escapement.pipeline.standing import Standing
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.topicstate import TopicState
 
-# Unless it is asked for otherwise: some hundred megabytes of small messages at most, and enough
-# work for a task to be worth its start.
+# Default bounds of a part: at most some hundred megabytes of small messages, and enough work to
+# be worth the start of a task.
 MOST_RECORDS: Final = 1_000_000
 FEWEST_RECORDS: Final = 50_000
 _PARTS: Final = 8
@@ -30,18 +30,19 @@ STANDING_COLUMNS: Final = frozenset({"state", "attempt"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """Messages of the range whose time was moved, or that were relocated; columns."""
+    """The messages of a range that were rescheduled or relocated; columns."""
 
     offsets: Int64s  # ascending
     due_ms: Int64s
-    bases: Int64s  # the key of the row that stated each last
+    bases: Int64s  # the key of the row that restated each message last
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """The messages ``offsets`` of a topic, as they stood when the query was planned.
+    """The messages ``offsets`` of a topic, with their state when the query was planned.
 
-    The log had ``[begin_offset, ...)`` in the rows that first stated these messages.
+    The log had ``[begin_offset, ...)`` in the rows that first stated these messages. It has
+    earlier messages only in rows that restate them.
     """
 
     topic: str
@@ -52,25 +53,28 @@ class Part:
     moved: Moved
     standing: Standing | None
     fail_on_loss: bool
-    with_archives: bool = False  # what is forgotten meanwhile is read from there
-    # If given, only what nobody is to get any more is wanted, and is not in there.
+    with_archives: bool = False  # messages forgotten meanwhile are read from the archive
+    # For the archive job: if given, only finished messages that are not in this set are read.
     archived: OffsetSet | None = None
 
     @property
     def first_stated(self) -> int:
-        """How many messages of it the log has in the rows that first stated them."""
+        """The number of its messages in rows that first stated them."""
         return max(self.offsets.high - max(self.offsets.low, self.begin_offset), 0)
 
     @property
     def messages(self) -> int:
-        """How many it has, at most."""
+        """An upper bound of its messages."""
         return self.first_stated + len(self.moved.offsets)
 
 
 def parts_of_each(
     states: Sequence[tuple[TopicState, Selection]], together: int | None
 ) -> list[int | None]:
-    """How many parts of each topic are wanted, so that all have so many; in proportion."""
+    """Distribute the number of parts ``together`` over topics, in proportion to their messages.
+
+    Each topic gets at least one part; None for each topic if ``together`` is None.
+    """
     if together is None:
         return [None] * len(states)
     counts = [_stated_first(*one) for one in states]
@@ -78,7 +82,7 @@ def parts_of_each(
 
 
 def _stated_first(state: TopicState, selection: Selection) -> int:
-    """How many messages that are selected the log has in the rows that first stated them."""
+    """Return how many selected messages the log has in rows that first stated them."""
     wanted = selection.offsets & Span(state.begin_offset, state.end_offset)
     return max(wanted.high - wanted.low, 0)
 
@@ -95,26 +99,27 @@ def cut(
     fail_on_loss: bool,
     with_archives: bool = False,
 ) -> list[Part]:
-    """The parts of what is selected of one topic, in the order of offsets.
+    """Return the parts of the selected messages of one topic, in arrival order.
 
     Args:
-      least_parts: so many, if it has so many messages, or None for as many as are good.
+      least_parts: the least number of parts, as far as there are as many messages; None for a
+        good number.
 
     Raises:
-      NotFound: if there is no such subscription.
+      NotFound: if the subscription does not exist.
     """
     if subscription is not None:
         state.subscription(subscription)
     wanted = selection.offsets & Span(0, state.end_offset)
     earlier = stated_again(state, wanted.low, min(wanted.high, state.begin_offset))
-    # Before its beginning the log has little: that goes to the first part.
+    # The log has few messages from before its beginning. They go to the first part.
     start = min(max(wanted.low, state.begin_offset), wanted.high)
     if start >= wanted.high and not len(earlier):
         return []
     count = wanted.high - start
     parts = -(-count // (most_records or MOST_RECORDS))
     parts = max(parts, least_parts or min(_PARTS, count // FEWEST_RECORDS))
-    parts = max(min(parts, count), 1)  # a wish for more costs nothing
+    parts = max(min(parts, count), 1)  # not more parts than messages
     bounds = np.linspace(start, wanted.high, parts + 1).astype(np.int64).tolist()
     bounds[0], bounds[-1] = wanted.low, wanted.high
     with_standing = not STANDING_COLUMNS.isdisjoint(columns)
@@ -138,7 +143,10 @@ def cut(
 def cut_unarchived(
     topic: str, state: TopicState, selection: Selection, archived: OffsetSet, most_records: int
 ) -> list[Part]:
-    """Parts of what is done and not archived, in the order of offsets; they miss nothing."""
+    """Return parts that cover all finished messages that are not archived, in arrival order.
+
+    Parts may also contain other messages, which the task leaves out.
+    """
     high = min(selection.offsets.high, state.end_offset)
     first = min(selection.offsets.low, high)
     begin = min(max(state.begin_offset, first), high)
@@ -165,7 +173,10 @@ def cut_unarchived(
 
 
 def stated_again(state: TopicState, low: int, high: int) -> Int64s:
-    """Which of ``[low, high)``, all before the log's beginning, it has all the same; ascending."""
+    """Return the offsets of ``[low, high)`` that the log has in restating rows; ascending.
+
+    The range must lie before the log's beginning.
+    """
     offsets = state.moves.between(low, high)
     if not state.first_base:
         return offsets[:0]

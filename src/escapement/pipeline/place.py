@@ -1,8 +1,8 @@
-"""A directory on any file system that Spark knows, seen from the driver.
+"""A directory on any file system that Spark supports, as the driver sees it.
 
-Paths are relative to it, and are taken as they are: nothing in them is an escape. What is local
-needs no Java to be reached, but Java says what is: a path without a scheme is so only where
-Spark's own file system is.
+Paths are relative to the directory and have no escape sequences. A local directory is accessed
+without Java. But Java determines whether a directory is local: a path without a scheme is local
+only if Spark's default file system is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from escapement.errors import InvalidRequest, StorageError
 from escapement.pipeline.localplace import LocalPlace, local_path
 from escapement.pipeline.shelf import Place
 
-# Characters by which a reader of Spark's may take a path for one that matches others.
+# Characters that make Spark's readers treat a path as a pattern.
 _PATTERN: Final = frozenset("[]{}")
 
 if TYPE_CHECKING:
@@ -21,35 +21,39 @@ if TYPE_CHECKING:
 
 
 def place(spark: SparkSession, root: str) -> Place:
-    """Where ``root`` is. Raises ``InvalidRequest`` where Spark does not know it, or not find it."""
+    """Return the place at ``root``. Raises ``InvalidRequest`` if Spark cannot access it."""
     found = SparkPlace(spark, root)
     return found if local_path(found.root) is None else LocalPlace(found.root)
 
 
 class SparkPlace:
-    """See the module's docstring; blocking."""
+    """A directory accessed through Spark's JVM, as a ``Place``; blocking."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         if set(root) & _PATTERN:
-            raise InvalidRequest(f"Spark takes {root} for a pattern: a path without any of []{{}}")
+            raise InvalidRequest(
+                f"Spark treats {root} as a pattern: give a path without the characters []{{}}"
+            )
         jvm: Any = getattr(spark, "_jvm", None)
         if jvm is None:
-            raise InvalidRequest("archiving needs a session with a JVM of its own, not Connect")
+            raise InvalidRequest(
+                "archiving does not work over Spark Connect: use a session with its own JVM"
+            )
         self._path = jvm.org.apache.hadoop.fs.Path
         session: Any = spark
         try:
             path = self._path(root)
             self._fs = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
             self.root: str = self._fs.makeQualified(path).toString().rstrip("/")
-        except Exception as error:  # of the bridge to Java: whatever it does not know
+        except Exception as error:  # py4j raises exceptions of many kinds
             raise InvalidRequest(f"Spark cannot write to {root}: {_reason(error)}") from None
 
     def at(self, path: str) -> str:
-        """The whole path."""
+        """Return the whole path."""
         return f"{self.root}/{path}"
 
     def directories(self, path: str) -> list[str]:
-        """The names of those directly in a directory; none if there is no such directory."""
+        """Return the names of a directory's direct subdirectories; empty if it does not exist."""
         where = self._path(self.at(path))
         if not self._fs.exists(where):
             return []
@@ -57,7 +61,7 @@ class SparkPlace:
         return sorted(one.getPath().getName() for one in found if one.isDirectory())
 
     def read(self, path: str) -> bytes | None:
-        """A small file's content; None if it is not there."""
+        """Return the content of a small file, or None if it does not exist."""
         where = self._path(self.at(path))
         if not self._fs.exists(where):
             return None
@@ -68,7 +72,7 @@ class SparkPlace:
             stream.close()
 
     def write(self, path: str, content: bytes) -> None:
-        """A small file, replaced if it is there."""
+        """Write a small file, and replace an existing one."""
         stream = self._fs.create(self._path(self.at(path)), True)
         try:
             stream.write(bytearray(content))
@@ -76,10 +80,10 @@ class SparkPlace:
             stream.close()
 
     def move(self, path: str, to: str) -> None:
-        """Give a file another place.
+        """Move a file.
 
         Raises:
-          StorageError: if that cannot be done.
+          StorageError: if the file cannot be moved.
         """
         target = self._path(self.at(to))
         self._fs.mkdirs(target.getParent())
@@ -87,14 +91,14 @@ class SparkPlace:
             raise StorageError(f"{self.at(path)} cannot be moved to {self.at(to)}")
 
     def settle(self) -> None:
-        """What these file systems have confirmed counts as durable."""
+        """Do nothing: confirmed changes of these file systems count as durable."""
 
     def delete(self, path: str) -> None:
-        """A file, or a directory with all that is in it; nothing if it is not there."""
+        """Delete a file, or a directory with its content. Does nothing if it does not exist."""
         self._fs.delete(self._path(self.at(path)), True)
 
 
 def _reason(error: Exception) -> str:
-    """What Java said, without the list of calls that it came through."""
+    """Return Java's error message without its stack trace."""
     said = getattr(error, "java_exception", None)
     return str(error if said is None else said.toString()).partition("\n")[0]

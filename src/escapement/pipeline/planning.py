@@ -1,4 +1,4 @@
-"""What a read is to give: from the user's options to parts, and which of these a task reads.
+"""The plan of a batch read: from the user's options to parts, and to the parts of each task.
 
 Runs in the driver, or in a Python process beside it.
 """
@@ -49,7 +49,7 @@ P = TypeVar("P", Part, Part | ArchivedPart)
 
 
 class BatchPlan:
-    """What a batch read was asked for; checked, and nothing looked at yet."""
+    """A batch read with checked options. The database is read only when parts are requested."""
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
         """Raises ``InvalidRequest``."""
@@ -69,16 +69,16 @@ class BatchPlan:
         self._archived = options.flag("archived", True)
 
     def tasks(self) -> list[tuple[Part | ArchivedPart, ...]]:
-        """The parts that each task reads; raises as :meth:`parts`."""
+        """Return the parts that each task reads. Raises the errors of :meth:`parts`."""
         return tasks_of(self.parts(), self._min_parts, self._most_records)
 
     def parts(self) -> list[Part | ArchivedPart]:
-        """The parts as the topics stand now.
+        """Return the parts by the current state of the topics.
 
         Raises:
           NotFound: if a topic or the subscription does not exist.
-          LogForgotten: if the first offsets asked for are in the log no more.
-          StorageUnavailable: when the database cannot be reached.
+          LogForgotten: if requested offsets are neither in the log nor archived.
+          StorageUnavailable: if the database cannot be reached.
         """
         found: list[Part | ArchivedPart] = []
         with looking(self.address) as (engine, connection):
@@ -109,7 +109,7 @@ class BatchPlan:
     def _of_archive(
         self, connection: Connection, topic: TopicName, state: TopicState, wanted: Selection
     ) -> list[ArchivedPart]:
-        """What of it the log has no more, and an archive has."""
+        """Return the parts with messages that the log has forgotten and an archive has."""
         earlier = replace(wanted, offsets=wanted.offsets & Span(0, state.begin_offset))
         span, seen = earlier.offsets, None
         if span.low >= span.high:
@@ -130,7 +130,7 @@ class BatchPlan:
     def _check_there(
         self, connection: Connection, topic: TopicName, state: TopicState, span: Span
     ) -> None:
-        """Raise ``LogForgotten`` if some of it is neither in the log nor archived."""
+        """Raise ``LogForgotten`` if an offset of the span is neither in the log nor archived."""
         span &= Span(0, state.begin_offset)
         archived = OffsetSet()
         if self._archived:
@@ -144,7 +144,10 @@ class BatchPlan:
 def tasks_of(
     parts: Sequence[P], min_parts: int | None, most_records: int | None
 ) -> list[tuple[P, ...]]:
-    """The parts that each task reads: small ones together, if there are tasks enough then."""
+    """Return the parts that each task reads.
+
+    A task reads several small parts, unless that would make fewer tasks than ``min_parts``.
+    """
     most = min(most_records or MOST_RECORDS, FEWEST_RECORDS)
     together = shares(parts, lambda part: part.messages, most)
     return together if len(together) >= (min_parts or 0) else [(part,) for part in parts]
@@ -157,16 +160,16 @@ def _offset(place: int | str, end_offset: int) -> int:
 
 
 def forgotten(topic: TopicName, start: int, begin: int) -> LogForgotten:
-    """What to say where a read was to begin before the log does."""
+    """Return the error for a read that starts before the beginning of the log."""
     return LogForgotten(
-        f"the log of {topic.full} begins at {begin}, not at {start}: what lay before was done and"
-        " is forgotten; begin at earliest, or set failOnDataLoss to false"
+        f"the log of {topic.full} begins at {begin}, not at {start}: it has forgotten finished"
+        " messages before that. Start at earliest, or set failOnDataLoss to false"
     )
 
 
 @contextmanager
 def looking(address: LogAddress) -> Iterator[tuple[Engine, Connection]]:
-    """A connection for a short look."""
+    """Open a connection for a short read, and close it with its engine."""
     engine = address.engine()
     try:
         connection = engine.connect()

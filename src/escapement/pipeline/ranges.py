@@ -1,8 +1,8 @@
-"""Ranges of the delivery order of all topics, about equally many messages in each.
+"""Ranges of the delivery order of all topics, with about as many messages in each.
 
-Cut at keys (topic, due time, offset), so that also what falls due in one millisecond is cut.
-Which keys to cut at is estimated from a sample; what the sample says wrongly makes ranges
-uneven, nothing else. Pure: columns in, columns out.
+Ranges are cut at keys (topic, due time, offset), so even messages due in the same millisecond can
+be divided. The keys to cut at are estimated from a sample. An inaccurate sample only makes ranges
+uneven. Pure: columns in, columns out.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from escapement.message import Int64s
 
-# Keys of one row of the log that stand for it in a sample.
+# About how many keys of a log row go into a sample.
 SAMPLED: int = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Some keys of a topic, each for so many messages."""
+    """Some keys of a topic, each of which represents ``weight`` messages."""
 
     topic_id: int
     due_ms: Int64s
@@ -30,7 +30,7 @@ class Sample:
 
     @classmethod
     def of(cls, topic_id: int, due_ms: Int64s, offsets: Int64s, stand_for: float) -> Sample:
-        """Of these keys, which stand for ``stand_for`` as many, some that are evenly spread."""
+        """Return an evenly spread sample of keys, each representing ``stand_for`` messages."""
         step = max(len(due_ms) // SAMPLED, 1)
         order = np.lexsort((offsets, due_ms))[step // 2 :: step]
         weight = stand_for * len(due_ms) / max(len(order), 1)
@@ -39,7 +39,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """Where one range ends and the next begins: columns of keys, ascending."""
+    """The boundaries between ranges: columns of keys, ascending."""
 
     topic_ids: Int64s
     due_ms: Int64s
@@ -47,7 +47,7 @@ class Ranges:
 
     @classmethod
     def cut(cls, samples: Sequence[Sample], count: int) -> Ranges:
-        """At most ``count`` ranges, of about equal weight."""
+        """Return at most ``count`` ranges of about equal weight."""
         samples = [sample for sample in samples if len(sample.due_ms)]
         if not samples:
             none = np.zeros(0, np.int64)
@@ -69,7 +69,7 @@ class Ranges:
         return len(self.topic_ids) + 1
 
     def of(self, topic_id: int, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.int64]:
-        """The range that each of a topic's keys lies in; int64[n], O(n) for each of its cuts."""
+        """Return the range of each key of a topic; int64[n], O(n) for each cut in the topic."""
         low, high = self.topic_ids.searchsorted([topic_id, topic_id + 1]).tolist()
         found = np.full(len(due_ms), low)
         for cut in range(low, high):

@@ -1,8 +1,8 @@
-"""The log's rows in order, fetched ahead over several connections.
+"""Read-ahead of the log's rows, in order, over several connections.
 
-A database reads a large row one page after the other and waits for each, while disks serve many
-at a time; and who fetches for himself does not compute meanwhile. So this has connections of its
-own, made when they are first needed, each used by one thread.
+A database reads the pages of a large row one after the other, although disks serve many requests
+at once. And a consumer that fetches rows itself cannot compute meanwhile. So the read-ahead has
+its own connections. They are opened when first needed, and each is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Wait = Callable[[Future[T]], T]
 
 
 class ReadAhead:
-    """Fetches some steps ahead of who takes them; a context manager, for one thread."""
+    """Fetches some steps before they are consumed; a context manager, for one thread."""
 
     def __init__(
         self, engine: Engine, readers: int, ahead: int, landing_bytes: int | None = None
     ) -> None:
         """
         Args:
-          readers: connections at most.
-          ahead: steps that are fetched, or waiting to be taken, at most.
-          landing_bytes: memory that a step is received into, which another uses afterwards.
+          readers: the maximum of connections.
+          ahead: the maximum of steps that are being fetched or not consumed yet.
+          landing_bytes: the size of a reused buffer that receives a step; None for new memory.
         """
         self._engine = engine
         self._ahead = ahead
@@ -56,12 +56,12 @@ class ReadAhead:
         keys: Iterator[list[RowKey]],
         wait: Wait[list[LogRow]] = Future.result,
     ) -> Iterator[tuple[list[RowKey], list[LogRow]]]:
-        """Each step's keys, and those of its rows that are there.
+        """Yield the keys of each step, and those of its rows that exist.
 
-        With landings they are of no more use when the next are asked for.
+        With reused buffers, the rows are invalid after the next step.
 
         Raises:
-          LogDamaged, StorageError, StorageUnavailable: as fetching the step does.
+          LogDamaged, StorageError, StorageUnavailable: if fetching the step raises it.
         """
         begun = deque(self._begin(log, step) for step in islice(keys, self._ahead))
         try:

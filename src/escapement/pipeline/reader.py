@@ -1,7 +1,7 @@
-"""Spark's face of a batch read.
+"""The adapter of Spark's interface for batch reads.
 
-Columns are known by their names whatever the case of the letters, as Spark itself has it unless
-``spark.sql.caseSensitive`` says otherwise; they are given back under the names that were asked for.
+Column names are case-insensitive, as in Spark with the default of ``spark.sql.caseSensitive``.
+Columns are returned under the names that the user's schema has.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OPERATORS: Final = {
 
 
 class BatchReader(DataSourceReader):
-    """One read of a DataFrame."""
+    """Reads one DataFrame."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_types(schema)
@@ -60,11 +60,12 @@ class BatchReader(DataSourceReader):
 
 
 class _Pushing:
-    """Takes filters as hints of what need not be read.
+    """The ``pushFilters`` method, which uses filters as hints to read less.
 
-    Spark refuses readers that take filters while pushing them down is disabled, so that none is
-    overlooked. It finds out by comparing the method with that of the base class. Here Spark
-    evaluates every filter again, so there is nothing to overlook, and it shall compare equal.
+    If push-down is disabled, Spark refuses readers that override ``pushFilters``. It detects them
+    by comparing the method with that of the base class. This reader returns every filter, so
+    Spark evaluates them all and results do not depend on push-down. ``__func__`` makes the
+    comparison succeed.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -87,7 +88,7 @@ class _Pushing:
 def read_partition(
     address: LogAddress, columns: Sequence[tuple[str, bool]], partition: InputPartition
 ) -> Iterator[Any]:
-    """What a task gives for a partition; without parts, of a read of nothing, nothing."""
+    """Yield the record batches of a partition, which may have no parts."""
     parts: Sequence[Part | ArchivedPart] = partition.value or ()
     keep_memory()
     schema = arrow_schema([(name.lower(), nullable) for name, nullable in columns])
@@ -109,27 +110,32 @@ def _batches(address: LogAddress, part: Part | ArchivedPart, schema: Any) -> Ite
 
 
 def columns_of(schema: StructType) -> list[tuple[str, bool]]:
-    """Names, as they were asked for, and whether they may be null."""
+    """Return the column names of the schema, and whether each is nullable."""
     return [(field.name, field.nullable) for field in schema.fields]
 
 
 def check_types(schema: StructType) -> None:
-    """Raise ``InvalidRequest`` for a column that is none of ours, or not as ours is."""
+    """Raise ``InvalidRequest`` for an unknown column, or one with another type."""
     names = [name.lower() for name in schema.fieldNames()]
     for field in schema.fields:
         name = field.name.lower()
         known = READ_COLUMNS.get(name)
         if known is None:
             raise InvalidRequest(
-                f"messages have no column {field.name!r}, but these: {', '.join(READ_COLUMNS)}"
+                f"messages have no column {field.name!r}; their columns are"
+                f" {', '.join(READ_COLUMNS)}"
             )
         asked, ours = field.dataType.simpleString(), known.lower().replace(" ", "")
         if asked != ours:
             raise InvalidRequest(
-                f"the column {field.name} is {ours}, not {asked}: cast it behind the read"
+                f"the column {field.name} is {ours}, not {asked}: read it as {ours}, then cast it"
                 + (f" (write {INSTANT})" if asked == "timestamp_ntz" else "")
             )
         if name in NULLABLE and not field.nullable:
-            raise InvalidRequest(f"the column {field.name} may be null: leave out NOT NULL")
+            raise InvalidRequest(
+                f"the column {field.name} may be null: leave out NOT NULL in the schema"
+            )
         if names.count(name) > 1:
-            raise InvalidRequest(f"there are two columns {name}: select it twice instead")
+            raise InvalidRequest(
+                f"the schema has two columns {name}: name it once, and select it twice"
+            )

@@ -1,10 +1,9 @@
-"""Reads messages of a part out of the log, as Arrow's record batches.
+"""A reader of a part's messages from the log, as Arrow record batches; runs in a task.
 
-What a task does: it looks which rows of the log its part lies in, leaves out those that no
-range of times can want, and turns the rest into batches of some megabytes. Nothing of it needs
-a broker, and none has to run.
+The reader lists the log rows of its part, skips rows outside the selected ranges of times, and
+turns the others into record batches of some megabytes. It does not need a running broker.
 
-A message comes once, with its content as it was published and the time when it is due now.
+Each message is read once, with its published content and its current due time.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from escapement.storage.log.logtable import LogRow, RowHead, RowKey
 from escapement.storage.log.published import Published
 from escapement.storage.offsets import OffsetSet
 
-# Log rows of one record batch: large enough that what a batch costs by itself does not count.
+# The size of a step: log rows fetched at once. The cost per step is small compared to this.
 _STEP_BYTES: Final = 8 << 20
-# Connections that read them, and steps that are read ahead of Spark.
+# Connections that read, and steps that are read ahead.
 _READERS: Final = 2
 _AHEAD: Final = 3
 
@@ -42,12 +41,12 @@ Bools = npt.NDArray[np.bool_]
 
 
 def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
-    """The part's messages, in batches with the columns of ``schema``.
+    """Yield the part's messages, in record batches with the columns of ``schema``.
 
     Raises:
-      LogForgotten: if the log has lost some of them since the query was planned.
+      LogForgotten: if the log has forgotten some of the messages since the query was planned.
       LogDamaged: if a row fails its checksum.
-      StorageUnavailable: when the database cannot be reached.
+      StorageUnavailable: if the database cannot be reached.
     """
     connection = engine.connect()
     try:
@@ -57,18 +56,18 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
         with ReadAhead(engine, _READERS, _AHEAD) as ahead:
             for rows in _rows(connection, ahead, part, forgotten):
                 yield from _batches(part, Published.first_stated(rows), schema)
-        # What was looked at again may be there twice.
+        # A range may be in the list twice, because the log is listed again after an error.
         for span in Span.merged(forgotten):
             yield from _archived(connection, part, span & part.offsets, schema)
     finally:
         connection.close()
 
 
-# -- which rows ------------------------------------------------------------------
+# -- selecting rows --------------------------------------------------------------
 
 
 def _earlier(connection: Connection, part: Part) -> Iterator[Published]:
-    """Messages from before the log's beginning: each in the row that stated it last."""
+    """Yield messages from before the log's beginning, each from the row that restated it last."""
     moved = part.moved
     count = int(moved.offsets.searchsorted(min(part.offsets.high, part.begin_offset)))
     offsets, bases = moved.offsets[:count], moved.bases[:count]
@@ -81,7 +80,7 @@ def _earlier(connection: Connection, part: Part) -> Iterator[Published]:
             log = log.looked_again(connection, error)
             continue
         if len(rows) < looked:
-            _lost(part, "rows that stated them again")
+            _lost(part, "rows that restate messages are gone")
         for row in rows:
             yield Published.of(row).of_these(offsets[bases == row.key.base_offset])
         wanted = wanted[looked:]
@@ -90,10 +89,10 @@ def _earlier(connection: Connection, part: Part) -> Iterator[Published]:
 def _rows(
     connection: Connection, ahead: ReadAhead, part: Part, forgotten: list[Span]
 ) -> Iterator[list[LogRow]]:
-    """The rows that first stated the part's messages, in steps.
+    """Yield the rows that first stated the part's messages, in steps.
 
-    A generation may be dropped under it: then it looks anew what there is. Rows may also go one
-    by one: those of a topic that was deleted, and on SQLite all. What is not there any more is
+    If a generation is dropped meanwhile, the function lists the log again and goes on. Rows may
+    also vanish one by one: rows of a deleted topic, and on SQLite all rows. Missing offsets are
     added to ``forgotten``.
     """
     at = max(part.offsets.low, part.begin_offset)
@@ -123,12 +122,15 @@ def _rows(
 
 
 def _archived(connection: Connection, part: Part, span: Span, schema: Any) -> Iterator[Any]:
-    """What the log has forgotten since this was planned, if it is archived."""
+    """Yield archived messages of a span that the log has forgotten since the planning.
+
+    Raises ``LogForgotten`` if one is not archived and the part fails on loss.
+    """
     archived = OffsetSet()
     if part.with_archives:
         archived = archive.archived(connection, part.topic_id, span.low, span.high)
     if archived.first_missing(span.low) < span.high:
-        _lost(part, f"messages from {span.low} on")
+        _lost(part, f"messages from {span.low} on are gone")
     if not len(archived):
         return
     standing = part.standing if part.standing is not None and part.standing.one else None
@@ -141,7 +143,10 @@ def _archived(connection: Connection, part: Part, span: Span, schema: Any) -> It
 def _keys(
     log: Log, connection: Connection, part: Part, start: int, forgotten: list[Span]
 ) -> Iterator[RowKey]:
-    """The rows that hold wanted messages from ``start`` on; gaps between rows are forgotten."""
+    """Yield the keys of rows with selected messages from ``start`` on.
+
+    Gaps between rows are added to ``forgotten``.
+    """
     at, high = start, part.offsets.high
     for head in log.heads(connection, part.topic_id, start, high):
         if head.key.base_offset > at:
@@ -154,7 +159,7 @@ def _keys(
 
 
 def _steps(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
-    """Runs of rows of one generation, of some megabytes."""
+    """Group keys into steps: rows of one generation, of bounded size."""
     step: list[RowKey] = []
     size = 0
     for key in keys:
@@ -168,7 +173,7 @@ def _steps(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
 
 
 def _wanted(part: Part, head: RowHead) -> bool:
-    """Whether any of a row's messages may be in the ranges of times."""
+    """Return whether a row may have selected messages."""
     if not part.selection.published.meets(head.accepted_at_ms, head.accepted_at_ms):
         return False
     if part.archived is not None:
@@ -185,15 +190,16 @@ def _lost(part: Part, what: str) -> None:
     if part.fail_on_loss:
         raise LogForgotten(
             f"topic {part.topic} has forgotten some of [{part.offsets.low}, {part.offsets.high})"
-            f" since this was planned: {what}; read again, or set failOnDataLoss to false"
+            f" since the query was planned: {what}. Run the query again, or set failOnDataLoss to"
+            " false"
         )
 
 
-# -- their columns ---------------------------------------------------------------
+# -- making columns --------------------------------------------------------------
 
 
 def _batches(part: Part, published: Published, schema: Any) -> Iterator[Any]:
-    """One record batch, or none if nothing of it is wanted."""
+    """Yield one record batch of the selected messages, or none if no message is selected."""
     due_ms = _current(part, published.offsets, published.due_ms)
     wanted = _selected(part, published, due_ms)
     if not wanted.all():
@@ -201,7 +207,7 @@ def _batches(part: Part, published: Published, schema: Any) -> Iterator[Any]:
         if not len(rows):
             return
         low, high = int(rows[0]), int(rows[-1]) + 1
-        # At the edges of a part the rest is one piece, which need not be copied.
+        # At the edges of a part, the selected messages are contiguous and need not be copied.
         whole = len(rows) == high - low
         published = published.part(low, high) if whole else published.take(rows)
         due_ms = due_ms[rows]
@@ -218,7 +224,7 @@ def _batches(part: Part, published: Published, schema: Any) -> Iterator[Any]:
 
 
 def _current(part: Part, offsets: Int64s, due_ms: Int64s) -> Int64s:
-    """When each is due now; by the rows it was when they were published."""
+    """Return the current due times. ``due_ms`` has those of the rows."""
     moved = part.moved
     if not len(moved.offsets):
         return due_ms
@@ -239,7 +245,7 @@ def _selected(part: Part, published: Published, due_ms: Int64s) -> Bools:
         (published.published_ms, selection.published),
         (due_ms, selection.due),
     ):
-        # Mostly all of them are in it, which is told faster than each by itself.
+        # Usually the span covers all values. That check is faster than one for each value.
         if span != Span() and not span.covers(column):
             wanted &= (column >= span.low) & (column < span.high)
     if part.archived is not None:
