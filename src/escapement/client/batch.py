@@ -152,7 +152,7 @@ class Message(DeliveredRow):
         self._holder.hand_back(np.array([self.offset], np.int64), delay)
 
     async def extend(self, wait: Delay) -> bool:
-        """Move the ack deadline to ``wait`` from now; see ``Inbox.extend``.
+        """Extend the ack deadline to at least ``wait`` from now; see ``Inbox.extend``.
 
         Returns:
           False if the message is no longer in flight at this consumer.

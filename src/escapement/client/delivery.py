@@ -1,8 +1,8 @@
-"""Messages as they came: columns, and rows, which are views of one message.
+"""Received messages in columns, and rows, which are views of one message.
 
-A row is made when someone iterates, and reads its columns only when asked: what is not
-looked at costs nothing. How a message is acknowledged is not known here, because that
-differs between the faces of the client: see ``batch`` and ``escapement.sync``.
+A row is created when the application iterates, and decodes a column only on access: unused
+fields cost nothing. The classes here do not acknowledge messages, because the async client
+(``batch``) and the sync client (``escapement.sync``) do so in different ways.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from escapement.properties import read_properties
 
 
 class Origin(Protocol):
-    """Where it comes from, and what its payloads mean."""
+    """The source of messages: their topic, and the deserializer of their payloads."""
 
     @property
     def topic(self) -> str: ...
@@ -28,7 +28,10 @@ class Origin(Protocol):
 
 
 class Columns:
-    """Messages in columns of equal height; ``offsets`` and ``due_ms`` are int64."""
+    """Messages in columns of equal height.
+
+    ``offsets`` and ``due_ms`` (Unix milliseconds) are int64 columns.
+    """
 
     __slots__ = (
         "_groups",
@@ -71,7 +74,7 @@ class Columns:
         return self.messages.payloads
 
     def values(self) -> list[Any]:
-        """The values of all messages, deserialized."""
+        """Return the deserialized values of all messages."""
         loads = self._origin.loads
         return [loads(payload) for payload in self._payload_list()]
 
@@ -100,10 +103,10 @@ class Columns:
 
 
 class Delivery(Columns):
-    """Messages as they were delivered.
+    """Delivered messages in columns of equal height.
 
-    Beside the columns of all messages ``attempts`` counts from 1 (uint16), and
-    ``redelivered`` says which may have been delivered before (bool).
+    In addition to the columns of ``Columns`` there are ``attempts`` (uint16, counted from 1)
+    and ``redelivered`` (bool).
     """
 
     __slots__ = ("_attempts", "_redelivered")
@@ -123,21 +126,21 @@ class Delivery(Columns):
 
     @property
     def attempts(self) -> npt.NDArray[np.uint16]:
-        """How often each has been delivered, this time included."""
+        """The number of deliveries of each message, including this one."""
         if self._attempts is None:
             self._attempts = np.ones(len(self), np.uint16)
         return self._attempts
 
     @property
     def redelivered(self) -> npt.NDArray[np.bool_]:
-        """Whether each may have been delivered before."""
+        """Whether each message may have been delivered before."""
         if self._redelivered is None:
             return np.zeros(len(self), np.bool_)
         return self._redelivered.astype(np.bool_)
 
 
 class Row:
-    """One message among columns; reads them only when asked."""
+    """One message, as a view of columns that are decoded on access."""
 
     __slots__ = ("_columns", "_row")
 
@@ -147,55 +150,55 @@ class Row:
 
     @property
     def value(self) -> Any:
-        """The payload, deserialized."""
+        """The deserialized payload."""
         return self._columns._origin.loads(self.payload)
 
     @property
     def payload(self) -> bytes:
-        """The bytes as they were sent."""
+        """The payload as bytes."""
         return self._columns._payload_list()[self._row]
 
     @property
     def key(self) -> str | None:
-        """The key it was sent with, if any."""
+        """The key of the message, or None."""
         key = self._columns._key_list()[self._row]
         return key.decode(errors="backslashreplace") if key else None
 
     @property
     def properties(self) -> dict[str, Any]:
-        """The properties it was sent with; what of a text is no UTF-8 stands there as ``\\xff``."""
+        """The properties of the message; bytes that are not valid UTF-8 appear as ``\\xff``."""
         return read_properties(self._columns._properties_list()[self._row])
 
     @property
     def priority(self) -> int:
-        """The priority it was sent with; lower goes first."""
+        """The priority of the message; lower goes first."""
         column = self._columns.messages.priorities
         return DEFAULT_PRIORITY if column is None else int(column[self._row])
 
     @property
     def group(self) -> str | None:
-        """The group it belongs to, if any."""
+        """The name of the message's group, or None."""
         group = self._columns._group_list()[self._row]
         return group.decode() if group else None
 
     @property
     def id(self) -> MessageId:
-        """Its name for ever."""
+        """The permanent id of the message."""
         return MessageId(self._columns.topic, self.offset)
 
     @property
     def offset(self) -> int:
-        """Its place in the topic's log."""
+        """The offset of the message in its topic."""
         return self._columns.offsets.item(self._row)
 
     @property
     def due_ms(self) -> int:
-        """When it was due, Unix milliseconds."""
+        """The due time in Unix milliseconds."""
         return self._columns.due_ms.item(self._row)
 
     @property
     def deliver_at(self) -> datetime:
-        """When it was due, in UTC."""
+        """The due time as a datetime in UTC."""
         return moment(self.due_ms)
 
     def __repr__(self) -> str:
@@ -203,7 +206,7 @@ class Row:
 
 
 class DeliveredRow(Row):
-    """One message among those of a delivery."""
+    """One delivered message, as a view of a delivery."""
 
     __slots__ = ()
 
@@ -211,13 +214,16 @@ class DeliveredRow(Row):
 
     @property
     def attempt(self) -> int:
-        """How often it has been delivered, this time included."""
+        """The number of deliveries of the message, including this one."""
         column = self._columns._attempts
         return 1 if column is None else int(column[self._row])
 
     @property
     def redelivered(self) -> bool:
-        """Whether it may have been delivered before (after a crash: perhaps falsely)."""
+        """Whether the message may have been delivered before.
+
+        After a crash this may be True although it was not.
+        """
         column = self._columns._redelivered
         return column is not None and bool(column[self._row])
 

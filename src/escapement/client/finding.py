@@ -1,4 +1,4 @@
-"""Finding messages by the dedup keys with which they were published."""
+"""Lookup of messages by the dedup keys with which they were published."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from escapement.names import TopicName
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
-# Keys in one request: a few milliseconds of the broker's time, and others go between.
+# Keys in one request. The broker handles that many in a few milliseconds, and serves other
+# clients between requests.
 REQUEST_KEYS: Final = 32_768
 
 
 async def find(line: Line, topic: str, keys: str | Sequence[str]) -> tuple[str, Int64s]:
-    """The full name of the topic, and the offset of each message; -1: it is not known.
+    """Return the full name of the topic, and the offset of each message, -1 if unknown.
 
     Args:
-      keys: one, or several.
+      keys: one dedup key, or several.
 
     Raises:
-      InvalidRequest: if a key is no text.
-      NotFound: if there is no such topic.
+      InvalidRequest: if a key is not a valid dedup key.
+      NotFound: if the topic does not exist.
     """
     name = TopicName.parse(topic).full
     wanted = digests([keys] if isinstance(keys, str) else keys)

@@ -1,4 +1,4 @@
-"""How much of a topic falls due when, as a client sees it."""
+"""The number of messages of a topic that become due in each span of time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from escapement.client.schedule import moment
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """``counts[i]`` messages fall due in the span ``by`` long that begins at ``begins(i)``.
+    """The number of messages that become due in each span of time.
 
-    The first span has begun already. Counted is what is due after the moment of asking and
-    before ``until``.
+    ``counts[i]`` messages become due in the span that begins at ``begins(i)`` and has the
+    length ``by``. The first span began before the request. Counted are the messages that
+    become due after the request and before ``until``.
     """
 
     topic: str
@@ -25,7 +26,7 @@ class Forecast:
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> Forecast:
-        """What the broker answered."""
+        """Return the forecast in an answer of the broker."""
         return cls(
             answer["topic"],
             moment(answer["until_ms"]),
@@ -36,9 +37,9 @@ class Forecast:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of messages in all spans."""
         return sum(self.counts)
 
     def begins(self, span: int) -> datetime:
-        """When a span begins, in UTC."""
+        """Return the time when a span begins, in UTC."""
         return self.first + span * self.by

@@ -1,4 +1,4 @@
-"""Groups of messages: what follows when a subscription is done with all of one.
+"""Groups of messages, and the follow-up that is published at group completion.
 
 ::
 
@@ -6,9 +6,10 @@
         await producer.submit(row, group="import-7")
     await producer.close_group("import-7", "workers", FollowUp(b"import 7 is done", "reports"))
 
-Messages join a group of their topic by naming it. Closing it for a subscription says that
-there will be no more, and what is to be published, exactly once, when that subscription is
-done with all of them: acknowledged, dead-lettered, expired, or cancelled.
+A message joins a group of its topic by naming the group. Closing the group for a
+subscription ends its membership and sets the follow-up. The broker publishes the follow-up
+exactly once, when the subscription has finished all messages of the group. A message is
+finished when it is acknowledged, dead-lettered, expired or cancelled.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from escapement.names import TopicName
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """What is published when a group is done; its fields as for ``Producer.send``.
+    """The message to publish at group completion, with the fields of ``Producer.send``.
 
-    ``delay`` counts from when it is published; ``serializer`` is as for ``Broker.producer``.
+    ``delay`` counts from the publication of the follow-up. ``serializer`` is as for
+    ``Broker.producer``.
     """
 
     value: Any
@@ -45,7 +47,7 @@ class FollowUp:
     serializer: SerializerLike = bytes
 
     def arguments(self) -> dict[str, Any]:
-        """As the broker's verb has them. Raises ``InvalidRequest``."""
+        """Return the arguments for the broker's request. Raises ``InvalidRequest``."""
         content.check_priority(self.priority)
         delay_ms, at_ms = schedule.one(self.delay, self.at)
         return {
@@ -61,23 +63,24 @@ class FollowUp:
 
 @dataclass(frozen=True, slots=True)
 class GroupClosing:
-    """One closing of a group as it was when it was asked for.
+    """The state of a group's completion for one subscription, at the time of the request.
 
-    ``state`` is *waiting* until the subscription is done with the ``remaining`` messages, then
-    *fired*; *void* if the subscription was deleted before. ``topic`` is the follow-up's.
+    ``state`` is *waiting* while the subscription has ``remaining`` unfinished messages, then
+    *fired*, or *void* if the subscription was deleted first. ``topic`` is the topic of the
+    follow-up.
     """
 
     subscription: str
     topic: str
     state: str
-    remaining: int | None  # known of what waits
+    remaining: int | None  # None unless ``state`` is waiting
     closed: datetime
     fired: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One group as it was when it was asked for; ``state`` is *open* or *closed*."""
+    """A group at the time of the request; ``state`` is *open* or *closed*."""
 
     topic: str
     name: str
@@ -87,29 +90,30 @@ class Group:
 
 
 class Groups:
-    """The groups of topics; reached through ``Broker.groups``."""
+    """The groups of topics; available as ``Broker.groups``."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
 
     async def close(self, topic: str, group: str, subscription: str, then: FollowUp) -> Group:
-        """Close a group: ``then`` is published once the subscription is done with all of it.
+        """Close a group, and publish ``then`` when the subscription has finished its messages.
 
-        Nothing joins the group any more (``GroupClosed``). Asked again with the same
-        arguments, also by another process, it changes nothing. A group may be closed for
-        several subscriptions, each with a follow-up of its own; one that nobody has joined is
-        done at once. What the subscription was never to get counts as done. A subscription
-        that is sought is to be done with it all again, unless the follow-up has fired.
+        Publishing to a closed group raises ``GroupClosed``. Repeating the call with the same
+        arguments changes nothing, even from another process. A group may be closed for
+        several subscriptions, each with its own follow-up. An empty group is complete at
+        once. Messages that the subscription never receives count as finished. After a seek,
+        the subscription must finish all messages of the group again, unless the follow-up was
+        already published.
 
         Raises:
-          InvalidRequest: if an argument cannot be meant.
-          NotFound: if there is no such topic or subscription.
-          Conflict: if it is closed for this subscription with another follow-up.
-          LimitExceeded: if the follow-up is too large, or there are too many groups.
-          EscapementError: if the broker refuses, or there is none in time.
+          InvalidRequest: if an argument is not valid.
+          NotFound: if the topic or the subscription does not exist.
+          Conflict: if the group is closed for this subscription with another follow-up.
+          LimitExceeded: if the follow-up is too large, or the topic has too many groups.
+          EscapementError: if the broker refuses, or does not answer in time.
         """
         if not isinstance(then, FollowUp):
-            raise InvalidRequest(f"what follows is a FollowUp, not {type(then).__name__}")
+            raise InvalidRequest(f"then must be a FollowUp, not {type(then).__name__}")
         return _group(
             await self._ask(
                 "groups.close",
@@ -121,17 +125,18 @@ class Groups:
         )
 
     async def list(self, topic: str) -> list[Group]:
-        """The groups of a topic, by name. Raises ``NotFound``."""
+        """Return the groups of a topic, ordered by name. Raises ``NotFound``."""
         return [_group(one) for one in await self._ask("groups.list", topic=topic)]
 
     async def get(self, topic: str, group: str) -> Group:
-        """One group. Raises ``NotFound``."""
+        """Return one group. Raises ``NotFound``."""
         return _group(await self._ask("groups.get", topic=topic, group=group))
 
     async def delete(self, topic: str, group: str) -> None:
-        """Forget a group: what has not fired never will. Its messages stay.
+        """Delete a group. Its messages stay; follow-ups not yet published never will be.
 
-        Raises ``NotFound``.
+        Raises:
+          NotFound: if the topic or the group does not exist.
         """
         await self._ask("groups.delete", topic=topic, group=group)
 

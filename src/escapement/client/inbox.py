@@ -1,14 +1,15 @@
-"""An inbox: what a subscription delivers to one consumer.
+"""The receiving side of a consumer: deliveries, acknowledgements and closing.
 
-At most ``permits`` messages wait here: see ``tray`` for the credit that bounds them, and
-``ackbox`` for what becomes of acknowledgements.
+At most ``permits`` messages are in the delivery buffer (see ``tray``). Acknowledgements go
+through the ack queue (see ``ackbox``).
 
-When a link is lost, what waits here is dropped: the broker delivers it again, to
-whomever. What was taken out already can still be acknowledged; an acknowledgement counts
-by the message's offset, not by who held it.
+When a link is lost, the consumer discards its delivery buffer, and the broker redelivers the
+messages to any consumer of the subscription. The application can still acknowledge messages
+that it has received: the broker identifies a message by its offset, independent of the
+consumer.
 
-Taking a message out of what waits here costs no checkpoint, but for one in
-``CHECKPOINT_EVERY``; when nothing waits, iterating waits.
+Iterating takes messages from the delivery buffer without a checkpoint, except for every
+``CHECKPOINT_EVERY``-th message, and waits while the buffer is empty.
 """
 
 from __future__ import annotations
@@ -43,14 +44,22 @@ from escapement.traits import KeyRange, check_key_range
 
 log = logging.getLogger("escapement.client")
 
-# A loop that never waits gives others a turn this often: 64 messages of a few
-# microseconds are well below what anyone notices, and a checkpoint costs as much as one.
+# A loop that never waits lets other tasks run this often. A message takes a few
+# microseconds, so 64 of them are a short time. A checkpoint costs about as much as a message.
 CHECKPOINT_EVERY: Final = 64
 BACK_OFF: Final = -1
 
 
 class Inbox(Attached):
-    """Made by ``Broker.consumer``; for one task at a time, but acks are for any."""
+    """A consumer of a subscription, created by ``Broker.consumer``.
+
+    Iterate over it to receive messages, in one task at a time. Any task may acknowledge.
+
+    Attributes:
+      topic: the full name of the topic.
+      subscription: the name of the subscription.
+      active: for a failover subscription, whether this consumer is the active one.
+    """
 
     def __init__(
         self,
@@ -68,19 +77,21 @@ class Inbox(Attached):
     ) -> None:
         super().__init__(line)
         if type(permits) is not int or not 1 <= permits <= MAX_PERMITS:
-            raise InvalidRequest(f"permits are 1 to {MAX_PERMITS}, not {permits!r}")
+            raise InvalidRequest(
+                f"permits must be an integer from 1 to {MAX_PERMITS}, not {permits!r}"
+            )
         if kind not in ("shared", "exclusive", "failover"):
-            raise InvalidRequest(f"a subscription is shared, exclusive or failover, not {kind!r}")
+            raise InvalidRequest(f"kind must be shared, exclusive or failover, not {kind!r}")
         self.topic = TopicName.parse(topic).full
         self.subscription: Final = check_name("subscription", subscription)
         self.name: Final = check_name("consumer", name) if name else ""
-        self.active = kind != "failover"  # of a failover: whether it is the one that receives
+        self.active = kind != "failover"
         self._kind = kind
         self._position: Final = str(schedule.position(position))
         self._ack_wait_ms = ack_wait_ms
         self._key_range = check_key_range(key_range)
         if key_range is not None and kind != "shared":
-            raise InvalidRequest(f"a key range is for shared subscriptions, not {kind} ones")
+            raise InvalidRequest(f"only shared subscriptions have key ranges; this one is {kind}")
         self.loads = serializer(choice).loads
         self._tray = Tray(permits)
         self._turns = 0
@@ -89,21 +100,21 @@ class Inbox(Attached):
         self._room = Promise()
         self._nacks = Returned()
         self._releases = Returned()
-        self._untried: Int64s | None = None  # at the end: what nobody took out of here
-        self._leaving = False  # it asks for nothing any more
+        self._untried: Int64s | None = None  # set on closing: messages left in the buffer
+        self._leaving = False  # grants no more permits
         self._closed = False  # by this side
-        self.rewinds = 0  # how often what was delivered was taken back by a seek
+        self.rewinds = 0  # the number of seeks that made deliveries void
 
-    # -- taking out ------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
 
     async def __anext__(self) -> Message:
-        """The next message; waits for it. Ends when the inbox is closed."""
+        """Wait for the next message and return it. Iteration ends when the consumer is closed."""
         self._turns += 1
         if self._turns % CHECKPOINT_EVERY == 0:
-            # Before a message is taken: a cancellation must not lose one.
+            # Before taking a message, so that a cancellation here does not lose one.
             await anyio.lowlevel.checkpoint()
         message = self._tray.pop()
         if message is None:
@@ -115,7 +126,14 @@ class Inbox(Attached):
         return message
 
     async def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message, or None if none comes within ``timeout_s`` or ever."""
+        """Wait for the next message and return it.
+
+        Args:
+          timeout_s: how long to wait, in seconds; None waits without limit.
+
+        Returns:
+          The message, or None if none arrives in time or the consumer is closed.
+        """
         if self._tray.empty:
             with anyio.move_on_after(timeout_s):
                 await self._some()
@@ -124,11 +142,20 @@ class Inbox(Attached):
         return message
 
     def batches(self) -> Batches:
-        """The messages in columns, as they were delivered: ``async for batch in ...``."""
+        """Iterate over the messages in batches of columns: ``async for batch in ...``."""
         return Batches(self.next_batch)
 
     async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """What is left of the batch begun, or the next; None if none comes in time or ever."""
+        """Wait for the next batch and return it.
+
+        If single messages were received from a batch, the rest of that batch comes first.
+
+        Args:
+          timeout_s: how long to wait, in seconds; None waits without limit.
+
+        Returns:
+          The batch, or None if none arrives in time or the consumer is closed.
+        """
         await anyio.lowlevel.checkpoint()
         if self._tray.empty:
             with anyio.move_on_after(timeout_s):
@@ -138,7 +165,7 @@ class Inbox(Attached):
         return batch
 
     async def _some(self) -> bool:
-        """Wait until messages are there; False says that none will ever be."""
+        """Wait for messages in the delivery buffer; return False if the consumer is closed."""
         while self._tray.empty:
             if self.error is not None:
                 if self._closed:
@@ -157,51 +184,72 @@ class Inbox(Attached):
         if not self._leaving:
             self._line.send(wire.Flow(self.id, permits))
 
-    # -- giving back -----------------------------------------------------------------
+    # -- acknowledging ---------------------------------------------------------------
 
     async def ack(self, what: What, *, durable: bool = False) -> int | None:
-        """Be done with messages: ids, messages or offsets, one or many, or a column of offsets.
+        """Acknowledge messages, so that the subscription never delivers them again.
 
-        Without ``durable`` it returns at once and the acknowledgement travels with the
-        next; with it, it returns when they will never come again, and on how many it took
-        effect (those already acknowledged do not count again).
+        Without ``durable`` the call returns at once, and the acknowledgement is sent together
+        with others.
+
+        Args:
+          what: ids, messages or offsets, one or several, or an int64 array of offsets.
+          durable: wait until the acknowledgement is durable.
+
+        Returns:
+          With ``durable``, the number of messages acknowledged by this call, without those
+          that already were; otherwise None.
 
         Raises:
-          InvalidRequest: if these are not messages of this topic; nothing happens.
-          Disconnected: if it was to be durable, and no answer came in time. It goes on being
-            told to the broker; ``flush_acks`` waits once more.
+          InvalidRequest: if ``what`` does not name messages of this topic; nothing happens.
+          Disconnected: with ``durable``, if no answer arrives in time. The client continues
+            to send the acknowledgement; ``flush_acks`` waits for it again.
         """
         return await self._acknowledge(self._named(what), None, durable)
 
     async def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
-        """Be done with the messages from offset ``first`` to ``last``, both included."""
+        """Acknowledge the messages from offset ``first`` to ``last``, both included.
+
+        Args, returns and errors are as for ``ack``.
+        """
         if not 0 <= first <= last:
-            raise InvalidRequest(f"{first} to {last} is no range of offsets")
+            raise InvalidRequest(f"{first} to {last} is not a range of offsets")
         return await self._acknowledge(None, (first, last + 1), durable)
 
     async def nack(self, what: What, delay: Delay | None = None) -> None:
-        """Give messages back, to be delivered again after ``delay`` or the usual back-off.
+        """Negatively acknowledge (nack) messages, so that the broker redelivers them.
 
-        If the connection is lost meanwhile, they come again at once.
+        If the connection is lost first, they are redelivered at once.
+
+        Args:
+          what: as for ``ack``.
+          delay: redeliver after this delay; None is the usual back-off.
         """
         self.give_back(self._named(what), delay)
 
     async def release(self, what: What, delay: Delay | None = None) -> None:
-        """Hand messages back untried: this delivery does not count as an attempt.
+        """Release messages, so that this delivery does not count as an attempt.
 
-        They are delivered again, to whomever, after ``delay`` or at once, marked redelivered.
+        The broker redelivers them to any consumer, marked as redelivered.
+
+        Args:
+          what: as for ``ack``.
+          delay: redeliver after this delay; None is at once.
         """
         self.hand_back(self._named(what), delay)
 
     async def extend(self, what: What, wait: Delay) -> int:
-        """Need longer: these are not taken back before ``wait`` from now.
+        """Extend the ack deadline of messages to at least ``wait`` from now.
 
-        A deadline that is later stays. Returns how many of them this consumer still holds;
-        the others were taken back, and somebody else may have them.
+        The broker does not redeliver them earlier. A later deadline stays.
+
+        Returns:
+          The number of these messages that are still in flight at this consumer. The others
+          may have been delivered to another consumer.
         """
         offsets, wait_ms = self._named(what), schedule.delay_ms(wait)
         if self._state is not State.READY:
-            return 0  # all was taken back when the connection was lost
+            return 0  # losing the connection ended all deliveries to this consumer
         self._line.wake(self)
         try:
             answer = await self._line.ask(
@@ -213,19 +261,20 @@ class Inbox(Attached):
         return answer.count
 
     async def seek(self, position: Where) -> None:
-        """Have the subscription begin again: at latest, earliest, an offset, or a datetime.
+        """Move the subscription to a position: latest, earliest, an offset, or a datetime.
 
-        It is as if the subscription were deleted and made again there, but that its settings
-        and consumers stay. What it has delivered is taken back, from all of its consumers;
-        what waits here is dropped. Attempts count from 1 again. A message taken out before
-        and acknowledged after this counts as acknowledged.
+        The effect is that of deleting the subscription and creating it at the new position,
+        except that its settings and consumers stay. The earlier deliveries of all its
+        consumers are void, and their delivery buffers are discarded. Attempts count from 1
+        again. If a message was received before the seek and is acknowledged after it, the
+        acknowledgement counts.
 
         Raises:
-          InvalidRequest: for an offset past the log's end.
-          Disconnected: if no answer came; whether it was sought is not known.
+          InvalidRequest: if the position is not valid, or an offset past the end of the log.
+          Disconnected: if no answer arrives. The seek may or may not have taken effect.
         """
         where = str(schedule.position(position))
-        await self._until_answered(self._acks.unsettled)  # what was before belongs to before
+        await self._until_answered(self._acks.unsettled)  # earlier acks apply before the seek
         arguments = {
             "topic": self.topic,
             "subscription": self.subscription,
@@ -234,21 +283,21 @@ class Inbox(Attached):
         await self._line.ask(lambda number: wire.Admin(number, "subscriptions.seek", arguments))
 
     async def flush(self) -> None:
-        """Wait until every acknowledgement so far is answered, one way or the other."""
+        """Wait until all earlier acknowledgements are durable or refused."""
         for slip in self._acks.unsettled:
             await slip.wait()
 
     async def flush_acks(self) -> None:
-        """Wait until every acknowledgement so far is durable.
+        """Wait until all earlier acknowledgements are durable.
 
         Raises:
-          EscapementError: what the first was refused with, of those that were.
-          Disconnected: if some have no answer in time; they go on being told to the broker.
+          EscapementError: the error of the first refused acknowledgement.
+          Disconnected: if some are not answered in time. The client continues to send them.
         """
         await self.until_durable(self._acks.unsettled)
 
     async def until_durable(self, slips: Sequence[Slip]) -> None:
-        """The same for some of them."""
+        """Wait until the given pending acks are durable; errors as for ``flush_acks``."""
         await self._until_answered(slips)
         for slip in slips:
             if slip.error is not None:
@@ -258,14 +307,16 @@ class Inbox(Attached):
         timeout_s = self._line.settings.request_timeout_s
         if not await all_settled(slips, timeout_s):
             raise Disconnected(
-                f"no answer within {timeout_s:g} s: whether acknowledgements are durable is not "
-                "known; they go on being sent"
+                f"no answer within {timeout_s:g} s: acknowledgements may or may not be durable. "
+                "The client continues to send them"
             )
 
     def _named(self, what: What) -> Int64s:
         _, offsets = name_messages(what, self.topic)
         if len(offsets) > MAX_ACK_ROWS:
-            raise InvalidRequest(f"{len(offsets)} at once are more than {MAX_ACK_ROWS}")
+            raise InvalidRequest(
+                f"{len(offsets)} messages in one call are more than {MAX_ACK_ROWS}"
+            )
         return offsets
 
     async def _acknowledge(
@@ -298,8 +349,8 @@ class Inbox(Attached):
             self._check()
 
     def done(self, offset: int) -> Slip:
-        """Acknowledge one message, some time soon; never waits."""
-        # Asking for the time costs as much as all the rest of this.
+        """Queue the acknowledgement of one message, without waiting."""
+        # Reading the time costs as much as the rest of this function.
         slip = self._acks.begun or self._acks.gathering(anyio.current_time())
         slip.add_one(offset)
         self._acks.added(1)
@@ -307,25 +358,26 @@ class Inbox(Attached):
         return slip
 
     def give_back(self, offsets: Int64s, delay: Delay | None) -> None:
-        """Nack messages; never waits."""
+        """Queue the negative acknowledgement of messages, without waiting."""
         delay_ms = BACK_OFF if delay is None else schedule.delay_ms(delay)
         if self._state is State.READY and len(offsets):
             self._nacks.add(offsets, delay_ms)
             self._line.wake(self)
 
     def hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
-        """Release messages; never waits."""
+        """Queue the release of messages, without waiting."""
         delay_ms = 0 if delay is None else schedule.delay_ms(delay)
         if self._state is State.READY and len(offsets):
             self._releases.add(offsets, delay_ms)
             self._line.wake(self)
 
     async def aclose(self) -> None:
-        """Have the acknowledgements answered, then leave; what is not acknowledged goes back.
+        """Wait for the answers to acknowledgements, then leave the subscription.
 
-        What was not taken out of here goes back untried, also what is on its way here. When it
-        is cancelled, the broker is told all the same, and its answers not awaited; then what is
-        on its way counts as an attempt.
+        The broker redelivers the messages that are not acknowledged. For those that the
+        application has not received, the delivery does not count as an attempt. If this call
+        is cancelled, the consumer leaves without waiting for answers; then deliveries that
+        have not arrived yet count as attempts.
         """
         if self.error is not None:
             return
@@ -343,13 +395,13 @@ class Inbox(Attached):
             await done.wait()
 
     async def _halt(self) -> None:
-        """All that the broker has sent is here after this, and no more comes."""
+        """Stop deliveries, and wait until those already sent by the broker have arrived."""
         self._leaving = True
         if self._state is State.READY:
             with suppress(EscapementError):
                 await self._line.ask(lambda number: wire.Halt(number, self.id))
 
-    # -- what it says to the broker, and back ------------------------------------------
+    # -- commands from and to the broker -----------------------------------------------
 
     def _request(self, request_id: int) -> Command:
         return wire.Subscribe(
@@ -374,7 +426,7 @@ class Inbox(Attached):
         if not ready:
             return float("inf")
         slips, again_s = self._acks.take(now_s)
-        # While acknowledgements gather, what is given back gathers with them.
+        # While acknowledgements are collected, nacks and releases are collected as well.
         if again_s > now_s + LINGER_S:
             self._send_back()
         for slip in slips:
