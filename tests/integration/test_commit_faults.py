@@ -209,7 +209,7 @@ async def test_an_outage_refuses_publishes_and_keeps_acks(
             await pipeline.transact(lambda c: catalog.create_topic(c, 1, "other", 0))
         assert isinstance(ticket.error, StorageUnavailable)
         assert pipeline.state is State.DOWN
-        with pytest.raises(StorageUnavailable, match="nothing can be made durable now"):
+        with pytest.raises(StorageUnavailable, match="the database accepts no writes now"):
             house.append(topic, b"refused")
         with pytest.raises(StorageUnavailable):
             await pipeline.transact(lambda c: None)

@@ -1,1 +1,1 @@
-"""The commit pipeline: what is handed in, the groups it makes, and how they become durable."""
+"""The commit pipeline: items, group commits, lanes and their writers. Begin with ``commit.py``."""

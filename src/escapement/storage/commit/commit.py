@@ -1,22 +1,22 @@
-"""The commit pipeline: all that must be durable goes through here, in groups.
+"""The commit pipeline, which makes everything durable in group commits.
 
-Publishes, acknowledgements, attempts and changes of the catalog wait together and
-share transactions. The pipeline has a few *lanes* (storage/commit/lane.py), each a task with
-a database connection. A topic belongs to one lane, ``topic_id % lanes``, so its groups
-commit in order; lanes commit beside each other.
+Publishes, acknowledgements, attempts and catalog changes share transactions. The pipeline
+has a few *lanes* (storage/commit/lane.py). Each lane is a task with a database connection.
+A topic belongs to one lane, ``topic_id % lanes``, so its groups commit in order. Lanes
+commit concurrently.
 
-A message's way: ``submit(Append)`` → a group of its lane, where it gets its offset and
+The way of a message: ``submit(Append)`` → a group of its lane, which assigns its offset and
 its ``due_ms`` → COMMIT → ``on_commit(group)``. Invariants:
 
-- ``on_commit`` is called exactly once for each group that is durable, synchronously,
-  groups of a lane in order; never for one that is not (invariant 1).
+- ``on_commit`` is called exactly once for each durable group, synchronously, and for the
+  groups of a lane in order. It is never called for a group that is not durable (invariant 1).
 - An append ends in exactly one of ``on_commit`` or its ``fail``.
-- Offsets of a topic are given out without gaps, and again only if it is certain that
-  they were not made durable.
-- Nothing is written once the lease's epoch is no longer ours (invariant 8).
+- Offsets of a topic are assigned without gaps. An offset is assigned again only if it
+  certainly did not become durable.
+- Nothing is written once another broker has the lease's epoch (invariant 8).
 
 The number of lanes may change from one start to the next: the journal is read by epoch
-first (storage/journal/journal.py), and each start has its own.
+first (storage/journal/journal.py), and each start has its own epoch.
 """
 
 from __future__ import annotations
@@ -39,16 +39,19 @@ from escapement.storage.lease import Lease, Recorded
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.log import Log
 
-# Lanes overlap their waits for the disk; on few cores more of them gain nothing.
+# Lanes overlap their waits for the disk. On few cores, more lanes gain nothing.
 DEFAULT_LANES: Final = 4
-# Bodies waiting for commit, over all lanes: a second or so of a fast disk's work.
+# Bodies waiting for commit, over all lanes: about a second of work for a fast disk.
 DEFAULT_WAITING_BYTES: Final = 64 << 20
 
 T = TypeVar("T")
 
 
 class CommitPipeline:
-    """Open the topics, ``run`` it in a nursery, then submit. For the event loop's thread."""
+    """The commit pipeline. Open the topics, start ``run`` in a nursery, then submit items.
+
+    All methods belong to the event loop's thread.
+    """
 
     def __init__(
         self,
@@ -66,11 +69,13 @@ class CommitPipeline:
         max_waiting_bytes: int = DEFAULT_WAITING_BYTES,
         max_commits_per_second: float | None = None,
     ) -> None:
-        """``journal_ends`` is ``State.journal_ends`` of ``load_state``.
+        """Create a pipeline that has not started.
 
-        ``on_state`` is told what the database does, not that the pipeline has ended.
-        ``max_commits_per_second`` counts the groups of all lanes; None is as many as
-        the database takes.
+        Args:
+          journal_ends: ``State.journal_ends`` of ``load_state``.
+          on_state: is called when the state of the database changes, but not when the
+            pipeline ends.
+          max_commits_per_second: limits the groups of all lanes together; None for no limit.
         """
         count = max(1, min(max_lanes, engine.max_lanes))
         recorded = recorded or Recorded(engine, lease)
@@ -96,7 +101,7 @@ class CommitPipeline:
             for number in range(count)
         ]
 
-    # -- what there is ---------------------------------------------------------
+    # -- state -----------------------------------------------------------------
 
     @property
     def lanes(self) -> int:
@@ -114,39 +119,39 @@ class CommitPipeline:
 
     @property
     def waiting_acks(self) -> int:
-        """Acknowledged offsets that are not durable yet. The broker stops dispatch on it."""
+        """Number of acknowledged offsets that are not durable yet, which limits dispatch."""
         return sum(lane.ack_count for lane in self._lanes)
 
     @property
     def has_room(self) -> bool:
-        """Whether an append would be taken."""
+        """Whether the pipeline accepts an append now."""
         return self.waiting_bytes < self._max_waiting_bytes
 
     # -- topics ----------------------------------------------------------------
 
     def open_topic(self, topic_id: int, next_offset: int) -> None:
-        """From now on the topic may be appended to, beginning at ``next_offset``."""
+        """Accept appends to the topic, beginning at ``next_offset``."""
         assert topic_id not in self._next_offsets, f"topic {topic_id} is open"
         self._next_offsets[topic_id] = next_offset
 
     def shut_topic(self, topic_id: int, next_offset: int) -> None:
-        """Nothing goes into the topic until it is opened again, and nothing waits of it."""
+        """Accept no appends until the topic is opened again. No item of it may be queued."""
         assert self._next_offsets.pop(topic_id) == next_offset
 
     def topics(self) -> set[int]:
-        """The ids of topics of which something waits, or is being written."""
+        """Return the ids of topics with an item that is queued or being written."""
         return {id for lane in self._lanes for id in lane.topics()}
 
     def close_topic(self, topic_id: int) -> None:
-        """Nothing more goes into the topic; what still waits of it fails with ``NotFound``.
+        """Accept no more appends to the topic. Its queued appends fail with ``NotFound``.
 
-        To be called before the statement that deletes it is handed in: then what is
-        being written goes before the delete, and nothing can follow it.
+        Call this before submitting the statement that deletes the topic. Then a group that
+        is being written commits before the delete, and no append can follow the delete.
         """
         del self._next_offsets[topic_id]
         self._lane(topic_id).close_topic(topic_id)
 
-    # -- handing in ------------------------------------------------------------
+    # -- submitting ------------------------------------------------------------
 
     def submit(self, item: Append | Restate | Acks | Attempts) -> None:
         """Queue ``item`` for its topic's next group. O(1).
@@ -154,24 +159,24 @@ class CommitPipeline:
         Raises:
           Busy: an append while there is no room (see :meth:`room`).
           StorageUnavailable: an append while the database does not answer.
-          StorageReadOnly: an append or acks while it takes no writes.
+          StorageReadOnly: an append or acks while the database is read-only.
         """
         if isinstance(item, Append):
             assert item.topic_id in self._next_offsets, f"topic {item.topic_id} is not open"
             if not self.has_room:
                 raise Busy(
                     f"{self.waiting_bytes} bytes wait for commit, "
-                    f"the limit is {self._max_waiting_bytes}: try again shortly"
+                    f"the limit is {self._max_waiting_bytes}; retry shortly"
                 )
         self._lane(item.topic_id).submit(item)
 
     def doubt(self, error: StorageReadOnly) -> None:
-        """Somebody found the database read-only: take it for that until a lane's probe succeeds."""
+        """Treat the database as read-only until a lane's probe succeeds."""
         for lane in self._lanes:
             lane.doubt(error)
 
     async def room(self) -> None:
-        """Wait until there is room; what is submitted before the next await is taken."""
+        """Wait until there is room. An item submitted before the next await is accepted."""
         await trio.lowlevel.checkpoint()
         while not self.has_room:
             await self._waiters.park()
@@ -179,12 +184,13 @@ class CommitPipeline:
     async def transact(
         self, statement: Callable[[Connection], T], *, topic_id: int = 0, forgets: str = ""
     ) -> T:
-        """Run ``statement`` in a group's transaction; its result, once that is durable.
+        """Run ``statement`` in a group's transaction and return its result once durable.
 
-        It goes behind what ``topic_id`` has waiting. It runs in a thread, may run more
-        than once, and must do nothing but use the connection. What it raises takes back
-        its own changes only, and is raised here. If the caller is cancelled, it may
-        have been done or not. With it the topic forgets the group ``forgets``.
+        The statement runs after the items of ``topic_id`` that are queued now. It runs in a
+        thread, may run more than once, and must only use the connection. If it raises, only
+        its own changes are rolled back, and the exception is raised here. If the caller is
+        cancelled, the statement may or may not have run. ``forgets`` names an event group
+        that the topic forgets in the same transaction.
         """
         done = trio.Event()
         refusal: list[EscapementError] = []
@@ -204,17 +210,17 @@ class CommitPipeline:
         return value  # type: ignore[no-any-return]
 
     def writes_to(self, generation: Generation) -> bool:
-        """Whether a group is under way that goes into this generation of the log."""
+        """Return whether a group is under way that writes to this generation of the log."""
         return any(lane.writes_to(generation) for lane in self._lanes)
 
     # -- running ---------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Commit until cancelled. "Started" when every lane has tried to connect.
+        """Commit groups until cancelled. "Started" when every lane has tried to connect.
 
         Raises:
           LeaseLost: another broker has taken over; nothing more was or will be written.
-          StorageError: anything that is neither an outage nor a conflict.
+          StorageError: any error that is neither an outage nor a conflict.
         """
         try:
             async with trio.open_nursery() as nursery:
@@ -222,7 +228,7 @@ class CommitPipeline:
                     await nursery.start(lane.work)
                 task_status.started()
         except BaseExceptionGroup as group:
-            # The first lane to fail says why; what the others raised came of it.
+            # Only the first lane to fail has the cause; its failure made the others raise.
             errors = group.subgroup(Exception)
             if errors is None:
                 raise
@@ -231,7 +237,7 @@ class CommitPipeline:
             self._waiters.unpark_all()
 
     async def drain(self) -> None:
-        """Wait until nothing waits. In an outage that is when it has passed: use a timeout."""
+        """Wait until no item is queued or being written. An outage delays it: use a timeout."""
         await trio.lowlevel.checkpoint()
         while not all(lane.idle for lane in self._lanes):
             await self._waiters.park()
@@ -240,7 +246,7 @@ class CommitPipeline:
         return self._lanes[topic_id % len(self._lanes)]
 
     def _changed(self) -> None:
-        """A lane made progress, or its state changed."""
+        """Note that a lane made progress or changed its state."""
         self._waiters.unpark_all()
         state = max((lane.state for lane in self._lanes), key=lambda state: state.value)
         if state is not self._state:

@@ -1,10 +1,10 @@
-"""A group commit, and how it is formed from the items that were handed in.
+"""A group commit, and how a lane forms it from the submitted items.
 
-Pure: forming a group assigns offsets and fixes ``due_ms``; it does no I/O and reads no
-clock. A loop over batches is meant, a loop over messages would be a mistake.
+Pure: forming a group assigns offsets and fixes ``due_ms``. It does no I/O and reads no
+clock. It loops over batches, never over messages.
 
-The items of a lane stay in the order they were submitted. All that one topic appends
-in a group becomes one row of the log, split only where it would grow too large
+The items of a lane keep the order in which they were submitted. All appends of one topic in
+a group become one row of the log. They are split only if the row would grow too large
 (:mod:`~escapement.storage.commit.grouprows`).
 """
 
@@ -34,7 +34,7 @@ _NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
 
 @dataclass(slots=True, eq=False)
 class TopicGroup:
-    """What one topic got in a group: offsets ``base_offset ... + len(due_ms)``."""
+    """The appends of one topic in a group: offsets ``base_offset ... + len(due_ms)``."""
 
     topic_id: int
     base_offset: int
@@ -51,7 +51,7 @@ class TopicGroup:
         return [append.body for append in self.appends]
 
     def members(self) -> list[Member]:
-        """The offsets of its messages by group, of those that belong to one."""
+        """Return the offsets of the messages that belong to an event group, by event group."""
         found: dict[str, list[Int64s]] = {}
         for append, base in zip(self.appends, self.base_offsets, strict=True):
             for group, rows in append.members:
@@ -59,7 +59,7 @@ class TopicGroup:
         return [Member(group, np.concatenate(parts)) for group, parts in found.items()]
 
     def keys(self, accepted_at_ms: int) -> KeyTable | None:
-        """The dedup keys of its messages; None if there are none."""
+        """Return the dedup keys of the messages, or None if they have none."""
         found = [
             (append.digests, base)
             for append, base in zip(self.appends, self.base_offsets, strict=True)
@@ -78,16 +78,16 @@ class TopicGroup:
 
 @dataclass(slots=True, eq=False)
 class Restated:
-    """A restatement in a group, with the times that it gives; int64[n]."""
+    """A restatement in a group, and the due times that it sets; int64[n]."""
 
     item: Restate
     due_ms: Int64s
 
 
 class Moved(NamedTuple):
-    """What restatements of one topic say, one after the other; int64[n] each."""
+    """The restatements of one topic, concatenated; int64[n] each."""
 
-    offsets: Int64s  # each once, in no order
+    offsets: Int64s  # distinct, in no order
     due_ms: Int64s
     stale_ms: Int64s
     bases: Int64s
@@ -115,10 +115,10 @@ class Group:
     restated: list[Restated] = field(default_factory=list)
     acks: list[Acks] = field(default_factory=list)
     attempts: list[Attempts] = field(default_factory=list)
-    letters: list[Letter] = field(default_factory=list)  # of the acks, as they came
+    letters: list[Letter] = field(default_factory=list)  # of the acks, in their order
     statements: list[Statement] = field(default_factory=list)
-    log_bytes: int = 0  # what its rows take in the log, once encoded
-    lags: list[Lag] = field(default_factory=list)  # what its acks add to them, once encoded
+    log_bytes: int = 0  # size of its rows in the log, set when they are encoded
+    lags: list[Lag] = field(default_factory=list)  # lags of its acks, set when it is encoded
 
     @property
     def seq(self) -> int:
@@ -136,23 +136,23 @@ class Group:
 
     @property
     def log_items(self) -> list[Append | Restate]:
-        """What of it goes into the log, as it was handed in."""
+        """The submitted items that write rows of the log."""
         appends: list[Append | Restate] = [a for topic in self.topics for a in topic.appends]
         return appends + [restated.item for restated in self.restated]
 
     @property
     def items(self) -> Iterator[Item]:
-        """All that was handed in."""
+        """All submitted items of the group."""
         return chain(self.log_items, self.acks, self.attempts, self.statements)
 
     @property
     def letter_ids(self) -> list[int]:
-        """What leaves the inbox, because it goes into the log."""
+        """Ids of the inbox entries that move into the log with this group."""
         return [id for t in self.topics for append in t.appends for id in append.letter_ids]
 
     @property
     def advances(self) -> list[Advance]:
-        """How far parcels are with it, whose letters go into the log; one of each."""
+        """The progress of staged batches whose entries move into the log; one for each batch."""
         appends = (append for topic in self.topics for append in topic.appends)
         return joined(one for append in appends for one in append.advances)
 
@@ -169,7 +169,7 @@ def form_group(
     generation: Generation,
     next_offsets: dict[int, int],
 ) -> Group:
-    """The group of ``items``; moves ``next_offsets`` of its topics forward.
+    """Form the group of ``items``, and move ``next_offsets`` of its topics forward.
 
     Complexity: O(items + messages), the messages in numpy.
     """

@@ -1,4 +1,4 @@
-"""What a group becomes in the database: rows of the log, and an entry of the journal. Pure."""
+"""Encoding of a group commit: the rows of the log and the entry of the journal. Pure."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from escapement.storage.lag import count_lags
 from escapement.storage.log.logrow import Restating, encode_row
 from escapement.storage.log.logtable import NewRow, RowKey
 
-# A row must fit a packet of the database (16 MiB by default) with room to spare; only a
-# group with a body of several megabytes comes near.
+# A row must fit a packet of the database (16 MiB by default) with room to spare. Only a
+# group with a body of several megabytes comes near this limit.
 MAX_ROW_BYTES: Final = 8 << 20
 
 
 def encode_group(group: Group, into: Landing | None = None) -> tuple[list[NewRow], JournalEntry]:
-    """The rows that make ``group`` durable. Copies all bodies once: for a thread.
+    """Return the rows that make ``group`` durable. Copies all bodies once: run it in a thread.
 
     Args:
-      into: where long rows may be put; they are of no more use once it is cleared.
+      into: memory for long rows. Clearing it invalidates those rows.
     """
     rows = [row for topic in group.topics for row in _encode_topic(group, topic, into)]
     rows += [_encode_restated(group, restated) for restated in group.restated]
@@ -60,7 +60,7 @@ def _encode_topic(group: Group, topic: TopicGroup, into: Landing | None) -> list
     rows = []
     first = 0
     while first < len(appends):
-        # Bodies of one row: at least one, and no more than fit.
+        # One row takes at least one body, and as many as fit.
         size, end = 0, first
         while end < len(appends):
             size += appends[end].size_bytes
@@ -146,7 +146,7 @@ def _grouped(group: Group) -> list[Grouped]:
 
 
 def _producers(group: Group) -> list[ProducerMark]:
-    """The last of each named producer's appends; they stand in order of their sequences."""
+    """Return the last append of each named producer. Its appends are in sequence order."""
     marks: dict[int, ProducerMark] = {}
     for topic in group.topics:
         for append, base in zip(topic.appends, topic.base_offsets, strict=True):

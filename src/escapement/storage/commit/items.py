@@ -1,7 +1,7 @@
-"""What may be handed in to the commit pipeline: the items of a group commit.
+"""The items of a group commit, as they are submitted to the commit pipeline.
 
-Each names its topic and its size, and most say whom to tell. What a group makes of them is
-:mod:`~escapement.storage.commit.group`.
+Each item names its topic and its size, and most have a callback for failure. Groups are
+formed in :mod:`~escapement.storage.commit.group`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from escapement.storage.letters.parcel import Advance
 
 
 def _ignore(error: EscapementError) -> None:
-    """Nobody waits for this append."""
+    """Ignore the failure of an append that has no waiter."""
 
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """A batch for the log. ``fail`` is called, once, if it will not be made durable.
+    """A batch for the log. ``fail`` is called once if the batch will not become durable.
 
-    ``letter_ids`` are the letters of the inbox that it was read from; they are taken out
-    in the same transaction; of letters of jobs ``advances`` say how far their parcels are with
-    it. ``digests`` are the messages' dedup keys, V16[count]; ``members`` says which of its rows
-    belong to which group.
+    ``letter_ids`` are the inbox entries that the batch was read from. The same transaction
+    deletes them. For inbox entries of bulk jobs, ``advances`` gives the new progress of their
+    staged batches instead. ``digests`` are the messages' dedup keys, V16[count]. ``members``
+    maps rows of the batch to event groups.
 
-    A batch of which everything is stored already has no messages and no body: it says how
-    far its producer has come, and is answered behind all that was handed in before it.
+    If all messages of a batch are stored already, the batch has no messages and no body. It
+    records its producer's progress, and is confirmed after all items submitted before it.
     """
 
     topic_id: int
@@ -59,11 +59,10 @@ class Append:
 
 @dataclass(slots=True, eq=False)
 class Restate:
-    """Earlier messages with other times, or, without ``times``, with the same as before.
+    """Earlier messages with new times, or with unchanged times if ``times`` is None.
 
-    ``fail`` is called, once, if it is not made durable.
-
-    ``base_offset`` is the negative key of its row, never used before; ``offsets`` ascend.
+    ``fail`` is called once if the restatement will not become durable. ``base_offset`` is the
+    negative key of its row, never used before. ``offsets`` ascend.
     """
 
     topic_id: int
@@ -71,12 +70,12 @@ class Restate:
     offsets: Int64s
     body: Buffer
     times: Times | None
-    stale_ms: Int64s  # when they were due before
-    first_ms: Int64s  # when they were due by the row that first stated them
-    published_ms: Int64s  # when that was accepted
+    stale_ms: Int64s  # the previous due times
+    first_ms: Int64s  # the due times in the row that first stored the messages
+    published_ms: Int64s  # when that row was accepted
     context: Any = None
     fail: Callable[[EscapementError], None] = _ignore
-    earliest_ms: Int64s | int = 0  # with other times, none is due before
+    earliest_ms: Int64s | int = 0  # lower bound of the new due times
 
     @property
     def size_bytes(self) -> int:
@@ -85,13 +84,12 @@ class Restate:
 
 @dataclass(slots=True, eq=False)
 class Acks:
-    """Offsets that a subscription acknowledged; stays queued until it is durable.
+    """Offsets that a subscription acknowledged. They stay queued until they are durable.
 
-    ``letters`` are what the acknowledgement causes (a dead letter, a follow-up): they
-    become durable with it.
-    Under the negative id of its topic it says which messages were cancelled. ``timing`` is of
-    what consumers acknowledged, and nothing else. ``lapsed`` are those of the offsets that the
-    subscription let go before anybody was handed them.
+    ``letters`` are inbox entries that the acknowledgement causes (a dead letter, a
+    follow-up). They become durable with it. If ``subscription_id`` is the negative id of the
+    topic, the offsets are cancelled messages. ``timing`` covers acknowledgements of consumers
+    only. ``lapsed`` are those of the offsets that expired or were dropped before delivery.
     """
 
     topic_id: int
@@ -114,7 +112,7 @@ class Acks:
 
 @dataclass(slots=True, eq=False)
 class Attempts:
-    """Attempts counted for messages of a subscription; stays queued until it is durable."""
+    """Attempts counted for messages of a subscription. They stay queued until durable."""
 
     topic_id: int
     subscription_id: int
@@ -130,7 +128,7 @@ class Attempts:
 
 @dataclass(slots=True, eq=False)
 class Statement:
-    """A function to be run in the group's transaction; it may have to run again."""
+    """A function to run in the group's transaction. It may run more than once."""
 
     topic_id: int
     run: Callable[[Connection], Any]
@@ -139,7 +137,7 @@ class Statement:
     value: Any = None
     error: Exception | None = None
     size_bytes: int = 0
-    forgets: str = ""  # a group of the topic that ends with it
+    forgets: str = ""  # an event group of the topic that the statement deletes
 
 
 Item = Append | Restate | Acks | Attempts | Statement

@@ -1,23 +1,25 @@
 """One lane of the commit pipeline: a queue, a task, and one group at a time.
 
-Decides what goes into the next group and what a failure means; the writing itself is
-storage/commit/writer.py's, reached through ``run``. Submitting is synchronous, and so is all
-that happens after a COMMIT: ``on_commit`` is called once for each group, in order.
+The lane decides which items form the next group, and how to handle a failure.
+storage/commit/writer.py does the writing and is called through ``run``. Submitting is
+synchronous, and so is everything after a COMMIT: ``on_commit`` is called once for each
+group, in order.
 
-What becomes of a group when the database fails:
+How a lane handles failures of the database:
 
-- Lost before COMMIT was sent: nothing of it is there. One reconnect is tried at once,
-  for a connection that was cut while idle is no outage; if that works the same group
-  is written again. If not, the lane is *down*: its appends and statements fail with a
-  retryable error, ``next_offset`` goes back, acks, attempts and letters wait. New appends are
-  refused until a probe succeeds.
-- Lost while COMMIT waited for its reply: the group is neither confirmed nor failed and
-  no offset is given out again until the lane has read back whether it is there. If it
-  is not, it is written again: nobody has been told that it failed.
-- Read-only: as the first, but acks are refused as well. A lane that writes nothing is told
-  of it (``doubt``) by whoever met it elsewhere.
-- Deadlock or lock timeout: the same group again.
-- Anything else, and the loss of the lease, ends the lane with that error.
+- **Connection lost before COMMIT was sent.** Nothing of the group is stored. The lane
+  reconnects once immediately, because a connection that was cut while idle is not an outage.
+  If that works, it writes the same group again. If not, the lane is *down*: the group's
+  appends and statements fail with a retryable error, ``next_offset`` moves back, and its
+  acks, attempts and inbox entries stay queued. The lane refuses new appends until a probe
+  succeeds.
+- **Connection lost while waiting for the reply to COMMIT.** The group is neither confirmed
+  nor failed. The lane assigns none of its offsets again before it has read back whether the
+  group is stored. If it is not, the lane writes it again: no publisher has seen a failure.
+- **Read-only.** As in the first case, but acks are refused as well. A lane that is not
+  writing learns of it from another part of the broker (``doubt``).
+- **Deadlock or lock timeout.** The lane writes the same group again.
+- Any other error, and the loss of the lease, ends the lane with that error.
 """
 
 from __future__ import annotations
@@ -50,10 +52,10 @@ from escapement.storage.log.log import Log
 
 logger = logging.getLogger(__name__)
 
-# A group takes what waits up to this: beyond about 1 MB a COMMIT's fixed cost no longer
-# shows, but the wait of those behind it does.
+# Target size of a group. Beyond about 1 MB the fixed cost of a COMMIT no longer shows, but
+# the wait of the items after it does.
 GROUP_BYTES: Final = 1 << 20
-# Statements in one group: each is some round trips that all appends beside it wait for.
+# Statements in one group. Each needs several round trips, which delay the group's appends.
 GROUP_STATEMENTS: Final = 64
 # The first probes after a failure come quickly: most outages are a restart.
 FIRST_PROBE_S: Final = 0.05
@@ -61,16 +63,16 @@ LAST_PROBE_S: Final = 2.0
 
 
 class State(enum.Enum):
-    """Whether writes go through; the greater, the worse."""
+    """Whether writes succeed. A greater value is a worse state."""
 
     UP = 0
     DOWN = 1
     READ_ONLY = 2
-    ENDED = 3  # nothing more is written, whatever the database does
+    ENDED = 3  # the lane never writes again
 
 
 class Lane:
-    """See the module. All methods are for the event loop's thread."""
+    """A queue of items and the task that commits them. For the event loop's thread."""
 
     def __init__(
         self,
@@ -88,8 +90,8 @@ class Lane:
     ) -> None:
         self.number = number
         self.state = State.DOWN
-        self.body_bytes = 0  # of appends and letters waiting or being written
-        self.ack_count = 0  # of offsets waiting or being written
+        self.body_bytes = 0  # of appends and inbox entries, queued or being written
+        self.ack_count = 0  # offsets, queued or being written
         self._last_seq = last_seq
         self._writer = writer
         self._log = log
@@ -104,30 +106,30 @@ class Lane:
         self._unknown = False  # whether a COMMIT of the group may have succeeded
         self._wake = trio.Event()
         self._last_start_s = float("-inf")
-        self._why: StorageUnavailable = StorageUnavailable("the lane has not been started")
+        self._why: StorageUnavailable = StorageUnavailable("the lane has not started")
 
     @property
     def idle(self) -> bool:
         return not self._queue and self._group is None
 
     def topics(self) -> set[int]:
-        """The ids of topics of which something waits, or is being written."""
+        """Return the ids of topics with an item that is queued or being written."""
         found = {item.topic_id for item in self._queue}
         if (group := self._group) is not None:
             found.update(item.topic_id for item in group.items)
         return found
 
     def writes_to(self, generation: Generation) -> bool:
-        """Whether a group that is under way goes there."""
+        """Return whether a group is under way that writes to this generation of the log."""
         return self._group is not None and self._group.generation.id == generation.id
 
     def submit(self, item: Item) -> None:
         """Queue ``item`` for the next group.
 
         Raises:
-          StorageUnavailable, StorageReadOnly: appends and statements unless up, acks
-            while read-only. Attempts and letters are always taken: they record what has
-            happened.
+          StorageUnavailable, StorageReadOnly: appends and statements unless the lane is up,
+            acks while it is read-only. Attempts are always accepted, because they record
+            events that have happened.
         """
         if self.state is not State.UP:
             refused = isinstance(item, Append | Restate | Statement)
@@ -142,16 +144,16 @@ class Lane:
         self._wake.set()
 
     def doubt(self, error: StorageReadOnly) -> None:
-        """Somebody else found the database read-only: be so until a probe succeeds.
+        """Treat the database as read-only until a probe succeeds.
 
-        A group that is being written finds out by itself.
+        This does not apply while a group is being written: its write detects the state.
         """
         if self.state is State.UP and self._group is None:
             self._go_down(error)
             self._wake.set()
 
     def close_topic(self, topic_id: int) -> None:
-        """Fail the appends to a topic that was deleted."""
+        """Fail the queued appends to a topic that was deleted."""
         logged = [item for item in self._queue if isinstance(item, Append | Restate)]
         gone = [item for item in logged if item.topic_id == topic_id]
         if gone:
@@ -159,7 +161,7 @@ class Lane:
             self._fail_waiting(gone, [], NotFound("the topic was deleted"))
 
     async def work(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Commit groups until cancelled. "Started" after the first try to connect."""
+        """Commit groups until cancelled. "Started" after the first attempt to connect."""
         error: EscapementError = ShuttingDown("the broker is stopping")
         try:
             await self._try_connect()
@@ -212,7 +214,7 @@ class Lane:
         return self._group
 
     async def _commit(self, group: Group) -> None:
-        """Bring ``group`` to an end: committed, or given back."""
+        """Write ``group`` until it is durable or an outage fails it."""
         tries = 0
         pause_s = FIRST_PROBE_S
         while True:
@@ -222,10 +224,10 @@ class Lane:
                 logger.warning("lane %d: %s; reading back", self.number, error)
                 self._unknown = True
             except TransactionAborted as error:
-                logger.warning("lane %d: %s; trying again", self.number, error)
+                logger.warning("lane %d: %s; retrying", self.number, error)
             except StorageUnavailable as error:
                 if self._unknown:
-                    # Neither confirmed nor failed; those behind it need not wait.
+                    # The group is neither confirmed nor failed. Fail the items after it now.
                     self._go_down(error)
                 elif tries or isinstance(error, StorageReadOnly):
                     self._give_back(group, error)
@@ -233,14 +235,14 @@ class Lane:
             else:
                 self._finish(group)
                 return
-            # The first time, at once: mostly it was but a connection that broke.
+            # Retry the first time at once: usually only the connection broke.
             if tries:
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PROBE_S)
             tries += 1
 
     async def _write(self, group: Group) -> None:
-        """Have ``group`` written, or find that it has been."""
+        """Write ``group``, unless reading back shows that it is durable already."""
         if not self._writer.connected:
             await self._run(self._writer.connect)
         if self._unknown and await self._run(self._writer.is_durable, group):
@@ -249,7 +251,7 @@ class Lane:
         await self._run(self._writer.write, group)
 
     def _finish(self, group: Group) -> None:
-        """``group`` is durable: one synchronous step."""
+        """Complete a durable ``group`` in one synchronous step."""
         self._group = None
         self._unknown = False
         self._last_seq = group.seq
@@ -263,12 +265,12 @@ class Lane:
         self._on_change()
 
     def _give_back(self, group: Group, error: StorageUnavailable) -> None:
-        """Nothing of ``group`` is there: take it apart again."""
+        """Requeue the acks and attempts of ``group``, which is not stored, and fail the rest."""
         self._group = None
         for topic in group.topics:
             if topic.topic_id in self._next_offsets:
                 self._next_offsets[topic.topic_id] = topic.base_offset
-        # Attempts first: a cancellation stands behind the attempts it must not outrun.
+        # Attempts come first: a cancellation must not overtake the attempts before it.
         self._queue.extendleft(reversed([*group.attempts, *group.acks]))
         self._go_down(error)
         self._fail_waiting(group.log_items, group.statements, error)
@@ -289,14 +291,14 @@ class Lane:
 
     async def _until_up(self) -> None:
         if self.state is not State.UP and self._writer.connected:
-            await self._run(self._writer.disconnect)  # in doubt: connecting is the probe
+            await self._run(self._writer.disconnect)  # connecting again is the probe
         pause_s = FIRST_PROBE_S
         while not (self.state is State.UP or await self._try_connect()):
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PROBE_S)
 
     def _go_down(self, error: StorageUnavailable) -> None:
-        """Refuse from now on what cannot wait, and what waited already."""
+        """Fail queued appends and statements, and refuse new ones until the lane is up."""
         self._why = error
         appends = [item for item in self._queue if isinstance(item, Append | Restate)]
         statements = [item for item in self._queue if isinstance(item, Statement)]
@@ -317,7 +319,7 @@ class Lane:
 
     def _refusal(self) -> StorageUnavailable:
         kind = StorageReadOnly if self.state is State.READ_ONLY else StorageUnavailable
-        return kind(f"nothing can be made durable now: {self._why}")
+        return kind(f"the database accepts no writes now: {self._why}")
 
     def _fail_waiting(
         self,
@@ -333,7 +335,7 @@ class Lane:
         self._on_change()
 
     def _abandon(self, error: EscapementError) -> None:
-        """The lane ends: whoever still waits is told what is known."""
+        """End the lane and fail all appends and statements that it holds."""
         self.state, self._why = State.ENDED, StorageUnavailable(f"commits have ended: {error}")
         if (group := self._group) is not None:
             self._group = None

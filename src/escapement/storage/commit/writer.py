@@ -1,13 +1,16 @@
-"""The blocking half of a lane: one database connection and what is written through it.
+"""The blocking half of a lane: one database connection and the writes through it.
 
-Everything here runs in a thread, one call at a time; it decides nothing and knows no
-event loop. A group is one transaction: letters out of the inbox, statements, letters into it, the
-lease check, how far parcels are, log rows, journal row, COMMIT. From the check on all is sent
-together, so a group of messages and acknowledgements waits for the database twice: for that, and
-for the COMMIT, which is not sent before the check was passed. What else there is comes after a
-check of its own, and with statements so do the parcels.
-Whatever is raised, nothing of the group was committed, except for ``OutcomeUnknown``: then
-:meth:`Writer.is_durable` finds out.
+Everything here runs in a thread, one call at a time. It decides nothing and knows no event
+loop. A group is one transaction, in this order: delete moved inbox entries, run statements,
+insert new inbox entries, check the lease, record the progress of staged batches, insert log
+rows and the journal row, COMMIT. From the lease check on, all statements are sent together.
+So a group of messages and acknowledgements waits for the database twice: for these
+statements, and for the COMMIT, which is sent only after the lease check has passed. The steps
+before them follow a lease check of their own. A group that has such steps records the
+progress of staged batches there as well.
+
+If a method raises, nothing of the group was committed. The exception is ``OutcomeUnknown``:
+then :meth:`Writer.is_durable` finds out.
 """
 
 from __future__ import annotations
@@ -31,13 +34,13 @@ from escapement.storage.log.logtable import insertion
 
 logger = logging.getLogger(__name__)
 
-# Rows of a group are put together in memory that the next group uses again; of larger groups
-# what does not fit has its own.
+# Memory for the rows of a group, which the next group reuses. Rows beyond this size get
+# memory of their own.
 _ROW_BYTES: Final = 4 << 20
 
 
 class Writer:
-    """One lane's connection; made once, reconnected as often as needed."""
+    """The connection of one lane, created once and reconnected as often as needed."""
 
     def __init__(self, engine: Engine, lease: Lease, recorded: Recorded) -> None:
         self._engine = engine
@@ -45,29 +48,29 @@ class Writer:
         self._recorded = recorded
         self._connection: Connection | None = None
         self._rows = Landing(_ROW_BYTES)
-        self._last_id = 0  # of the connection before, which may still hang somewhere
+        self._last_id = 0  # of the previous connection, which the server may still have open
 
     @property
     def connected(self) -> bool:
         return self._connection is not None
 
     def connect(self) -> None:
-        """Have a connection that is proven to be able to write for this lease.
+        """Connect, and prove that the connection can write for this lease.
 
         Raises:
-          StorageUnavailable, StorageReadOnly, TransactionAborted: not now.
-          LeaseLost: never again.
+          StorageUnavailable, StorageReadOnly, TransactionAborted: try again later.
+          LeaseLost: another broker has the lease; trying again is of no use.
         """
         if self._connection is None:
             try:
                 self._connection = self._connect_once()
             except TransactionAborted:
-                # The connection before hangs in a transaction that holds the lease row.
-                # It is not ended without need: after a restart of the server its id may
-                # be another connection's.
+                # The previous connection hangs in a transaction that holds the lease row.
+                # It is killed only when needed: after a restart of the server its id may
+                # belong to another connection.
                 if not self._last_id:
                     raise
-                logger.warning("ending our earlier connection %d", self._last_id)
+                logger.warning("killing our previous connection %d", self._last_id)
                 self._engine.kill([self._last_id])
                 self._connection = self._connect_once()
 
@@ -98,9 +101,9 @@ class Writer:
             raise
 
     def _prepare(self, connection: Connection, group: Group) -> None:
-        """Write what takes round trips of its own, and not before the lease was looked at."""
+        """Make the changes that need round trips of their own, after a lease check."""
         check(self._engine, connection, self._lease)
-        # Before the statements: one may delete the topic, and with it its parcels.
+        # Before the statements: one may delete the topic, and with it its staged batches.
         if ids := group.letter_ids:
             inbox.remove(connection, ids)
         if advances := group.advances:
@@ -113,10 +116,10 @@ class Writer:
     def _insert(
         self, connection: Connection, group: Group, advances: Sequence[parcel.Advance]
     ) -> None:
-        """Lock and check the lease, write log and journal: one round trip for all of it.
+        """Lock and check the lease and write log and journal in one round trip.
 
         Args:
-          advances: of parcels, which are noted on the way.
+          advances: progress of staged batches to record in the same round trip.
         """
         self._rows.clear()
         rows, entry = encode_group(group, self._rows)
@@ -134,22 +137,23 @@ class Writer:
         try:
             found = connection.execute_all([lease_step, *parcel_steps, *log_steps, entry_step])
         except DuplicateKey:
-            check(self._engine, connection, self._lease)  # they are its who has it now
+            check(self._engine, connection, self._lease)  # a new lease holder may own the rows
             raise
         if len(found) <= len(advances):
-            check(self._engine, connection, self._lease)  # some row is gone: is it the lease's?
+            check(self._engine, connection, self._lease)  # a row is missing: the lease's?
         answer(self._lease, found[:1])
         parcel.check_advanced(advances, found[1:])
 
     def is_durable(self, group: Group) -> bool:
-        """Whether ``group``, whose COMMIT got no reply, has been committed.
+        """Return whether ``group``, whose COMMIT got no reply, is durable.
 
         The transaction that wrote it has ended: it held the lease row in share mode, and
-        connecting has changed that row since. While the lease is ours nobody else
-        deletes journal rows, and we trim only what we know. So what is read is final.
+        connecting has changed that row since. While this broker has the lease, no other broker
+        deletes journal rows, and this broker trims only entries that it knows. So the result
+        of reading is final.
 
-        But a server may show a commit before it has reached the disk. So what was found
-        is changed a little and committed again, which puts all before it on disk.
+        A server may show a commit before it has reached the disk. So a row that is found is
+        changed slightly and committed again, which puts everything before it on disk.
         """
         connection = self._open
         key = (self._lease.bundle_id, group.lane, group.seq)
@@ -164,13 +168,13 @@ class Writer:
             raise
         if found not in (None, group.group_id):
             raise StorageError(
-                f"journal lane {group.lane}, entry {group.seq} is another group's: "
-                "something else writes with this broker's epoch"
+                f"entry {group.seq} of journal lane {group.lane} belongs to another group: "
+                "another process writes with this broker's epoch"
             )
         return found is not None
 
     def disconnect(self) -> None:
-        """Give up the connection; the server rolls back what is open on it."""
+        """Close the connection; the server rolls back its open transaction."""
         if self._connection is not None:
             self._last_id = self._connection.id
             self._connection.close()
@@ -183,7 +187,7 @@ class Writer:
 
 
 def _run(connection: Connection, statement: Statement) -> None:
-    """Run a statement so that its failure takes back its own changes and nothing else."""
+    """Run a statement so that its failure rolls back its own changes only."""
     connection.execute("SAVEPOINT statement")
     statement.value = statement.error = None
     try:

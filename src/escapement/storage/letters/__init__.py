@@ -1,1 +1,1 @@
-"""What goes by way of the inbox: letters, and what writes them: jobs, schedules, groups."""
+"""The inbox and the tables of its writers: bulk jobs, schedules and group completions."""

@@ -1,14 +1,14 @@
-"""What follows when a group of messages is done: the closings of groups.
+"""Group completions: the follow-ups of event groups.
 
-Owns the table ``group_closings``. A group with a row there is *closed*: nothing joins it any
-more. Each row names a subscription and a *follow-up*, a letter that goes into the inbox when
-the subscription has acknowledged all of the group, in the transaction that records the row
-as fired: exactly once. Of a subscription that was deleted the closing is void; a sought one
-keeps it (``follow_seek``). Which messages belong to a group, the checkpoint writes
-(storage/checkpoint.py).
+Owns the table ``group_closings``. A group with a row there is *closed*: no message can join it.
+Each row names a subscription and a *follow-up*, which is an inbox entry. When the subscription
+has acknowledged all messages of the group, one transaction puts the follow-up into the inbox
+and records the row as fired, so a follow-up fires exactly once. If the subscription is deleted,
+its group completions are void. A seek keeps them (``follow_seek``). The checkpoint writes which
+messages belong to a group (storage/checkpoint.py).
 
-Everything here runs inside a transaction of the caller's. The follow-up stays in the table
-until it fires; a broker keeps the rest in memory.
+All functions run inside a transaction of the caller. A follow-up stays in the table until it
+fires; a broker keeps the other columns in memory.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from escapement.storage.engine.base import Connection, DuplicateKey, Engine
 from escapement.storage.letters import inbox
 from escapement.storage.letters.letter import Letter, decode_letter, encode_letter
 
-# Rows of one page when everything is read.
+# Rows of one page of ``read_closings``.
 _PAGE_ROWS: Final = 1_000
 _DIGEST_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """One closing of a group, without the follow-up, of which it has a digest."""
+    """A group completion, with a digest in place of its follow-up."""
 
     id: int
     topic_id: int
@@ -40,11 +40,11 @@ class Closing:
     target: str
     digest: bytes
     closed_at_ms: int
-    fired_at_ms: int | None  # None: it has not been
+    fired_at_ms: int | None  # None: not fired yet
 
 
 def digest_of(follow_up: Letter) -> bytes:
-    """What is equal for equal follow-ups; 16 bytes."""
+    """Return a digest of a follow-up, 16 bytes, which is equal for equal follow-ups."""
     content = follow_up.target.encode() + b"\0" + encode_letter(follow_up)
     return blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
@@ -58,11 +58,11 @@ def create_closing(
     follow_up: Letter,
     now_ms: int,
 ) -> Closing:
-    """Close a group for one subscription.
+    """Create a group completion for one subscription.
 
     Raises:
-      NotFound: if the subscription is gone.
-      Conflict: if it is closed for that one already.
+      NotFound: if the subscription was deleted.
+      Conflict: if the group has a completion for this subscription already.
     """
     if not connection.execute("SELECT 1 FROM subscriptions WHERE id = ?", (subscription_id,)).rows:
         raise NotFound(f"the subscription {subscription} was deleted")
@@ -92,9 +92,10 @@ def create_closing(
 def fire(
     engine: Engine, connection: Connection, closings: Sequence[Closing], now_ms: int
 ) -> set[int]:
-    """Put the follow-ups of groups that are done into the inbox; the ids of those it did.
+    """Put the follow-ups of completed groups into the inbox. Return the ids of those it fired.
 
-    The others have been fired, or deleted, or are another subscription's by now.
+    It leaves out a group completion that has fired already, was deleted, or belongs to another
+    subscription by now.
     """
     letters: list[Letter] = []
     fired = set()
@@ -118,7 +119,7 @@ def fire(
 
 
 def follow_seek(connection: Connection, topic_id: int, old_id: int, new_id: int) -> None:
-    """A subscription was put in another's place: the closings are its own now."""
+    """Move the group completions of a subscription to the one that a seek replaced it with."""
     connection.execute(
         "UPDATE group_closings SET subscription_id = ? WHERE topic_id = ? AND subscription_id = ?",
         (new_id, topic_id, old_id),
@@ -126,14 +127,14 @@ def follow_seek(connection: Connection, topic_id: int, old_id: int, new_id: int)
 
 
 def delete_closings(connection: Connection, topic_id: int, group: str) -> None:
-    """Forget all closings of a group."""
+    """Delete all completions of a group."""
     connection.execute(
         "DELETE FROM group_closings WHERE topic_id = ? AND name = ?", (topic_id, group)
     )
 
 
 def read_closings(connection: Connection) -> Iterator[Closing]:
-    """All there are, in the order of their ids."""
+    """Yield all group completions in the order of their ids."""
     after_id = 0
     while True:
         rows = connection.execute(

@@ -1,22 +1,24 @@
-"""The inbox: letters that wait to be moved into the logs of their targets.
+"""The inbox: a durable queue of entries to be moved into the logs of their targets.
 
-Owns the tables ``mailboxes`` and ``inbox``. A *mailbox* is a target's name and an id that
-is never used again; it comes into being with its first letter, whether the topic exists
-or not, and ends with the topic. Everything here runs inside a transaction of the caller's:
+Owns the tables ``mailboxes`` and ``inbox``. An *inbox target* (a row of ``mailboxes``) is the name
+of a topic and an id that is never used again. It is created with its first entry, whether the
+topic exists or not, and deleted with the topic. All functions run inside a transaction of the
+caller:
 
-- :func:`insert` in the group commit of what caused the letters, so both happen or neither;
-- :func:`remove`, or for letters of jobs :func:`parcel.advancing`, in the group commit that
-  appends them to the target's log, which the lease guards: a letter is moved exactly once,
-  whoever dies when;
-- :func:`close` in the transaction that deletes the target, or its namespace.
+- :func:`insert` runs in the group commit of the event that causes the entries, so both become
+  durable or neither.
+- :func:`remove`, or :func:`parcel.advancing` for entries of bulk jobs, runs in the group commit
+  that appends the entries to the target's log. The lease guards that commit. So an entry is
+  moved exactly once, even if a broker crashes at any point.
+- :func:`close` runs in the transaction that deletes the target or its namespace.
 
-A source id is remembered as long as its letter is here: written again meanwhile, a letter
-changes nothing; after it was moved it would be a new one. Whoever may repeat himself later
-than that must see in his own transaction that he has done it already.
+A source id is remembered while its entry is in the inbox. Writing the entry again meanwhile
+changes nothing. After the entry has been moved, the same source id makes a new entry. A writer
+that may repeat itself later than that must record in its own transaction that it is done.
 
-Letters of one mailbox are moved in the order of their ids, which is the order in which one
-lane wrote them; of letters that are committed side by side either may go first. Behind them
-come those of its parcels, which jobs have staged (storage/letters/parcel.py).
+Entries of one target are moved in the order of their ids, which is the order in which one lane
+wrote them. Entries that lanes commit concurrently may be moved in either order. The entries of
+the target's staged batches (storage/letters/parcel.py) follow after all others.
 """
 
 from __future__ import annotations
@@ -32,61 +34,61 @@ from escapement.storage.engine.landing import Landing
 from escapement.storage.letters import parcel
 from escapement.storage.letters.letter import MAX_SOURCE_ID_CHARS, Letter, encode_letter
 
-# Ids in one statement: its text stays short.
+# Ids in one statement, which keeps its text short.
 _IDS_AT_ONCE: Final = 500
-# Letters looked at in one step of a mailbox.
+# Inbox entries that one step of a target reads at most.
 _STEP_LETTERS: Final = 1_000
 
 _FIND_MAILBOX: Final = "SELECT id FROM mailboxes WHERE target = ?"
 
 
 class Mailbox(NamedTuple):
-    """A target that has letters to be moved."""
+    """An inbox target that has entries to be moved."""
 
     id: int
     target: str
 
 
 class Stored(NamedTuple):
-    """One letter as it lies in its mailbox."""
+    """A stored inbox entry."""
 
     id: int
     size_bytes: int  # of its messages
     data: Buffer
-    advance: parcel.Advance | None = None  # what moving it does to its parcel, if it is in one
+    advance: parcel.Advance | None = None  # progress of its staged batch, if it is in one
 
 
 class Step(NamedTuple):
-    """Letters of one mailbox that are moved together."""
+    """Inbox entries of one target that are moved together."""
 
     letters: list[Stored]
     of_jobs: bool = False
-    emptied: Sequence[int] = ()  # parcels that have nothing left to be moved
-    last: parcel.Place = parcel.FIRST  # of letters of jobs: where to go on
+    emptied: Sequence[int] = ()  # staged batches with no entries left to be moved
+    last: parcel.Place = parcel.FIRST  # of entries of bulk jobs: where the next step begins
 
     def is_full(self, step_bytes: int) -> bool:
-        """Whether there may be more of jobs, so much that it is worth reading ahead."""
+        """Return whether enough entries of bulk jobs may follow to make reading ahead pay."""
         size_bytes = sum(letter.size_bytes for letter in self.letters)
         return self.of_jobs and bool(self.letters) and 2 * size_bytes >= step_bytes
 
 
 class Waiting(NamedTuple):
-    """What lies in one mailbox, and in its parcels."""
+    """The backlog of one inbox target, including its staged batches."""
 
     target: str
     letters: int
     messages: int
     size_bytes: int
     oldest_at_ms: int
-    held: int  # of the letters
-    reason: str  # of one that is held, or ""
+    held: int  # number of held entries
+    reason: str  # of one held entry, or ""
 
 
 # -- writing -------------------------------------------------------------------
 
 
 def insert(engine: Engine, connection: Connection, letters: Sequence[Letter], now_ms: int) -> None:
-    """Put letters into their mailboxes; one that is there already stays as it is."""
+    """Insert entries for their targets. An entry that exists already stays unchanged."""
     boxes = mailboxes(engine, connection, {letter.target for letter in letters})
     insert_into(engine, connection, letters, boxes, now_ms)
 
@@ -98,7 +100,7 @@ def insert_into(
     boxes: Mapping[str, int],
     now_ms: int,
 ) -> None:
-    """Put letters where ``boxes`` says for each target; what is there already stays."""
+    """Insert entries under the ids in ``boxes``, by target. Existing entries stay unchanged."""
     connection.execute_many(
         f"{engine.dialect.insert_ignore} INTO inbox (mailbox_id, held, source_id, message_count,"
         " size_bytes, created_at_ms, reason, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -119,12 +121,12 @@ def insert_into(
 
 
 def mailboxes(engine: Engine, connection: Connection, targets: Iterable[str]) -> dict[str, int]:
-    """The ids of targets' mailboxes, as ``mailbox`` gives each; always in the same order."""
+    """Return the ids of targets as ``mailbox`` does, locking them in a fixed order."""
     wanted = sorted(targets)
     found: dict[str, int] = {}
     for low in range(0, len(wanted), _IDS_AT_ONCE):
         some = [target.encode() for target in wanted[low : low + _IDS_AT_ONCE]]
-        # As many as the next power of two, so that few statements need preparing.
+        # Pad to the next power of two, so that few distinct statements need preparing.
         some += some[-1:] * ((1 << (len(some) - 1).bit_length()) - len(some))
         rows = connection.execute(
             f"SELECT target, id FROM mailboxes WHERE target IN ({', '.join('?' * len(some))})"
@@ -139,7 +141,7 @@ def mailboxes(engine: Engine, connection: Connection, targets: Iterable[str]) ->
 
 
 def mailbox(engine: Engine, connection: Connection, target: str) -> int:
-    """The id of a target's mailbox, which cannot be closed before the transaction ends."""
+    """Return the id of a target, which cannot be closed before the transaction ends."""
     find = _FIND_MAILBOX + engine.dialect.share_lock
     key = (target.encode(),)
     rows = connection.execute(find, key).rows
@@ -155,9 +157,10 @@ def mailbox(engine: Engine, connection: Connection, target: str) -> int:
 
 
 def occupied(connection: Connection, after_id: int, limit: int) -> list[Mailbox]:
-    """Mailboxes with letters to be moved, in the order of their ids."""
+    """Return the targets with entries to be moved, in the order of their ids."""
     rows = connection.execute(
-        # Of each mailbox the first letter and parcel are looked for, however many there are.
+        # The subqueries find the first entry and staged batch of each target, at equal cost
+        # however many there are.
         "SELECT m.id, m.target FROM mailboxes m WHERE m.id > ? AND ((SELECT i.id FROM inbox i"
         " WHERE i.mailbox_id = m.id AND i.held = 0 ORDER BY i.id LIMIT 1) IS NOT NULL"
         " OR (SELECT p.id FROM parcels p WHERE p.mailbox_id = m.id AND p.held = 0"
@@ -168,7 +171,7 @@ def occupied(connection: Connection, after_id: int, limit: int) -> list[Mailbox]
 
 
 def read_step(connection: Connection, mailbox_id: int, max_bytes: int) -> list[Stored]:
-    """The first letters of a mailbox that is not closed: one, or as many as fit."""
+    """Return the first entries of a target that is not closed: one, or as many as fit."""
     sizes = connection.execute(
         "SELECT i.id, i.size_bytes FROM inbox i JOIN mailboxes m ON m.id = i.mailbox_id"
         f" WHERE i.mailbox_id = ? AND i.held = 0 ORDER BY i.id LIMIT {_STEP_LETTERS}",
@@ -186,7 +189,7 @@ def read_step(connection: Connection, mailbox_id: int, max_bytes: int) -> list[S
 def read_parcels(
     connection: Connection, mailbox_id: int, max_bytes: int, after: parcel.Place = parcel.FIRST
 ) -> Step:
-    """The letters of a mailbox's parcels behind ``after``: one, or as many as fit."""
+    """Return entries of a target's staged batches after ``after``: one, or as many as fit."""
     opened = parcel.next_letters(connection, mailbox_id, max_bytes, after)
     advances = {advance.last: advance for advance in opened.advances}
     letters = [
@@ -199,18 +202,18 @@ def read_parcels(
 def read_ahead(
     connection: Connection, places: Sequence[tuple[int, parcel.Place]], step_bytes: int
 ) -> list[Step]:
-    """A step of the parcels of each of these mailboxes, behind these places."""
+    """Return one step of the staged batches of each target, after the given places."""
     return [read_parcels(connection, box, step_bytes, after) for box, after in places]
 
 
 def read_steps(
     connection: Connection, boxes: Sequence[tuple[int, bool]], step_bytes: int, max_bytes: int
 ) -> list[Step]:
-    """A step of each of the first mailboxes: of one, or of as many as fit.
+    """Return one step for each of the first targets: for one, or for as many as fit.
 
     Args:
-      boxes: ids of mailboxes, and whether their parcels may be looked into. They are where a
-        mailbox has no letters of its own.
+      boxes: ids of targets, and whether their staged batches may be read. They are read if a
+        target has no other entries.
     """
     steps: list[Step] = []
     for mailbox_id, parcels_too in boxes:
@@ -225,12 +228,12 @@ def read_steps(
 
 
 def _fetch(connection: Connection, ids: Sequence[int]) -> list[Stored]:
-    """Letters in the order of ``ids``, which ascend but for where a parcel ends."""
+    """Return entries in the order of ``ids``, which ascend within each staged batch."""
     found: dict[int, Stored] = {}
-    own = Landing(0)  # each long one in memory of its own, which the index may keep
+    own = Landing(0)  # gives each long row memory of its own, which the index may keep
     for low in range(0, len(ids), _IDS_AT_ONCE):
         some = list(ids[low : low + _IDS_AT_ONCE])
-        # As many as the next power of two, so that few statements need preparing.
+        # Pad to the next power of two, so that few distinct statements need preparing.
         some += [some[-1]] * ((1 << (len(some) - 1).bit_length()) - len(some))
         rows = connection.execute(
             f"SELECT id, size_bytes, data FROM inbox WHERE id IN ({', '.join('?' * len(some))})",
@@ -242,10 +245,10 @@ def _fetch(connection: Connection, ids: Sequence[int]) -> list[Stored]:
 
 
 def remove(connection: Connection, ids: Sequence[int]) -> None:
-    """Take out letters that are moved in this transaction.
+    """Delete entries that are moved in this transaction.
 
     Raises:
-      StorageError: if one of them is not there: then it was moved or deleted by another.
+      StorageError: if an entry does not exist, because it was moved or deleted elsewhere.
     """
     removed = sum(
         connection.execute(f"DELETE FROM inbox WHERE id IN ({some})").affected
@@ -253,20 +256,20 @@ def remove(connection: Connection, ids: Sequence[int]) -> None:
     )
     if removed != len(ids):
         raise StorageError(
-            f"of {len(ids)} letters that are being moved {len(ids) - removed} are gone: rows of "
-            "the inbox must not be deleted by hand (`escapement admin inbox discard` does it)"
+            f"{len(ids) - removed} of {len(ids)} inbox entries that are being moved are gone. Do "
+            "not delete rows of the inbox by hand. Use `escapement admin inbox discard`."
         )
 
 
 def hold(connection: Connection, id: int, reason: str) -> None:
-    """Leave a letter out that can never be moved; it stays, for people to look at."""
+    """Hold an entry that can never be moved. It stays in the inbox for an operator to see."""
     connection.execute(
         "UPDATE inbox SET held = 1, reason = ? WHERE id = ?", (reason[:MAX_SOURCE_ID_CHARS], id)
     )
 
 
 def close(connection: Connection, target: str) -> int:
-    """End a target's mailbox with all of its letters, which are freed later; how many."""
+    """Delete a target and return the number of its entries, which are deleted later."""
     rows = connection.execute(_FIND_MAILBOX, (target.encode(),)).rows
     if not rows:
         return 0
@@ -281,7 +284,7 @@ def close(connection: Connection, target: str) -> int:
 
 
 def close_namespace(connection: Connection, namespace: str) -> None:
-    """End all mailboxes of a namespace that has no topics; few, those that are blocked."""
+    """Delete the targets of a namespace without topics. Only held targets remain there: few."""
     # Names are ASCII, and "0" follows "/".
     rows = connection.execute(
         "SELECT target FROM mailboxes WHERE target > ? AND target < ?",
@@ -301,7 +304,7 @@ def _portions(ids: Sequence[int]) -> list[str]:
 
 
 def waiting(connection: Connection, limit: int) -> list[Waiting]:
-    """What waits, by target; those with the oldest mailboxes first."""
+    """Return the backlog of each target, in the order of target ids."""
     columns = "i.id, i.message_count, i.size_bytes, i.created_at_ms, i.held, i.reason"
     rows = connection.execute(
         "SELECT m.target, COUNT(*), SUM(w.message_count), SUM(w.size_bytes),"
@@ -321,7 +324,7 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
 
 
 def _buffer(value: Buffer | str) -> Buffer:
-    """What a column holds; where others write too, SQLite keeps text as text."""
+    """Return a column's value as bytes. SQLite returns text that other programs wrote as str."""
     return value.encode() if isinstance(value, str) else value
 
 

@@ -1,20 +1,21 @@
-"""A bulk write: staged by many, visible as a whole with one commit, and never twice.
+"""Bulk jobs: many writers stage messages, one commit makes all of them visible, exactly once.
 
-Owns the table ``jobs``. A *job* has a series and a version; its *parts* are written side by
-side, each perhaps by several *attempts*, of which the commit names the one that counts::
+Owns the table ``jobs``. A *bulk job* has a series and a version. Its *parts* are written
+concurrently, each perhaps by several *attempts*. The commit names the attempt of each part that
+counts::
 
-    enter ──► stage, stage, ... (each part, each attempt) ──► commit ──► the targets' owners
-              parcels, letters in the inbox                   parcels get their mailboxes
+    enter ──► stage, stage, ... (each part, each attempt) ──► commit ──► inbox relays
+              staged batches with their inbox entries         batches get their target ids
 
-- **As a whole.** :func:`commit` is one transaction that changes a row for each parcel, and no
-  letter. Before it nobody sees anything of the job, after it everybody all of it.
-- **Once.** A job of a series is committed if its version is, or a later one. It is looked at
-  when a job is entered, so that nothing is staged in vain, and again under a lock by the
-  commit, which then changes nothing. Jobs are remembered for ``REMEMBERED_MS`` after their
-  commit.
-- **What was staged and is not wanted** (other attempts, jobs that nobody commits) is given up
-  by :mod:`~escapement.storage.letters.parcel`, in steps; an attempt whose parcels were given up
-  cannot be committed any more.
+- **Atomic.** :func:`commit` is one transaction that changes a row for each staged batch, and no
+  inbox entry. Before it no reader sees any message of the job, after it all readers see all.
+- **Once.** A job counts as committed if its version, or a later version of its series, is
+  committed. :func:`enter` checks this, so that nothing is staged in vain. :func:`commit` checks
+  it again under a lock, and then changes nothing. Jobs are remembered for ``REMEMBERED_MS`` after
+  their commit.
+- **Unused batches** (of other attempts, and of jobs that are never committed) are abandoned in
+  steps by :mod:`~escapement.storage.letters.parcel`. An attempt with abandoned batches can no
+  longer be committed.
 
 ``stage`` and ``commit`` may be run again when the outcome of their transaction is unknown.
 """
@@ -29,15 +30,16 @@ from escapement.storage.engine.base import Connection, Dialect, Engine
 from escapement.storage.letters import inbox, parcel
 from escapement.storage.letters.letter import Letter
 
-# A committed job is recognised for so long when it comes again; of a series the newest is.
+# A committed job is recognised for this time if it is entered again. The newest of a series is
+# remembered for as long.
 REMEMBERED_MS: Final = 90 * 86_400_000
-# Earlier versions of a series say nothing that the newest does not; they are for people.
+# Older versions are kept only for operators to look at: the newest version implies them.
 _SUPERSEDED_MS: Final = 86_400_000
 _PURGE_STEP: Final = 500
 
 
 class Job(NamedTuple):
-    """A job that was entered; ``committed`` if there is nothing left to be done for it."""
+    """A bulk job that was entered. If ``committed``, nothing is left to be done for it."""
 
     id: int
     series: str
@@ -50,11 +52,11 @@ class Attempt(NamedTuple):
 
     job_id: int
     part: int
-    name: str  # no other attempt of the job's has it
+    name: str  # unique among the attempts of the job
 
 
 class Tally(NamedTuple):
-    """How much an attempt has staged for one target, altogether."""
+    """The total that an attempt has staged for one target."""
 
     letters: int
     messages: int
@@ -62,7 +64,7 @@ class Tally(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The attempt of a part that a commit is to take, and how many messages it staged."""
+    """The attempt of a part that a commit uses, and the number of messages it staged."""
 
     part: int
     attempt: str
@@ -70,28 +72,28 @@ class Counted(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """A job as people look at it."""
+    """The status of a bulk job, as shown to operators."""
 
     series: str
     version: int
     created_at_ms: int
     committed_at_ms: int | None
     adopted_at_ms: int | None
-    given_up_at_ms: int | None  # if nothing is staged, and something was given up
-    messages: int  # staged so far; of a committed job, its own
+    given_up_at_ms: int | None  # if nothing is staged now, and something was abandoned
+    messages: int  # staged messages; for a committed job, its own
     size_bytes: int
-    waiting: int  # messages that are committed and not in their topics' logs yet
-    held: int  # letters of these that can never be moved
-    reason: str  # of one that is held, or ""
-    target: str  # the first topic that some wait for, or ""
-    staged_at_ms: int | None  # when something was staged last; None if nothing is
+    waiting: int  # committed messages that are not in their topics' logs yet
+    held: int  # inbox entries of these that can never be moved
+    reason: str  # of one held entry, or ""
+    target: str  # the first topic with such messages, or ""
+    staged_at_ms: int | None  # when something was staged last; None if nothing is staged
 
 
 # -- writing -------------------------------------------------------------------
 
 
 def enter(engine: Engine, connection: Connection, series: str, version: int) -> Job:
-    """The job of this name and number; made if there is none."""
+    """Return the job with this series and version, creating it if it does not exist."""
     if _is_committed(connection, series, version):
         return Job(0, series, version, True)
     find = "SELECT id FROM jobs WHERE series = ? AND version = ?"
@@ -114,14 +116,14 @@ def stage(
     letters: Sequence[Letter],
     tallies: Mapping[str, Tally],
 ) -> None:
-    """Add letters to an attempt, inside the open transaction.
+    """Stage inbox entries for an attempt, inside the open transaction.
 
     Args:
-      letters: their source ids are unique in the attempt and target.
-      tallies: of each of their targets, these letters included.
+      letters: entries whose source ids are unique in the attempt and target.
+      tallies: the totals for each of their targets, these entries included.
 
     Raises:
-      StagingLost: what the attempt had staged before was given up.
+      StagingLost: if earlier entries of the attempt were abandoned.
     """
     boxes: dict[str, int] = {}
     at_ms = now_ms(engine.dialect, connection)
@@ -142,7 +144,10 @@ def stage(
             (*tally, at_ms, *key),
         ).affected
         if not found:
-            raise StagingLost(f"what {attempt.name} had staged for {target} was given up")
+            raise StagingLost(
+                f"the messages that attempt {attempt.name} staged for {target} were abandoned;"
+                " start the part again"
+            )
         ((id,),) = connection.execute(
             "SELECT id FROM parcels WHERE job_id = ? AND part = ? AND attempt = ? AND target = ?",
             key,
@@ -152,17 +157,17 @@ def stage(
 
 
 def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[Counted]) -> bool:
-    """Make a job visible, inside the open transaction; False if it was committed before.
+    """Make a job visible, inside the open transaction. Return False if it was committed before.
 
     Raises:
-      StagingLost: something that the job had staged was given up; nothing has changed.
+      StagingLost: if part of what the job staged was abandoned. Nothing has changed then.
     """
     lock = engine.dialect.update_lock
     if not connection.execute(f"SELECT id FROM jobs WHERE id = ?{lock}", (job.id,)).rows:
         if _is_committed(connection, job.series, job.version):
             _put_on_disk(connection, job.series)
             return False
-        raise StagingLost(f"the job {job.series}/{job.version} was given up before its commit")
+        raise StagingLost(f"the job {job.series}/{job.version} was abandoned before its commit")
     if _is_committed(connection, job.series, job.version):
         _put_on_disk(connection, job.series)
         return False
@@ -197,7 +202,10 @@ def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[C
 
 
 def _put_on_disk(connection: Connection, series: str) -> None:
-    """A server may show a commit before it is durable: what was seen is changed and committed."""
+    """Change committed rows, so that this commit puts them on disk.
+
+    A server may show a commit before it is durable.
+    """
     connection.execute(
         "UPDATE jobs SET created_at_ms = created_at_ms + 1"
         " WHERE series = ? AND committed_at_ms IS NOT NULL",
@@ -206,9 +214,9 @@ def _put_on_disk(connection: Connection, series: str) -> None:
 
 
 def abandon(connection: Connection, job: Job, run: str) -> int:
-    """Give up what attempts have staged whose names begin with ``run``; how many parcels.
+    """Abandon the batches of attempts whose names begin with ``run``. Return their number.
 
-    Inside the open transaction. What is committed stays.
+    Runs inside the open transaction. Committed batches stay.
     """
     rows = connection.execute(
         "SELECT id, attempt, touched_at_ms FROM parcels WHERE job_id = ? AND mailbox_id = 0",
@@ -219,7 +227,7 @@ def abandon(connection: Connection, job: Job, run: str) -> int:
 
 
 def staged_by(connection: Connection, run: str, version: int) -> list[str]:
-    """The series of jobs of this version for which a run has staged something; O(parcels)."""
+    """Return the series of jobs of this version for which a run staged messages. O(parcels)."""
     rows = connection.execute(
         "SELECT DISTINCT jobs.series FROM jobs JOIN parcels ON parcels.job_id = jobs.id"
         " WHERE jobs.version = ? AND parcels.mailbox_id = 0 AND parcels.attempt LIKE ?",
@@ -229,7 +237,7 @@ def staged_by(connection: Connection, run: str, version: int) -> list[str]:
 
 
 def give_up(dialect: Dialect, connection: Connection, job: Job, run: str) -> None:
-    """Abandon what a run has staged, and note that; inside the open transaction."""
+    """Abandon a run's batches and record the time, inside the open transaction."""
     abandon(connection, job, run)
     connection.execute(
         f"UPDATE jobs SET given_up_at_ms = {dialect.now_ms}"
@@ -247,29 +255,29 @@ def _is_committed(connection: Connection, series: str, version: int) -> bool:
 
 
 def _check_whole(job: Job, wanted: Mapping[tuple[int, str], int], taken: Sequence[tuple]) -> None:  # type: ignore[type-arg]
-    """Whether the parcels of each attempt hold what was staged by it."""
+    """Raise ``StagingLost`` unless each attempt still has all messages that it staged."""
     staged: dict[tuple[int, str], int] = dict.fromkeys(wanted, 0)
     for _, part, attempt, _, messages, _ in taken:
         staged[part, attempt] += messages
     for key, messages in wanted.items():
         if staged[key] != messages:
             raise StagingLost(
-                f"part {key[0]} of the job {job.series}/{job.version} staged {messages} messages"
-                f" and {staged[key]} are there: it was left alone for too long, or aborted"
+                f"part {key[0]} of the job {job.series}/{job.version} staged {messages} messages,"
+                f" but {staged[key]} are stored: the part was aborted, or was idle for too long"
             )
 
 
 def now_ms(dialect: Dialect, connection: Connection) -> int:
-    """The database's clock, which is the same for all who stage."""
+    """Return the time of the database's clock, which all writers of a job share."""
     ((at_ms,),) = connection.execute(f"SELECT {dialect.now_ms}").rows
     return int(at_ms)
 
 
-# -- looking, and forgetting -----------------------------------------------------
+# -- status and expiry -----------------------------------------------------------
 
 
 def states(connection: Connection, limit: int) -> list[JobState]:
-    """The newest jobs, the newest first."""
+    """Return the newest jobs, newest first."""
     jobs = connection.execute(
         "SELECT id, series, version, created_at_ms, committed_at_ms, adopted_at_ms,"
         f" given_up_at_ms, message_count, size_bytes FROM jobs ORDER BY id DESC LIMIT {limit:d}"
@@ -316,11 +324,11 @@ def states(connection: Connection, limit: int) -> list[JobState]:
 
 
 def forget_step(dialect: Dialect, connection: Connection) -> bool:
-    """Forget some jobs that need not be remembered; whether there may be more."""
+    """Forget some jobs that need not be remembered. Return whether there may be more."""
     now = dialect.now_ms
     rows = connection.execute(
         "SELECT j.id FROM jobs j WHERE"
-        # Not sooner: whoever enters a job again has staged nothing yet.
+        # The delay keeps jobs that were entered recently and have staged nothing yet.
         f" (j.committed_at_ms IS NULL AND j.created_at_ms < {now} - {REMEMBERED_MS}"
         "  AND NOT EXISTS (SELECT 1 FROM parcels p WHERE p.job_id = j.id))"
         f" OR j.adopted_at_ms < {now} - {REMEMBERED_MS}"

@@ -1,13 +1,13 @@
-"""A letter: a batch for a topic that does not come over a connection, and its bytes.
+"""An inbox entry: a batch for a topic, and its encoding.
 
-A letter names its target by the topic's full name, so it can be written before the topic
-exists, and by someone who does not own it. Its ``source_id`` says what caused it
-("schedule/7/1798113600000"): of two letters for one target with the same source id the
-second is the first, written again. Layout, little-endian::
+An inbox entry names its target by the topic's full name. So it can be written before the topic
+exists, and by a broker that does not own the topic. Its ``source_id`` names its cause
+("schedule/7/1798113600000"). Two entries for one target with the same source id are one entry
+that was written twice. Layout, little-endian::
 
     version u8 | flags u8 | 0 u16 | messages u32 | crc32 u32
     delays   flags & 1: i64 for each message, as in message.Times, -1 for none
-    times    flags & 2: the same
+    times    flags & 2: i64 for each message, as in message.Times, -1 for none
     body     message.MessageBatch.encode; flags & 4: compressed by zlib
 
 The checksum covers everything but itself. No I/O.
@@ -26,15 +26,15 @@ from escapement.errors import LetterDamaged, RemoteProtocolError
 from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times
 from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
 
-# What the database's columns take.
+# Limits of the database's columns.
 MAX_TARGET_BYTES: Final = 640
 MAX_SOURCE_ID_CHARS: Final = 255
-# A letter must fit a packet of the database, and its body a row of the log.
+# An inbox entry must fit a packet of the database, and its body a row of the log.
 MAX_LETTER_BYTES: Final = 8 << 20
 MAX_LETTER_MESSAGES: Final = 65_536
-# What is looked at to tell whether compressing pays, and how it is done. What shrinks to a
-# tenth, as records in JSON do, is compressed at 300 MB a second, faster than a database takes
-# it; what shrinks to a half at 80, which costs more than it saves.
+# Compression is decided by a sample of this size. Bodies that shrink to a tenth, such as JSON
+# records, compress at 300 MB/s, faster than a database stores them. Bodies that shrink to a
+# half compress at 80 MB/s, which costs more than it saves.
 _SAMPLE_BYTES: Final = 16 << 10
 _FASTEST: Final = 1
 
@@ -48,35 +48,35 @@ _START: Final = _HEAD.size + SEAL_BYTES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Letter:
-    """A batch on its way to the topic named ``target``; ``body`` as the log stores it."""
+    """A batch for the topic named ``target``. ``body`` is encoded as the log stores it."""
 
     target: str
     source_id: str
     body: Buffer
     count: int
     times: Times = NO_TIMES
-    inflated_bytes: int = 0  # of a body that is as ``compressed`` gave it: what it was before
+    inflated_bytes: int = 0  # size of the body before ``compressed``; 0: not compressed
 
     def __post_init__(self) -> None:
         assert 0 < len(self.target.encode()) <= MAX_TARGET_BYTES, "no target, or too long"
         assert 0 < len(self.source_id) <= MAX_SOURCE_ID_CHARS, "no source id, or too long"
         assert 0 < self.count <= MAX_LETTER_MESSAGES, "no messages, or too many"
-        assert self.size_bytes <= MAX_LETTER_BYTES, "a letter that fits no packet"
+        assert self.size_bytes <= MAX_LETTER_BYTES, "an inbox entry too large for a packet"
 
     @property
     def size_bytes(self) -> int:
-        """What it weighs when it is moved; no less than what it takes in the inbox."""
+        """Size after decompression, which is at least the size in the inbox."""
         columns = (self.times.delay_ms, self.times.at_ms)
         body_bytes = self.inflated_bytes or len(self.body)
         return _START + 8 * self.count * sum(c is not None for c in columns) + body_bytes
 
 
 def encode_letter(letter: Letter) -> bytes:
-    """The bytes of a letter's content; target and source id are columns beside it."""
+    """Encode an entry's content. Target and source id are stored in columns of their own."""
     flags, parts = 0, []
     for flag, column in ((_HAS_DELAYS, letter.times.delay_ms), (_HAS_TIMES, letter.times.at_ms)):
         if column is not None:
-            assert len(column) == letter.count, "times of another height than the batch"
+            assert len(column) == letter.count, "number of times differs from number of messages"
             flags |= flag
             parts.append(column.astype("<i8", copy=False).tobytes())
     flags |= _COMPRESSED * bool(letter.inflated_bytes)
@@ -85,27 +85,27 @@ def encode_letter(letter: Letter) -> bytes:
 
 
 class Content(NamedTuple):
-    """What is in a letter."""
+    """The decoded content of an inbox entry."""
 
     batch: MessageBatch
     times: Times
-    body: Buffer  # the batch as it is encoded; not compressed
+    body: Buffer  # the encoded batch, not compressed
 
 
 def decode_letter(data: Buffer) -> Content:
-    """The messages of a letter and their times, as views into ``data``.
+    """Decode the messages and times of an inbox entry, as views into ``data``.
 
     Raises:
-      LetterDamaged: if the bytes are not what ``encode_letter`` made.
+      LetterDamaged: if ``encode_letter`` did not produce these bytes.
     """
     view = memoryview(data)
     if not _START <= len(view) <= MAX_LETTER_BYTES:
-        raise LetterDamaged(f"a letter cannot have {len(view)} bytes")
+        raise LetterDamaged(f"an inbox entry cannot have {len(view)} bytes")
     version, flags, count = _HEAD.unpack_from(view)
     if not is_whole(view, _HEAD.size):
-        raise LetterDamaged("a letter fails its checksum")
+        raise LetterDamaged("the checksum of an inbox entry does not match")
     if version != _VERSION or flags & ~(_HAS_DELAYS | _HAS_TIMES | _COMPRESSED):
-        raise LetterDamaged(f"a letter has the unknown version {version} or flags {flags:#x}")
+        raise LetterDamaged(f"an inbox entry has the unknown version {version} or flags {flags:#x}")
     at = _START
     columns: list[Int64s | None] = []
     for flag in (_HAS_DELAYS, _HAS_TIMES):
@@ -113,22 +113,22 @@ def decode_letter(data: Buffer) -> Content:
             columns.append(None)
             continue
         if len(view) - at < 8 * count:
-            raise LetterDamaged("a letter ends inside its times")
+            raise LetterDamaged("an inbox entry ends inside its times")
         columns.append(np.frombuffer(view, "<i8", count, at).astype(np.int64, copy=False))
         at += 8 * count
     try:
         body: Buffer = _inflated(view[at:]) if flags & _COMPRESSED else view[at:]
         batch = MessageBatch.decode(body)
     except RemoteProtocolError as error:
-        raise LetterDamaged(f"a letter's body does not decode: {error}") from error
+        raise LetterDamaged(f"the body of an inbox entry does not decode: {error}") from error
     if len(batch) != count or not 0 < count <= MAX_LETTER_MESSAGES:
-        raise LetterDamaged(f"a letter of {count} messages has {len(batch)} in its body")
+        raise LetterDamaged(f"an inbox entry for {count} messages has {len(batch)} in its body")
     times = Times(*columns) if flags & (_HAS_DELAYS | _HAS_TIMES) else NO_TIMES
     return Content(batch, times, body)
 
 
 def compressed(body: bytes) -> bytes | None:
-    """The body compressed, if that pays: if a sample of it shrinks to less than a third."""
+    """Compress the body, or return None if a sample does not shrink to less than a third."""
     middle = len(body) // 2
     sample = memoryview(body)[middle : middle + _SAMPLE_BYTES]
     if len(zlib.compress(sample, _FASTEST)) > len(sample) // 3:
@@ -141,7 +141,7 @@ def _inflated(data: Buffer) -> bytes:
     try:
         body = inflater.decompress(data, MAX_LETTER_BYTES)
     except zlib.error as error:
-        raise LetterDamaged(f"a letter does not decompress: {error}") from error
+        raise LetterDamaged(f"an inbox entry does not decompress: {error}") from error
     if not inflater.eof or inflater.unused_data:
-        raise LetterDamaged("a letter's compressed body is not whole, or too large")
+        raise LetterDamaged("the compressed body of an inbox entry is incomplete or too large")
     return body

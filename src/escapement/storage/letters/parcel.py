@@ -1,14 +1,15 @@
-"""Parcels: letters that a job has staged for one target, and their way into its mailbox.
+"""Staged batches: inbox entries that a bulk job has staged for one target.
 
-Owns the table ``parcels``. A parcel's letters lie in the inbox under its negative id, where no
-mailbox is, so nobody sees them. The commit of its job (storage/letters/job.py) gives it the id of
-its target's mailbox, and with that, without a letter being touched, they wait behind the
-mailbox's own. They are moved in the order of their ids, as all others are; but none is deleted
-then, which would cost the database more than to write it into the log. Instead the parcel notes
-in the same group commit how far it is (:func:`advancing`). When nothing of it is left it is gone,
-and its letters are freed later (storage/freeing.py).
+Owns the table ``parcels``. The entries of a staged batch are in the inbox under the batch's
+negative id. No target has a negative id, so no reader sees them. The commit of the job
+(storage/letters/job.py) gives the batch the id of its target. That changes no entry, and queues
+the batch's entries after the target's own. They are moved in the order of their ids, as other
+entries are. But moving does not delete them, because deleting them costs the database more than
+writing them to the log. Instead the same group commit records the batch's progress
+(:func:`advancing`). When all entries have been moved, the batch is deleted, and its entries are
+deleted later (storage/freeing.py).
 
-Everything here runs inside a transaction of the caller's, but for what reads.
+All functions that write run inside a transaction of the caller.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from escapement.errors import StorageError
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Dialect, Row, Step
 
-# Parcels, and letters of each, that one step looks at.
+# Staged batches, and entries of each, that one step reads.
 _STEP_PARCELS: Final = 64
 _STEP_LETTERS: Final = 64
-# Parcels and jobs given up in one step of the upkeep.
+# Staged batches that one step of ``purge_step`` abandons.
 _PURGE_STEP: Final = 64
-# What a job has staged that nobody has written to for so long, and nobody committed, is given up.
+# A job without a commit is abandoned when it has staged nothing for this time.
 STAGING_IDLE_MS: Final = 3 * 86_400_000
-# Whether a letter ``i`` of a committed parcel ``p`` is not moved yet.
+# Condition that entry ``i`` of the committed batch ``p`` has not been moved yet.
 WAITS: Final = "(i.id > p.moved_id OR i.held = 1)"
 
 
 class Place(NamedTuple):
-    """A letter among those of a mailbox's parcels, in the order in which they are moved."""
+    """The place of an entry in a target's staged batches, in the order they are moved."""
 
     parcel_id: int
     letter_id: int
@@ -42,7 +43,7 @@ FIRST: Final = Place(0, 0)
 
 
 class Advance(NamedTuple):
-    """A parcel that had been moved up to the letter ``after`` is moved up to ``last``."""
+    """The progress of a staged batch: entries up to ``after`` were moved, now up to ``last``."""
 
     parcel_id: int
     after: int
@@ -50,19 +51,19 @@ class Advance(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """What one step of a mailbox's parcels found."""
+    """The entries that one step of a target's staged batches found."""
 
-    advances: list[Advance]  # one for each letter, in the order they are to be moved
-    emptied: list[int]  # parcels that have none to be moved
-    last: Place  # of these letters
+    advances: list[Advance]  # one for each entry, in the order they are to be moved
+    emptied: list[int]  # staged batches with no entries to be moved
+    last: Place  # the last of these entries
 
 
 def next_letters(
     connection: Connection, mailbox_id: int, max_bytes: int, after: Place = FIRST
 ) -> Opened:
-    """The letters of a mailbox's parcels behind ``after``: one, or as many as fit.
+    """Return entries of a target's staged batches after ``after``: one, or as many as fit.
 
-    Where they are read ahead, all up to ``after`` must be on their way into the log.
+    When reading ahead, all entries up to ``after`` must be on their way into the log.
     """
     parcels = connection.execute(
         "SELECT p.id, p.moved_id FROM parcels p JOIN mailboxes m ON m.id = p.mailbox_id"
@@ -92,22 +93,22 @@ def next_letters(
 
 
 def joined(advances: Iterable[Advance]) -> list[Advance]:
-    """One advance of each parcel, for several that follow one another."""
+    """Merge consecutive advances into one for each staged batch."""
     found: dict[int, Advance] = {}
     for one in advances:
         before = found.get(one.parcel_id, one)
-        assert before is one or before.last == one.after, "a letter between them is left out"
+        assert before is one or before.last == one.after, "a skipped inbox entry between advances"
         found[one.parcel_id] = one._replace(after=before.after)
     return list(found.values())
 
 
 def advancing(dialect: Dialect, advances: Sequence[Advance]) -> list[Step]:
-    """What notes how far parcels are whose letters are moved in this transaction.
+    """Return the statements that record the progress of staged batches in this transaction.
 
-    The rows that it gives are for :func:`check_advanced`, before the commit.
+    Pass the rows that they return to :func:`check_advanced` before the commit.
 
     Args:
-      advances: one of each parcel.
+      advances: one for each staged batch.
     """
     if not advances:
         return []
@@ -122,27 +123,27 @@ def advancing(dialect: Dialect, advances: Sequence[Advance]) -> list[Step]:
 
 
 def check_advanced(advances: Sequence[Advance], rows: Sequence[Row]) -> None:
-    """Raise unless each parcel was where its advance says, by the rows that ``advancing`` gave.
+    """Check by the rows of ``advancing`` that each batch was where its advance says.
 
     Raises:
-      StorageError: one was not; then its letters were moved, or it was deleted, by another.
+      StorageError: if one was not: its entries were moved, or it was deleted, elsewhere.
     """
     found: dict[int, int] = dict(rows)
     for parcel_id, after, _ in advances:
         if found.get(parcel_id) != after:
             raise StorageError(
-                f"the parcel {parcel_id} whose letters behind {after} are being moved is not there"
-                " any more, or farther: rows of it must not be changed by hand"
+                f"Staged batch {parcel_id} is gone, or its entries after {after} have been moved"
+                " already. Do not change rows of the table parcels by hand."
             )
 
 
 def advance(dialect: Dialect, connection: Connection, advances: Sequence[Advance]) -> None:
-    """Note it at once, inside the open transaction. Raises as ``check_advanced``."""
+    """Record progress at once, inside the open transaction. Raises as ``check_advanced``."""
     check_advanced(advances, connection.execute_all(advancing(dialect, advances)))
 
 
 def settle(dialect: Dialect, connection: Connection, parcel_ids: Sequence[int]) -> None:
-    """These had nothing left to be moved: they are gone, or held with what they have."""
+    """Delete batches with no entries left to move, or hold them if they have held entries."""
     for id in parcel_ids:
         held = connection.execute(
             "SELECT 1 FROM inbox WHERE mailbox_id = ? AND held = 1 LIMIT 1", (-id,)
@@ -156,7 +157,7 @@ def settle(dialect: Dialect, connection: Connection, parcel_ids: Sequence[int]) 
 
 
 def _finish_jobs(dialect: Dialect, connection: Connection) -> None:
-    """Note of committed jobs that have no parcels any more that nothing of them waits."""
+    """Set ``adopted_at_ms`` of committed jobs that have no staged batches left."""
     connection.execute(
         f"UPDATE jobs SET adopted_at_ms = {dialect.now_ms} WHERE adopted_at_ms IS NULL"
         " AND committed_at_ms IS NOT NULL AND NOT EXISTS"
@@ -165,7 +166,7 @@ def _finish_jobs(dialect: Dialect, connection: Connection) -> None:
 
 
 def close(connection: Connection, mailbox_id: int) -> int:
-    """End a mailbox's parcels, whose letters are freed later; how many letters."""
+    """Delete a target's staged batches. Return the number of their entries, deleted later."""
     ((letters,),) = connection.execute(
         "SELECT COUNT(*) FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id"
         f" AND {WAITS} WHERE p.mailbox_id = ?",
@@ -180,7 +181,7 @@ def close(connection: Connection, mailbox_id: int) -> int:
 
 
 def give_up(connection: Connection, id: int, touched_at_ms: int) -> bool:
-    """End a parcel that was not committed, nor written to since; whether it was so."""
+    """Delete a batch unless it was committed or changed since. Return whether it did."""
     gone = connection.execute(
         "DELETE FROM parcels WHERE id = ? AND mailbox_id = 0 AND touched_at_ms = ?",
         (id, touched_at_ms),
@@ -191,10 +192,10 @@ def give_up(connection: Connection, id: int, touched_at_ms: int) -> bool:
 
 
 def purge_step(dialect: Dialect, connection: Connection) -> bool:
-    """Give up some of what no commit will ever want; whether there may be more.
+    """Abandon some batches that no commit can use. Return whether there may be more.
 
-    That is other attempts of what is committed, and what was staged and left alone. A job may take
-    longer than a parcel may be left: those of tasks that are at their end wait for the others.
+    These are other attempts of committed jobs, and all batches of a job that has been idle for
+    too long. A batch alone may be idle for longer: finished tasks wait for the rest of the job.
     """
     found = connection.execute(
         "SELECT p.id, p.touched_at_ms, p.job_id FROM parcels p LEFT JOIN jobs j ON j.id = p.job_id"
@@ -210,5 +211,5 @@ def purge_step(dialect: Dialect, connection: Connection) -> bool:
             " WHERE id = ? AND committed_at_ms IS NULL",
             (job_id,),
         )
-    _finish_jobs(dialect, connection)  # those whose topics were deleted
+    _finish_jobs(dialect, connection)  # covers jobs whose topics were deleted
     return len(found) == _PURGE_STEP

@@ -1,10 +1,10 @@
-"""Schedules: what is published again and again, and how far each has come.
+"""Schedules of repeated messages, and the progress of each.
 
-Owns the table ``schedules``. ``next_ms`` is the truth about what was published: it moves
-forward in the transaction that writes the letters of the occurrences it passes, and never
-back, so each occurrence is published once, whoever dies when and wherever the clock is set.
-Everything here runs inside a transaction of the caller's. What is published stays in the
-table until then; a broker keeps the rest in memory.
+Owns the table ``schedules``. ``next_ms`` decides which occurrences have been published. It moves
+forward in the transaction that writes the inbox entries of the occurrences it passes, and never
+back. So each occurrence is published once, whenever a broker crashes and however the clock is
+set. All functions run inside a transaction of the caller. The content of a schedule stays in the
+table until it is published; a broker keeps the other columns in memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from escapement.errors import AlreadyExists
 from escapement.recurrence import Missed, Recurrence
 from escapement.storage.engine.base import Connection, Dialect, DuplicateKey
 
-# Rows of one page when everything is read.
+# Rows of one page of ``read_schedules``.
 _PAGE_ROWS: Final = 1_000
-# Ids in one statement: its text stays short.
+# Ids in one statement, which keeps its text short.
 _IDS_AT_ONCE: Final = 512
 
 
 @dataclass(slots=True)
 class Schedule:
-    """One schedule, without what it publishes. ``next_ms`` is None when it has ended."""
+    """A schedule without its content. ``next_ms`` is None if the schedule has ended."""
 
     id: int
     name: str
@@ -34,21 +34,21 @@ class Schedule:
     missed: Missed
     paused: bool
     next_ms: int | None
-    last_ms: int | None  # the last occurrence that was published
+    last_ms: int | None  # the last published occurrence
     published: int
     created_at_ms: int
     size_bytes: int
 
 
 class Content(NamedTuple):
-    """What a schedule publishes each time; an empty key is none."""
+    """The message that a schedule publishes each time. An empty key means no key."""
 
     payload: bytes
     key: bytes
 
 
 class Move(NamedTuple):
-    """One schedule moves past these occurrences, which the caller publishes."""
+    """A step of one schedule past these occurrences, which the caller publishes."""
 
     schedule: Schedule
     times: list[int]
@@ -56,7 +56,7 @@ class Move(NamedTuple):
 
     @property
     def last_ms(self) -> int | None:
-        """The last occurrence that is published then."""
+        """The last published occurrence after this step."""
         return self.times[-1] if self.times else self.schedule.last_ms
 
 
@@ -71,7 +71,11 @@ def create_schedule(
     now_ms: int,
     bundle_id: int = 0,
 ) -> Schedule:
-    """Raises ``AlreadyExists``."""
+    """Create a schedule.
+
+    Raises:
+      AlreadyExists: if a schedule of this name exists.
+    """
     size_bytes = len(content.payload) + len(content.key)
     try:
         id = connection.execute(
@@ -103,12 +107,12 @@ def create_schedule(
 
 
 def delete_schedule(connection: Connection, id: int) -> None:
-    """It ceases to be; what it has published goes its way."""
+    """Delete a schedule. Messages that it has published are not affected."""
     connection.execute("DELETE FROM schedules WHERE id = ?", (id,))
 
 
 def set_paused(connection: Connection, id: int, paused: bool, next_ms: int | None) -> None:
-    """Pause or resume it; ``next_ms`` is where it goes on."""
+    """Pause or resume a schedule. ``next_ms`` is its next occurrence."""
     connection.execute(
         "UPDATE schedules SET paused = ?, next_ms = ? WHERE id = ?", (int(paused), next_ms, id)
     )
@@ -117,18 +121,18 @@ def set_paused(connection: Connection, id: int, paused: bool, next_ms: int | Non
 def advance_schedules(
     dialect: Dialect, connection: Connection, moves: Sequence[Move]
 ) -> dict[int, Content]:
-    """Move these schedules; the caller publishes their occurrences in the same transaction.
+    """Advance these schedules. The caller publishes their occurrences in the same transaction.
 
     Returns:
-      By id, what each publishes. One that is not where its ``Schedule`` says, or is paused, is
-      left out: nothing is done to it.
+      The content of each schedule, by id. A schedule that is paused, or whose stored ``next_ms``
+      differs from its ``Schedule``, is left out and unchanged.
     """
     by_id = {move.schedule.id: move for move in moves}
     found: dict[int, Content] = {}
     ids = list(by_id)
     for low in range(0, len(ids), _IDS_AT_ONCE):
         some = ids[low : low + _IDS_AT_ONCE]
-        # As many as the next power of two, so that few statements need preparing.
+        # Pad to the next power of two, so that few distinct statements need preparing.
         some += some[-1:] * ((1 << (len(some) - 1).bit_length()) - len(some))
         rows = connection.execute(
             "SELECT id, next_ms, payload, message_key FROM schedules WHERE paused = 0 AND id IN"
@@ -149,7 +153,7 @@ def advance_schedules(
 
 
 def has_schedules(connection: Connection, namespace: str) -> bool:
-    """Whether a schedule is in a namespace, or publishes into it. O(schedules)."""
+    """Return whether any schedule is in a namespace, or publishes into it. O(schedules)."""
     # Names are ASCII, and "0" follows "/".
     first, end = f"{namespace}/".encode(), f"{namespace}0".encode()
     return bool(
@@ -162,7 +166,7 @@ def has_schedules(connection: Connection, namespace: str) -> bool:
 
 
 def read_schedules(connection: Connection, bundle_id: int) -> Iterator[Schedule]:
-    """All of a bundle, in the order of their ids."""
+    """Yield all schedules of a bundle, in the order of their ids."""
     after_id = 0
     while True:
         rows = connection.execute(
