@@ -460,7 +460,7 @@ async def test_a_place_that_is_none_is_refused(mock_clock: trio.testing.MockCloc
                 await inbox.seek(3)
             with pytest.raises(escapement.InvalidRequest):
                 await inbox.seek(-1)
-            with pytest.raises(escapement.InvalidRequest, match="a position is"):
+            with pytest.raises(escapement.InvalidRequest, match="a position must be"):
                 await broker.admin(
                     "subscriptions.seek", topic="x", subscription="s", position="offset:x"
                 )
