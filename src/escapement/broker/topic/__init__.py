@@ -1,1 +1,4 @@
-"""A topic: its messages and what is to come of them, its producers, how much of it waits. Pure."""
+"""The state of one topic: messages, producers, dedup keys, groups, quotas. No I/O.
+
+Begin with :mod:`~escapement.broker.topic.topic`.
+"""

@@ -1,6 +1,6 @@
-"""How much of a topic waits, and what bounds that: the arithmetic of backlog quotas.
+"""The arithmetic of backlog quotas.
 
-Pure: numbers in, numbers out. Who counts is :mod:`~escapement.broker.topic.backlog`.
+Pure: numbers in, numbers out. :mod:`~escapement.broker.topic.backlog` does the counting.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from escapement.storage.policy import DROP_OLDEST, NamespacePolicy, TopicPolicy
 
 
 class Quota(NamedTuple):
-    """A bound of a backlog; 0 is none."""
+    """A bound on a backlog; 0 means unlimited."""
 
     messages: int
     size_bytes: int
-    counts_all: bool  # also what is not yet due
-    drops: bool  # the oldest due; else publishing is refused
+    counts_all: bool  # also messages not yet due
+    drops: bool  # drop the oldest due messages; else refuse to publish
 
     @property
     def there(self) -> bool:
-        """Whether anything is bounded."""
+        """Whether the quota bounds anything."""
         return bool(self.messages or self.size_bytes)
 
 
 class Amount(NamedTuple):
-    """What waits: messages that are due, those that are not yet, and the size of one.
+    """A backlog: due messages, messages not yet due, and their mean size.
 
-    To who reads the log times mean nothing, and all that it is to read counts as due: of that
-    ``beyond`` has only what is more than ``ahead``.
+    A subscription in the arrival order ignores due times, so all its unacknowledged messages count
+    as due. For it, ``beyond`` counts only those in excess of ``ahead``. For a shared subscription
+    ``beyond`` equals ``due``.
     """
 
     due: int
@@ -39,11 +40,11 @@ class Amount(NamedTuple):
     mean_bytes: float
 
     def beside(self, quota: Quota) -> int:
-        """What counts for a quota beside what is not yet due."""
+        """Return the number of messages that count for a quota, besides those not yet due."""
         return self.beyond if quota.counts_all else self.due
 
     def check(self, quota: Quota, whose: str) -> None:
-        """Raise ``BacklogFull`` if this meets the quota, and dropping makes no room."""
+        """Raise ``BacklogFull`` if the backlog meets the quota and dropping cannot make room."""
         if not quota.there:
             return
         waiting = self.ahead if quota.counts_all else 0
@@ -53,13 +54,13 @@ class Amount(NamedTuple):
         over = quota.messages and waiting >= quota.messages
         if over or (quota.size_bytes and size_bytes >= quota.size_bytes):
             raise BacklogFull(
-                f"{waiting} messages of {whose} wait, some {size_bytes} bytes: its "
-                "backlog quota is met. Publish again when subscriptions have got on"
+                f"the backlog quota of {whose} is reached: {waiting} messages, about "
+                f"{size_bytes} bytes, are pending; publish again when some are acknowledged"
             )
 
     @staticmethod
     def of_all(amounts: Sequence[Amount], quota: Quota) -> Amount:
-        """All together; the mean is of those that count for a quota."""
+        """Return the sum; its mean size is that of the messages that count for a quota."""
         due, beyond = sum(one.due for one in amounts), sum(one.beyond for one in amounts)
         ahead = sum(one.ahead for one in amounts)
         counted = [one.beside(quota) + (one.ahead if quota.counts_all else 0) for one in amounts]
@@ -67,33 +68,32 @@ class Amount(NamedTuple):
         return Amount(due, beyond, ahead, size / max(sum(counted), 1))
 
     def keep_most(self, quota: Quota) -> int:
-        """How many messages may stay beside what is not yet due, where that counts."""
+        """Return how many messages may stay, besides those not yet due where they count."""
         found = [quota.messages] if quota.messages else []
         if quota.size_bytes and self.mean_bytes:
             found.append(int(quota.size_bytes / self.mean_bytes))
-        if not found:  # no size is known yet
+        if not found:  # the size of messages is not known yet
             return self.beside(quota)
         return max(min(found) - (self.ahead if quota.counts_all else 0), 0)
 
 
 class Counted(NamedTuple):
-    """What waits in a topic: when that was counted, and for how long it is taken for true."""
+    """The backlog of a topic, when it was counted, and how long the count is valid."""
 
     at_ms: int
     for_ms: int
     amount: Amount
-    by_keys: bool = False  # what is not yet due was counted key by key
+    by_keys: bool = False  # counted key by key, not estimated
 
     def holds(self, now_ms: int) -> bool:
-        """Whether it is taken for true; where the clock was set back it is counted anew."""
+        """Return whether the count is still valid. It is not if the clock went back since."""
         return 0 <= now_ms - self.at_ms < self.for_ms
 
 
 def levels(waiting: Sequence[int], most: int) -> list[int]:
-    """How much of each may stay, where all together are to come to ``most``.
+    """Return how many messages each backlog may keep so that all keep ``most`` together.
 
-    Who has the most gives first: all that give come to one level, and to ``most`` exactly.
-    O(n log n).
+    The largest backlogs shrink first, down to a common level. O(n log n).
     """
     left = most
     order = sorted(range(len(waiting)), key=waiting.__getitem__)
@@ -102,7 +102,7 @@ def levels(waiting: Sequence[int], most: int) -> list[int]:
         others = len(order) - rank
         level, rest = divmod(left, others)
         if waiting[at] > level:
-            # The first of them keep what is left over.
+            # The remainder goes to the first of them, one message each.
             for place, giver in enumerate(order[rank:]):
                 stay[giver] = min(waiting[giver], level + (place < rest))
             break
@@ -111,7 +111,7 @@ def levels(waiting: Sequence[int], most: int) -> list[int]:
 
 
 def total_quota_of(namespace: NamespacePolicy) -> Quota:
-    """What bounds all topics of a namespace together."""
+    """Return the quota for all topics of a namespace together."""
     return Quota(
         namespace.total_quota_messages,
         namespace.total_quota_bytes,
@@ -121,7 +121,7 @@ def total_quota_of(namespace: NamespacePolicy) -> Quota:
 
 
 def quota_of(own: TopicPolicy, namespace: NamespacePolicy) -> Quota:
-    """What bounds a topic by itself."""
+    """Return the quota of one topic; its namespace sets what the topic leaves open."""
     counts = namespace.quota_counts if own.quota_counts == "namespace" else own.quota_counts
     action = namespace.quota_action if own.quota_action == "namespace" else own.quota_action
     return Quota(

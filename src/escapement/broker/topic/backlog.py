@@ -1,27 +1,28 @@
-"""How much waits, and what is done about it where that is too much: backlog quotas.
+"""Backlog quotas: how large a backlog is, and what happens if it is too large.
 
-The backlog of a topic is that of its subscription that is furthest behind: what is due for
-it and not acknowledged. What is not yet due counts only where the quota says so (P10). It is
-counted from what is known without reading anything, in O(subscriptions + segments):
+The backlog of a topic is that of its subscription that is furthest behind: the messages that are
+due for it and not acknowledged. Messages not yet due count only if the quota says so (P10). The
+count comes from memory, without reading, in O(subscriptions + segments):
 
-- of a shared subscription what it holds (ready, in flight, in retry), and beyond its read
-  mark what the index has up to now, where what is done already may count too; but never
-  more than it has not acknowledged. In the outermost blocks of a segment messages are
-  taken to be spread evenly in time;
-- of an exclusive or failover one, what it has not acknowledged;
-- what is not yet due: what the index has from now on, in the same way.
+- A shared subscription: the messages it holds (ready, in flight, in retry), plus the index entries
+  from its read mark up to now. Some of those entries may be acknowledged already, so the count is
+  limited to its unacknowledged messages. In the outermost blocks of a segment, messages are assumed
+  to be spread evenly in time.
+- An exclusive or failover subscription: its unacknowledged messages.
+- Messages not yet due: the index entries from now on, estimated in the same way.
 
-What is done, was cancelled or given another time may lie in the index for long, so where that
-would have somebody refused, it is counted once more, key by key (``weigh``).
+Acknowledged, cancelled and moved messages may stay in the index for long. So before a publish is
+refused because of them, the messages are counted again, key by key (``weigh``).
 
-Bytes are messages times the mean size of those in the index, or of late if it has none. A
-count is used for a second, so what was published meanwhile goes over the quota, and no more.
-The sum over a namespace's topics is used for a millisecond longer for each of them.
+Bytes are messages times their mean size in the index, or their recent mean size if the index has
+none. A count is valid for one second, so publishes within that second may exceed the quota. The sum
+over a namespace's topics is valid for one millisecond longer per topic.
 
-Who may publish is decided here. Where a quota drops the oldest due, whoever may be over it,
-by the most that its blocks can hold, is counted once more and exactly by
-:mod:`~escapement.broker.upkeep.shedding`, which knows from here how much to keep, or, of a whole
-namespace and where what is not yet due counts, by :mod:`~escapement.broker.upkeep.levelling`.
+This module decides whether a topic may be published to. For a drop-oldest quota it finds the
+subscriptions that may exceed it, by the most messages that their blocks can hold, and how many
+messages each may keep. :mod:`~escapement.broker.upkeep.shedding` then counts exactly and drops the
+others. :mod:`~escapement.broker.upkeep.levelling` decides instead for namespace quotas, and where
+messages not yet due count.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ from escapement.clock import Clock
 from escapement.errors import BacklogFull
 from escapement.storage.index import KEY_MAX, DelayedIndex, Key
 
-# What is due for each subscription, and what of the topic is not yet; None: it was not counted.
+# Due messages by subscription, and the topic's messages not yet due (None: not counted).
 Weighed = tuple[list[tuple[Subscription, int]], int | None]
 
 _FRESH_MS: Final = 1_000
-# What takes long to count is not counted for more than a tenth of the time.
+# A count key by key stays valid this many times as long as it took.
 _WEIGHED_SHARE: Final = 10
 
 
 class Backlogs:
-    """See the module's docstring.
+    """The backlogs of all active topics, checked against their quotas.
 
     Args:
       active: the topics that may have a backlog, by id.
-      wake: called with a subscription of which something is to be dropped.
-      level: called with a topic of which something may be to be dropped by keys that are not yet
-        due; or of all topics of its namespace together.
-      count: counts a topic key by key; with True also what is not yet due.
+      wake: called with a subscription that must drop messages.
+      level: called with a topic that may exceed a drop-oldest quota in which messages not yet due
+        count; with True, a topic whose namespace may exceed its quota.
+      count: counts a topic key by key; with True also messages not yet due.
     """
 
     def __init__(
@@ -78,10 +79,10 @@ class Backlogs:
         self._rests_until_ms: dict[int, int] = {}  # by namespace
 
     def check(self, topic: Topic, now_ms: int) -> None:
-        """Whether a topic may be published to.
+        """Check that a topic may be published to.
 
         Raises:
-          BacklogFull: its backlog has reached its quota, or that of its namespace.
+          BacklogFull: if the topic's backlog, or that of its namespace, has reached its quota.
         """
         quota, total = topic.quota, topic.total_quota
         if quota.there and (quota.counts_all or not quota.drops):
@@ -91,12 +92,15 @@ class Backlogs:
             amount.check(total, f"all topics in {topic.name.namespace_full}")
 
     async def weigh(self, topic: Topic) -> None:
-        """Before ``check``: see that nobody is refused for what the index has and nobody gets."""
+        """Count key by key if ``check`` would refuse on an estimate; called before it.
+
+        Otherwise index entries that no subscription will get could cause a refusal.
+        """
         if not self._seems_full(topic):
             return
         async with self._weighing:
             if not self._seems_full(topic):
-                return  # somebody else has counted meanwhile
+                return  # another task has counted meanwhile
             total = topic.total_quota
             for one in self._beside(topic) if total.there else [topic]:
                 if not (one.backlog and one.backlog.by_keys and self._holds(one.backlog)):
@@ -104,7 +108,7 @@ class Backlogs:
             self._totals.pop(topic.namespace.id, None)
 
     def _seems_full(self, topic: Topic) -> bool:
-        """Whether it would be refused, by an estimate."""
+        """Return whether an estimate would refuse the topic."""
         if not (topic.quota.there or topic.total_quota.there):
             return False
         try:
@@ -125,9 +129,9 @@ class Backlogs:
         topic.backlog = Counted(now_ms, for_ms, amount, by_keys=True)
 
     def look(self, topic: Topic, now_ms: int) -> None:
-        """Something has come, come due or come back: see whether something is to be dropped.
+        """Check whether a topic must drop messages, if its backlog may have grown.
 
-        It is looked at once a second; the topic is woken for that when it has rested.
+        A topic is checked at most once a second. Its timer wakes it for the next check.
         """
         watch = topic.quota_watch
         if now_ms < watch.rests_until_ms or not topic.has_grown:
@@ -144,7 +148,7 @@ class Backlogs:
             self._look_at_all(topic, total, now_ms)
 
     def rewind(self) -> None:
-        """The wall clock went back: when a namespace was looked at says nothing any more."""
+        """Forget when namespaces were checked: the wall clock went back."""
         self._rests_until_ms.clear()
 
     def _shed(self, topic: Topic, keep_most: int, now_ms: int) -> None:
@@ -155,7 +159,10 @@ class Backlogs:
                 self._wake(topic, subscription)
 
     def _look_ahead(self, topic: Topic, now_ms: int) -> None:
-        """What it has room for follows from what is not yet due, which is only estimated here."""
+        """Have a topic counted exactly if it may exceed its quota.
+
+        How many messages it may keep depends on those not yet due, which are only estimated here.
+        """
         amount = self._most(topic, now_ms)
         if amount.beyond and amount.beyond > amount.keep_most(topic.quota):
             self._level(topic, False)
@@ -181,7 +188,7 @@ class Backlogs:
             self._level(topic, True)
 
     def _beside(self, topic: Topic) -> list[Topic]:
-        """All topics of its namespace."""
+        """Return all active topics of the topic's namespace."""
         return [one for one in self._active.values() if one.namespace.id == topic.namespace.id]
 
     # -- counting --------------------------------------------------------------
@@ -212,11 +219,11 @@ class Backlogs:
         return amount
 
     def _most(self, topic: Topic, now_ms: int) -> Amount:
-        """No less than what waits, by all keys in its blocks."""
+        """Return an upper bound on the backlog: all keys in its blocks."""
         frontier, count = Key(now_ms + 1, 0), self._index.most_between
         ahead = count(topic.id, frontier, KEY_MAX)
         amount = amount_of(self._index, topic, _dues(topic, frontier, count), now_ms, ahead)
-        # To who reads the log none of what lies ahead in the index need be left.
+        # A subscription in the arrival order may have acknowledged all messages not yet due.
         return amount._replace(beyond=amount.due)
 
 
@@ -227,10 +234,11 @@ def amount_of(
     now_ms: int,
     ahead: int | None = None,
 ) -> Amount:
-    """What waits in a topic, of which ``dues`` are due, for each subscription.
+    """Return the backlog of a topic.
 
     Args:
-      ahead: what is not yet due; None: as the index has it, by estimate.
+      dues: the due messages of each subscription.
+      ahead: the messages not yet due; None: estimate them from the index.
     """
     if ahead is None:
         ahead = index.count_between(topic.id, Key(now_ms + 1, 0), KEY_MAX)
@@ -242,7 +250,10 @@ def amount_of(
 
 
 def beside(subscription: Subscription, due: int, ahead: int) -> int:
-    """What of ``due`` is not among what is not yet due: who reads the log looks at no times."""
+    """Return how many of a subscription's ``due`` messages are not also counted in ``ahead``.
+
+    A subscription in the arrival order counts messages not yet due as due.
+    """
     return due if isinstance(subscription, SharedSubscription) else max(due - ahead, 0)
 
 
@@ -250,7 +261,7 @@ _Count = Callable[[int, Key, Key], int]
 
 
 def _most_due(topic: Topic, frontier: Key, count: _Count) -> int:
-    """What is due for the subscription that is furthest behind; as ``_due``."""
+    """Return the largest ``_due`` of the topic's subscriptions."""
     return max((_due(topic, one, frontier, count) for one in topic.consumed()), default=0)
 
 
@@ -259,7 +270,10 @@ def _dues(topic: Topic, frontier: Key, count: _Count) -> list[tuple[Subscription
 
 
 def _due(topic: Topic, subscription: Subscription, frontier: Key, count: _Count) -> int:
-    """What is due for a subscription; ``count`` counts what lies in a range of the index."""
+    """Return how many messages are due for a subscription.
+
+    ``count`` counts the index entries of a key range.
+    """
     most = topic.waiting(subscription)
     if not isinstance(subscription, SharedSubscription):
         return most

@@ -1,19 +1,19 @@
-"""How many keys the wheels of all topics hold together.
+"""A common limit on the keys in the wheels of all topics.
 
-Each topic says how many are in its wheel; when all of them have reached the limit, windows
-become small, and what does not fit stays in the index until it is due. Pure.
+Each topic reports how many keys its wheel holds. When all wheels together reach the limit, windows
+become small, and the other messages stay in the index until they are due. Pure.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# What any topic may load, however full the others are: less is not worth a read.
+# Any topic may load this many keys, however full the other wheels are: fewer are not worth a read.
 LEAST_MESSAGES: Final = 1024
 
 
 class WindowBudget:
-    """See the module's docstring; all counts are messages."""
+    """The budget of keys in wheels; all counts are messages."""
 
     __slots__ = ("limit", "used")
 
@@ -22,15 +22,18 @@ class WindowBudget:
         self.used = 0
 
     def window(self) -> int:
-        """How large the next window may be."""
+        """Return the size of the next window."""
         return max(min(LEAST_MESSAGES, self.limit), self.limit - self.used)
 
     def allows_window(self, own: int) -> bool:
-        """Whether a topic that has ``own`` keys in its wheel may load more."""
+        """Return whether a topic with ``own`` keys in its wheel may load more."""
         if self.used * 2 <= self.limit:
             return True
         return own * 2 <= min(LEAST_MESSAGES, self.limit)
 
     def asks_to_shrink(self, own: int) -> bool:
-        """Whether a topic with ``own`` keys must give some up: too many came live."""
+        """Return whether a topic with ``own`` keys must give some up.
+
+        This happens when too many messages are published below the horizon.
+        """
         return self.used > 2 * self.limit and own > 2 * LEAST_MESSAGES

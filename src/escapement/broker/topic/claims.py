@@ -1,9 +1,9 @@
-"""Who still wants what of a topic's messages, and so what index and log must keep.
+"""The messages that index and log must keep for the subscriptions of a topic.
 
-Asked by whoever forgets: checkpoints and compaction of the index, relocation and forgetting
-of the log; and by whoever looks at what is still to be done. Keys arrive and answers leave
-in columns. What is wrongly kept costs space; what is wrongly given up is lost, so while a
-subscription is being made everything is wanted: it may want what arrives meanwhile.
+Checkpoints and compaction ask for the index. Relocation and the deletion of generations ask for the
+log. Views of pending messages ask too. Keys arrive and answers leave as columns. Keeping too much
+costs space; keeping too little loses messages. So while a subscription is being created, everything
+is kept: the subscription may want messages that arrive meanwhile.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from escapement.message import Int64s
 
 # Later than any time.
 _NEVER_MS: Final = 1 << 62
-# Of what is not wanted whenever it is due.
+# Marks a message that no subscription wants, whatever its due time.
 _ALWAYS_MS: Final = (1 << 63) - 1
 
 
 class Claims:
-    """The claims of a topic's subscriptions; see the module's docstring."""
+    """The messages that the subscriptions of one topic still want."""
 
     __slots__ = ("_amendments", "_ordered", "_shared", "arrived_since_ms", "subscribing")
 
@@ -36,7 +36,7 @@ class Claims:
         ordered: Mapping[str, OrderedSubscription],
         amendments: Amendments,
     ) -> None:
-        """Of the topic's subscriptions as they come and go, by name."""
+        """Keep the mappings, which change as the topic's subscriptions come and go; by name."""
         self._shared = shared
         self._ordered = ordered
         self._amendments = amendments
@@ -46,29 +46,32 @@ class Claims:
     # -- while a subscription is made ------------------------------------------
 
     def begin_subscribing(self) -> None:
-        """A subscription is being made durable; ``end_subscribing`` follows."""
+        """Note that a subscription is being made durable; ``end_subscribing`` must follow."""
         if not self.subscribing:
             self.arrived_since_ms = _NEVER_MS
         self.subscribing += 1
 
     def arrived(self, due_ms: Int64s) -> None:
-        """Messages came, or have another time, while a subscription is being made."""
+        """Note messages that arrive, or move, while a subscription is being created."""
         self.arrived_since_ms = min(self.arrived_since_ms, int(due_ms.min()))
 
     def end_subscribing(self) -> None:
-        """It is served, or is not made after all."""
+        """Note that the new subscription is served, or that its creation failed."""
         self.subscribing -= 1
 
     # -- what the index keeps --------------------------------------------------
 
     def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
-        """Which messages a checkpoint must write; bool[n].
+        """Return which messages a checkpoint must write; bool[n].
 
-        What is not yet due, because a subscription may still come, or be sought, that wants
-        it, whoever has acknowledged it before its time; what a shared subscription is to
-        get and has not durably acknowledged; and everything while a subscription is being
-        made that may want what arrives meanwhile. What is durably cancelled, and the stale
-        key of what was moved, is live only for a subscription that holds the message.
+        - Messages not yet due, even if acknowledged: a subscription that wants them may still be
+          created, or sought.
+        - Messages that a shared subscription covers and has not durably acknowledged.
+        - All messages while a subscription is being created, which may want those that arrive
+          meanwhile.
+
+        A durably cancelled message, and the stale key of a moved one, is live only for a
+        subscription that holds the message.
         """
         if self.subscribing:
             return np.ones(len(offsets), bool)
@@ -85,12 +88,12 @@ class Claims:
         return live
 
     def pending(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
-        """Which messages are still to be done, for somebody who looks; bool[n].
+        """Return which messages are pending, for a view; bool[n].
 
-        What is not yet due and not cancelled; and what is due and a shared subscription is to
-        get, or holds, and has not acknowledged. Of a moved message the key that counts is
-        named, whoever holds it under an earlier one; that only where nobody would find it by
-        the other.
+        These are the messages not yet due and not cancelled, and the due messages that a shared
+        subscription covers or holds and has not acknowledged. A moved message is reported by its
+        current key, even if a subscription holds it under an earlier one. It is reported by the
+        earlier key only if that subscription does not cover the current one.
         """
         hidden = self._amendments.hidden(due_ms, offsets)
         pending = due_ms > now_ms
@@ -113,9 +116,9 @@ class Claims:
         return pending
 
     def may_keep(self, low: int, high: int, max_due_ms: int, now_ms: int) -> bool:
-        """Whether any of ``[low, high)``, due by ``max_due_ms``, may be live; cheap.
+        """Return whether any of ``[low, high)``, due by ``max_due_ms``, may be live.
 
-        May say so of what is not. O(log n) a subscription.
+        May return True although none is. O(log n) per subscription.
         """
         if self.subscribing or max_due_ms > now_ms:
             return True
@@ -124,7 +127,7 @@ class Claims:
     # -- what the log keeps ----------------------------------------------------
 
     def pins(self, low: int, high: int) -> bool:
-        """Whether someone is still to read ``[low, high)`` from the log itself."""
+        """Return whether a subscription must still read ``[low, high)`` from the log itself."""
         if self.subscribing:
             return True
         records = (one.record for one in self._shared.values())
@@ -133,12 +136,13 @@ class Claims:
         return any(one.is_to_read(low, high) for one in self._ordered.values())
 
     def dead(self, low: int, high: int) -> tuple[Int64s, Int64s, Int64s]:
-        """The offsets of ``[low, high)`` that nobody is to get any more; sorted.
+        """Return the sorted offsets of ``[low, high)`` that no subscription will get any more.
 
-        First those that everybody has durably acknowledged; then others, which somebody who
-        began later has not and is not to get, if they are due before a time, and these times.
-        What is not named may be wanted; without a shared subscription nothing is named,
-        because one may still come.
+        Returns three arrays. The first has offsets that all shared subscriptions have durably
+        acknowledged. The second has other offsets, which no subscription will get if they are due
+        before the time in the third array: a subscription that began later does not cover them
+        then. Other offsets may be wanted. Without a shared subscription nothing is returned,
+        because one may still be created.
         """
         none = np.zeros(0, np.int64)
         if not self._shared or self.subscribing:
@@ -154,16 +158,17 @@ class Claims:
             early_ms = np.where(offsets < record.start_offset, record.start_due_ms, 0)
             before_ms = np.where(done, before_ms, np.minimum(before_ms, early_ms))
             if not before_ms.any():
-                break  # somebody wants whatever there is
+                break  # a subscription wants all of them
         dead = np.flatnonzero(before_ms == _ALWAYS_MS)
         early = np.flatnonzero((before_ms > 0) & (before_ms < _ALWAYS_MS))
         return offsets[dead], offsets[early], before_ms[early]
 
     def outdated(self, low: int, high: int) -> tuple[Int64s, Int64s]:
-        """Of ``[low, high)`` what was changed, and when the key of each is due that counts.
+        """Return the changed offsets of ``[low, high)``, and when the current key of each is due.
 
-        The other keys nobody comes to want. -1: none counts, it was cancelled. What some
-        subscription holds, under whichever key, is not named. Offsets ascend; int64[n] each.
+        No subscription will want the other keys of these messages. A due time of -1 means that no
+        key is current, because the message was cancelled. Messages that a subscription holds, under
+        any key, are left out. Offsets ascend; int64[n] each.
         """
         none = np.zeros(0, np.int64)
         if self.subscribing:
@@ -184,10 +189,11 @@ class Claims:
         return offsets[named], staying_ms[named]
 
     def moves_over(self, below: int, now_ms: int) -> Int64s:
-        """The log begins at ``below``: what lies before and needs no time any more; ascending.
+        """Return the moves of offsets below ``below`` that can be forgotten; ascending.
 
-        A time needs what is live, and what has a key that is not yet due, or that somebody has
-        not read yet: without its entry that key would seem to count.
+        ``below`` is where the log begins. A move is needed while the message is live, while one of
+        its keys is not yet due, and while a subscription has not read that key yet: without the
+        move, a stale key would seem current.
         """
         due_ms, last_ms, offsets = self._amendments.moves.below(below)
         if not len(offsets):

@@ -1,28 +1,28 @@
-"""The coming part of a topic's delivery order: in a wheel up to the horizon, then in the index.
+"""The upcoming part of a topic's delivery order: a wheel up to the horizon, then the index.
 
-Where a message is, seen from here::
+The way of a message through this part::
 
-    place ─┬─ due now ─────────────────────────────► handed back, to be offered
+    place ─┬─ due now ─────────────────────────────► returned, to be offered
            ├─ below the horizon ─► wheel ─ advance ─►      "
            └─ beyond it ─ window ─► wheel ─ advance ─►     "
 
-*Horizon*: a key of the delivery order. Below it the wheel knows every message that is
-not yet due; beyond it only the index does. It ends at a partition's end, or earlier
-where the wheels of all topics would hold more than their budget. A window is planned in one
-synchronous step (horizon and pinned sources together), and read by the broker, in a
-thread where it touches the disk. If the clock gets past the horizon first, every
-subscription's read mark is lowered to it, so nothing is lost and nothing waits.
+*Horizon*: a key of the delivery order. Below it the wheel has every message that is not yet due;
+beyond it only the index has them. The horizon is the end of a partition, or an earlier key if the
+wheels of all topics would exceed their budget. A window is planned in one synchronous step (horizon
+and pinned sources together). The broker then reads it, in a thread if it touches the disk. If the
+clock passes the horizon first, the read mark of every subscription is lowered to it, so no message
+is lost or late.
 
-*Frontier*: the time up to which everything has been handed back. It never lies before
-something that was, so whoever reads the index by himself up to there misses nothing.
+*Frontier*: the time up to which all messages have been returned. It is never earlier than a
+returned message, so a reader of the index up to the frontier misses nothing.
 
-*Exact*: the wheel gives messages back at each tick, but a message that is due when it arrives is
-handed back at once. It would pass messages that fell due earlier in the same tick. Where a
-subscription promises an order, the coming part is exact: ``place`` hands back all messages of the
-wheel that are due by now, together with the new ones, in one order. So the wheel turns by the
-millisecond, and still wakes the topic at its ticks only. A window that was not read in time may
-have earlier messages too. ``pass_unread`` returns the key from which subscriptions must read the
-index before they take a message that is due now.
+*Exact*: the wheel returns messages at each tick, but a message that is due on arrival is returned
+at once. It would overtake messages that fell due earlier in the same tick. If a subscription keeps
+an order, this part is exact: ``place`` returns all messages of the wheel that are due by now,
+together with the new ones, in one order. The wheel then turns by the millisecond, but still wakes
+the topic only at ticks. A window that was not read in time may have earlier messages too.
+``pass_unread`` returns the key from which subscriptions must read the index before they take a
+message that is due now.
 
 No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
 """
@@ -44,7 +44,7 @@ WINDOW_LEAD_MS: Final = 5_000
 
 
 class Coming:
-    """See the module's docstring."""
+    """The upcoming messages of one topic."""
 
     __slots__ = (
         "_budget",
@@ -76,26 +76,26 @@ class Coming:
         self._topic_id = topic_id
         self._index = index
         self._budget = budget
-        self._counted = 0  # keys of our wheel that the budget knows of
+        self._counted = 0  # keys of this wheel that the budget includes
         self._tick_ms = tick_ms
         self.exact = False  # see the module's docstring
         self._wheel = TimingWheel(tick_ms, now_ms)
         self._horizon = KEY_MIN
-        self._index_next_ms: int | None = None  # no entry at or past the horizon is due earlier
+        self._index_next_ms: int | None = None  # no entry from the horizon on is due earlier
         self._loading: TimingWheel | None = None  # the wheel that a window is being read for
-        self._loading_from = KEY_MIN  # that window has nothing before, or others were told of it
+        self._loading_from = KEY_MIN  # that window has no unreported key before this one
         self.begin_at(now_ms)
 
     def __len__(self) -> int:
         return len(self._wheel)
 
     def begin_at(self, now_ms: int) -> None:
-        """What is due by now is in the index, and others come to it; begin behind it."""
+        """Set the horizon right after now: subscriptions read due messages from the index."""
         self._reach(now_ms)
         self._set_horizon(Key(now_ms + 1, 0))
 
     def close(self) -> None:
-        """Nobody wants what comes any more."""
+        """Return this wheel's share of the budget."""
         self._budget.used -= self._counted
         self._counted = 0
 
@@ -105,7 +105,7 @@ class Coming:
     # -- messages arrive, and fall due -----------------------------------------------
 
     def place(self, arrived: Entries, now_ms: int) -> Iterator[Entries]:
-        """Put what is below the horizon into the wheel; gives what is due, in order."""
+        """Put messages below the horizon into the wheel; yield the due ones, in order."""
         self._reach(now_ms)
         due = arrived.when_ms <= now_ms
         if due.any():
@@ -134,13 +134,13 @@ class Coming:
         elapsed = self._wheel.insert(waiting.when_ms, waiting.ids, waiting.tags)
         self._count()
         if elapsed is not None:
-            yield elapsed  # the wall clock went back a little, and the wheel has seen later
+            yield elapsed  # the wall clock went back a little: the wheel has seen a later time
 
     def pass_unread(self, now_ms: int) -> Key | None:
-        """The lowest key that is due and that the wheel may lack; each is told once.
+        """Return the lowest due key that the wheel may lack; return each key once.
 
-        It is the horizon, if the clock got past it before a window was read; the horizon moves
-        to now. Where exact, it may also be the beginning of a window that is being read.
+        This is the horizon, if the clock passed it before a window was read; the horizon then moves
+        to now. If exact, it may also be the start of a window that is being read.
         """
         passed = None
         if self._index_next_ms is not None and self._index_next_ms <= now_ms:
@@ -152,14 +152,14 @@ class Coming:
         return passed
 
     def advance(self, now_ms: int) -> Entries:
-        """Turn the wheel; returns what has fallen due, in order."""
+        """Turn the wheel; return the messages that have fallen due, in order."""
         self._reach(now_ms)
         due = self._wheel.advance(max(now_ms, self._wheel.now_ms))
         self._count()
         return due
 
     def rewind(self, now_ms: int) -> bool:
-        """The wall clock went back; whether by so much that all is begun anew."""
+        """Follow a wall clock that went back; return whether everything was rebuilt."""
         if self.frontier_ms - now_ms <= self._tick_ms:
             return False
         self.frontier_ms = now_ms
@@ -170,7 +170,7 @@ class Coming:
         return True
 
     def set_tick(self, tick_ms: int, exact: bool, now_ms: int) -> Iterator[Entries]:
-        """Go by these from now on; no message's time moves. Gives what is due."""
+        """Change the tick and exactness; no due time changes. Yields the due messages."""
         if (tick_ms, exact) == (self._tick_ms, self.exact):
             return
         self._tick_ms, self.exact = tick_ms, exact
@@ -181,14 +181,14 @@ class Coming:
         yield from self._turn_in(waiting)
 
     def next_wake_ms(self) -> int | None:
-        """When the wheel or a window has something to do; None for never."""
+        """Return when the wheel or a window next has work; None for never."""
         wakes = [self._wheel_wake_ms(), self._index_next_ms]
         if self._index_next_ms is not None and self._loading is None and self._window_fits():
             wakes.append(self._window_at_ms())
         return min([wake for wake in wakes if wake is not None], default=None)
 
     def _wheel_wake_ms(self) -> int | None:
-        """The tick at which the wheel's next messages are due, or its wish to prepare a slot."""
+        """Return the tick at which messages fall due, or when the wheel wants to prepare a slot."""
         wake_ms = self._wheel.next_wake_ms()
         if wake_ms is None or wake_ms < self._wheel.earliest_ms:
             return wake_ms
@@ -200,7 +200,7 @@ class Coming:
     # -- windows ---------------------------------------------------------------------
 
     def wants_window(self, now_ms: int) -> bool:
-        """Whether the next window should be planned and read now."""
+        """Return whether the next window should be planned and read now."""
         at_ms = self._window_at_ms()
         return (
             at_ms is not None and at_ms <= now_ms and self._loading is None and self._window_fits()
@@ -216,7 +216,7 @@ class Coming:
         return self._budget.allows_window(len(self))
 
     def begin_window(self) -> Plan:
-        """Move the horizon and pin what lies below it; ``end_window`` must follow."""
+        """Move the horizon and pin the sources below it; ``end_window`` must follow."""
         assert self._index_next_ms is not None
         assert self._loading is None, "two windows at once"
         until = Key((self._index_next_ms // self.granularity_ms + 1) * self.granularity_ms, 0)
@@ -229,13 +229,13 @@ class Coming:
         return plan
 
     def end_window(self, found: Entries) -> Iterator[Entries]:
-        """Put a window's keys into the wheel they were read for, if it is still turning."""
+        """Put a window's keys into the wheel they were read for, if it is still in use."""
         wheel, self._loading = self._loading, None
         if wheel is self._wheel and len(found):
             yield from self._turn_in(found)
 
     def _count(self) -> None:
-        """Tell the budget how many keys our wheel has now."""
+        """Report the number of keys in this wheel to the budget."""
         count = len(self._wheel)
         self._budget.used += count - self._counted
         self._counted = count
@@ -245,7 +245,7 @@ class Coming:
         self._index_next_ms = self._index.next_due(self._topic_id, horizon)
 
     def _shrink_window(self) -> None:
-        """Too much was published below the horizon: move it back to what is bounded."""
+        """Move the horizon back to the median key: too much was published below it."""
         if self._loading is not None:
             return
         waiting = self._wheel.entries()
@@ -257,7 +257,7 @@ class Coming:
 
 
 def _in_order(arrived: Entries) -> Entries:
-    """Sorted by due time, then offset; offsets arrive ascending."""
+    """Return messages sorted by due time, then offset; offsets arrive ascending."""
     due_ms = arrived.when_ms
     if (due_ms[1:] >= due_ms[:-1]).all():
         return arrived

@@ -1,16 +1,16 @@
-"""The dedup keys that a topic remembers: which messages it has had already (B3).
+"""The dedup keys of a topic: which messages it has stored already (B3).
 
-A key is *stored* when its message is durable, and *waiting* from when its message is handed
-to the commit pipeline until it is stored or refused. A message whose key is either is a
-repetition and is not stored again; of a waiting one the answer waits too, behind the first
-in the same lane, and is refused if that one is.
+A key is *stored* when its message is durable. It is *waiting* from when its message enters the
+commit pipeline until it is stored or refused. A message with a stored or waiting key is a duplicate
+and is not stored again. The answer to a duplicate of a waiting key waits too, behind the first
+message in the same lane; if that one is refused, so is the duplicate.
 
-Stored keys stand in *runs*: columns sorted by half of the digest, small ones merged into
-larger ones, so that a batch is looked up by one ``searchsorted`` in each of a few. A key is
-forgotten when its window has passed since it was published; memory is given back a
-sixteenth of a window later at most, while the topic is published to or checkpoints are
-written. Keys of all topics share a bound; at it, publishes with new keys are refused until
-others are forgotten, because to forget one early would store its message twice.
+Stored keys are in *runs*: columns sorted by half of the digest. Small runs are merged into larger
+ones, so looking up a batch takes one ``searchsorted`` in each of a few runs. A key is forgotten
+when its window has passed since publication. Its memory is freed at most a sixteenth of a window
+later, while the topic is published to or checkpoints are written. All topics share a bound on their
+keys. At the bound, publishes with new keys are refused until other keys are forgotten: forgetting a
+key early would store its message twice.
 
 Pure: time arrives as an argument. A topic without dedup keys costs nothing.
 """
@@ -27,12 +27,12 @@ from escapement.errors import Busy, LimitExceeded
 from escapement.message import Int64s
 from escapement.storage.dedupkeys import KeyTable
 
-# What ``sort_out`` says of a message that is to be stored, and of one that is stored only
-# when all handed in before it is.
+# The results of ``sort_out`` for a message to be stored, and for a duplicate of a message that is
+# not durable yet.
 NEW: Final = -1
 WAITING: Final = -2
 
-# Runs are merged up to this: a millisecond or so for sorting.
+# Runs are merged up to this size; sorting one takes about a millisecond.
 _RUN_KEYS: Final = 1 << 18
 _PIECE_KEYS: Final = 1 << 16
 _NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
@@ -41,7 +41,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 
 class KeyBudget:
-    """How many keys all topics remember together, and may."""
+    """The number of dedup keys of all topics together, and its limit."""
 
     __slots__ = ("limit", "used")
 
@@ -51,7 +51,7 @@ class KeyBudget:
 
 
 class _Run(NamedTuple):
-    """Keys sorted by ``first``; columns of one height."""
+    """Keys sorted by ``first``; columns of equal length."""
 
     first: UInt64s  # the digest's first half
     second: UInt64s
@@ -61,7 +61,7 @@ class _Run(NamedTuple):
     @classmethod
     def of(cls, table: KeyTable) -> _Run:
         parts = halves(table.digests)
-        # Stable, because that merges what is sorted in parts.
+        # A stable sort is fast here: it merges parts that are sorted already.
         order = np.argsort(parts[:, 0], kind="stable")
         return cls(
             parts[order, 0], parts[order, 1], table.offsets[order], table.published_ms[order]
@@ -78,7 +78,7 @@ class _Run(NamedTuple):
 
 
 class DedupKeys:
-    """See the module's docstring."""
+    """The dedup keys of one topic."""
 
     __slots__ = ("_budget", "_loaded_to", "_oldest_ms", "_runs", "_unstated", "_waiting")
 
@@ -88,31 +88,31 @@ class DedupKeys:
         self._unstated: list[KeyTable] = []  # since the last checkpoint, by offset
         self._waiting: set[bytes] = set()
         self._oldest_ms = 0  # of the runs
-        self._loaded_to = -1  # the last offset that a checkpoint's parts have a key of
+        self._loaded_to = -1  # the last offset with a key in the checkpoint
 
     def __len__(self) -> int:
         return sum(len(run.offsets) for run in self._runs)
 
     @property
     def is_used(self) -> bool:
-        """Whether there are keys, stored or waiting."""
+        """Whether the topic has keys, stored or waiting."""
         return bool(self._runs or self._waiting or self._unstated)
 
     # -- publishing ----------------------------------------------------------------
 
     def sort_out(self, digests: Digests, since_ms: int) -> Int64s:
-        """What each message of a batch is: ``NEW``, ``WAITING``, or a stored one's offset.
+        """Classify each message of a batch: ``NEW``, ``WAITING``, or a stored one's offset.
 
         Args:
-          digests: V16[n], zero for a message without a key, which is always new.
-          since_ms: keys published then or earlier are forgotten.
+          digests: V16[n]; zero for a message without a key, which is always new.
+          since_ms: keys published at or before this time are forgotten.
 
         Returns:
-          int64[n]. Of equal keys in the batch the first may be new, the others wait for it.
+          int64[n]. Of equal keys in the batch the first may be new; the others are waiting.
 
         Raises:
-          Busy: if there is no room to remember the new keys.
-          LimitExceeded: if there never will be.
+          Busy: if there is no room for the new keys now.
+          LimitExceeded: if the batch alone has more new keys than all topics may have.
         """
         found = self.find(digests, since_ms)
         keyed = digests != _NO_DIGEST
@@ -131,27 +131,30 @@ class DedupKeys:
     def _check_room(self, count: int) -> None:
         limit = self._budget.limit
         if count > limit:
-            raise LimitExceeded(f"{count} dedup keys are more than the {limit} of all topics")
+            raise LimitExceeded(
+                f"{count} new dedup keys exceed the limit of {limit} for all topics together; "
+                "send smaller batches"
+            )
         if self._budget.used + count > limit:
             raise Busy(
-                f"{limit} dedup keys are remembered, as many as there may be; "
-                "ask again when some of them are forgotten"
+                f"the limit of {limit} dedup keys is reached; "
+                "publish again when the windows of some have passed"
             )
 
     def hold(self, digests: Digests) -> None:
-        """Messages with these keys were handed in; ``store`` or ``let_go`` follows for each."""
+        """Mark keys as waiting; ``store`` or ``let_go`` must follow for each."""
         keys = _keys(digests)
         self._waiting.update(keys)
         self._budget.used += len(keys)
 
     def let_go(self, digests: Digests) -> None:
-        """They were refused."""
+        """Remove waiting keys whose messages were refused."""
         keys = _keys(digests)
         self._waiting.difference_update(keys)
         self._budget.used -= len(keys)
 
     def store(self, table: KeyTable) -> None:
-        """Messages that were held are durable; none of them is without a key."""
+        """Store waiting keys whose messages are durable; every row must have a key."""
         self._waiting.difference_update(table.digests.tolist())
         self._unstated.append(table)
         self._add(table)
@@ -159,10 +162,10 @@ class DedupKeys:
     # -- looking up ----------------------------------------------------------------
 
     def find(self, digests: Digests, since_ms: int) -> Int64s:
-        """The offset of the last message stored with each key, or -1; int64[n].
+        """Return the offset of the last message stored with each key, or -1; int64[n].
 
         Args:
-          since_ms: keys published then or earlier are forgotten.
+          since_ms: keys published at or before this time are forgotten.
         """
         found = np.full(len(digests), -1, np.int64)
         if self._runs:
@@ -175,11 +178,11 @@ class DedupKeys:
     # -- forgetting ----------------------------------------------------------------
 
     def is_stale(self, now_ms: int, window_ms: int) -> bool:
-        """Whether it is worth while to forget what was published before the window."""
+        """Return whether the oldest keys are a sixteenth of a window past the window."""
         return bool(self._runs) and self._oldest_ms <= now_ms - window_ms - window_ms // 16
 
     def forget(self, now_ms: int, window_ms: int) -> None:
-        """Give back the memory of keys whose window has passed, if it is worth while."""
+        """Remove the keys whose window has passed, if ``is_stale``."""
         if not self.is_stale(now_ms, window_ms):
             return
         before = len(self)
@@ -189,7 +192,7 @@ class DedupKeys:
         self._budget.used -= before - len(self)
 
     def drop(self) -> None:
-        """The topic was deleted: what it remembers, or waits for, counts no more."""
+        """Remove all keys from the budget: the topic was deleted."""
         self._budget.used -= len(self) + len(self._waiting)
         self._budget = KeyBudget(0)
         self._runs = []
@@ -197,23 +200,23 @@ class DedupKeys:
     # -- what checkpoints write, and a start reads -----------------------------------
 
     def take_unstated(self) -> list[KeyTable]:
-        """The keys since the last checkpoint, in pieces of bounded size."""
+        """Return the keys added since the last checkpoint, in pieces of bounded size."""
         tables, self._unstated = self._unstated, []
         return _pieces(KeyTable.concat(tables)) if tables else []
 
     def all_keys(self) -> list[KeyTable]:
-        """All keys, in pieces of bounded size; none are unstated any more."""
+        """Return all keys, in pieces of bounded size; a checkpoint takes them."""
         self._unstated = []
         return [piece for run in self._runs for piece in _pieces(run.table())]
 
     def load(self, table: KeyTable) -> None:
-        """Take what a checkpoint wrote."""
+        """Add keys from a checkpoint."""
         self._budget.used += len(table.offsets)
         self._loaded_to = max(self._loaded_to, int(table.offsets.max(initial=-1)))
         self._add(table)
 
     def recover(self, table: KeyTable) -> None:
-        """Take what the journal says, which a checkpoint may have written already."""
+        """Add keys from the journal, except those that the checkpoint has."""
         fresh = table.offsets > self._loaded_to
         if fresh.any():
             table = table.take(fresh)
@@ -236,7 +239,7 @@ class DedupKeys:
 
 
 def _find(run: _Run, first: UInt64s, second: UInt64s, since_ms: int, found: Int64s) -> None:
-    """Raise ``found`` to the highest offset in the run; O(n log run), and more for equal halves."""
+    """Raise ``found`` to the highest offset in the run; O(n log run), plus equal halves."""
     at = np.searchsorted(run.first, first)
     rows = np.flatnonzero(at < len(run.first))
     while len(rows):

@@ -1,11 +1,12 @@
 """The state of passive topics, as rows of bytes.
 
-A *passive* topic exists and has no runtime. The *runtime* of an active topic is its
-:class:`~escapement.broker.topic.topic.Topic` with its subscriptions, some 18 KiB. The rows are
-those that checkpoints write: sets of offsets, moved messages, attempts, dedup keys and groups. A
-start fills this object from the database. The passivator adds each topic that it makes passive.
+A *passive* topic exists but has no runtime. The *runtime* of an active topic is its
+:class:`~escapement.broker.topic.topic.Topic` with its subscriptions, about 18 KiB. The rows are
+those that checkpoints write: sets of offsets, moved messages, attempts, dedup keys and groups. At a
+start, recovery fills this object from the database. The passivator adds each topic that it makes
+passive.
 
-Invariant: for each topic either its runtime or this object has the rows, never both.
+Invariant: for each topic, either its runtime or this object has the rows, never both.
 
 No I/O.
 """
@@ -32,7 +33,7 @@ NumberedRows = dict[int, list[tuple[int, bytes]]]
 
 
 class Figures(NamedTuple):
-    """The figures of a topic since this broker serves it; no checkpoint has them."""
+    """Statistics of a topic since this broker began to serve it; no checkpoint has them."""
 
     published: int
     doubtful_below: int
@@ -52,15 +53,15 @@ class Remains(NamedTuple):
 
 
 class Dormant:
-    """See the module's docstring.
+    """The stored rows of all passive topics.
 
     Args:
-      chunks: bitmap chunks by subscription id, by that of its lapses, or by that of a topic's
+      chunks: bitmap chunks, by subscription id, by the id of its lapses, or by the id of a topic's
         cancellations.
-      moves: the times of moved messages by topic id.
-      attempts: their parts by subscription id.
-      keys: dedup keys in parts by topic id.
-      members, closings: of groups by topic id.
+      moves: chunks of due times of moved messages, by topic id.
+      attempts: parts of attempts, by subscription id.
+      keys: parts of dedup keys, by topic id.
+      members, closings: members and completions of groups, by topic id.
     """
 
     def __init__(
@@ -80,10 +81,10 @@ class Dormant:
         self._members = members
         self._closings = closings
         self._figures: dict[int, Figures] = {}  # by topic id
-        self._lengths: dict[int, int] = {}  # of the sets of offsets, by id, once counted
+        self._lengths: dict[int, int] = {}  # sizes of counted sets of offsets, by id
         self._uncounted = set(chunks)
 
-    # -- a start ---------------------------------------------------------------
+    # -- recovery --------------------------------------------------------------
 
     @property
     def keyed_topics(self) -> list[int]:
@@ -92,11 +93,11 @@ class Dormant:
 
     @property
     def closed_topics(self) -> list[int]:
-        """The ids of topics with closed groups."""
+        """The ids of topics with group completions."""
         return list(self._closings)
 
     def has_attempts(self, subscription_id: int) -> bool:
-        """Whether there are attempts of a subscription."""
+        """Return whether a subscription has stored attempts."""
         return subscription_id in self._attempts
 
     # -- a topic becomes active ------------------------------------------------
@@ -137,7 +138,7 @@ class Dormant:
     # -- a topic becomes passive ---------------------------------------------
 
     def keep(self, remains: Remains) -> None:
-        """Take over the state of a topic."""
+        """Take over the state of a topic that becomes passive."""
         for id, (length, rows) in remains.sets.items():
             self._chunks[id] = rows
             self._lengths[id] = length
@@ -148,7 +149,7 @@ class Dormant:
     # -- compaction ------------------------------------------------------------
 
     def count(self) -> Iterator[None]:
-        """Count the sets that are not counted yet, one at each step."""
+        """Count the sets not counted yet, one at each step."""
         while self._uncounted:
             id = self._uncounted.pop()
             self._lengths[id] = _length(self._chunks[id])
@@ -157,17 +158,17 @@ class Dormant:
     def may_have_dead(
         self, record: TopicRecord, subscriptions: Iterable[SubscriptionRecord]
     ) -> bool:
-        """Whether a topic may have messages that no subscription is to get any more."""
+        """Return whether a topic may have messages that no subscription will get any more."""
         if record.id in self._moves or cancellations_id(record.id) in self._chunks:
             return True
         return any(one.start_offset or one.id in self._chunks for one in subscriptions)
 
     def done(self, subscription_id: int) -> int:
-        """How many messages a subscription is done with; 0 before they are counted."""
+        """Return how many messages a subscription has acknowledged; 0 before they are counted."""
         return self._lengths.get(subscription_id, 0)
 
     def cancelled(self, topic_id: int) -> int:
-        """How many messages of a topic are cancelled; 0 before they are counted."""
+        """Return how many messages of a topic are cancelled; 0 before they are counted."""
         return self._lengths.get(cancellations_id(topic_id), 0)
 
 
@@ -193,10 +194,10 @@ def remains_of(topic: Topic) -> Remains:
 
 
 def is_idle(topic: Topic) -> bool:
-    """Whether rows and records hold the whole state of a topic.
+    """Return whether rows and records hold the whole state of a topic.
 
-    An idle topic has no user and nothing under way. A topic with a time to live, a quota, dedup
-    keys or groups is never idle: its state changes by itself as time passes.
+    An idle topic has no client and no operation in progress. A topic with a time to live, a quota,
+    dedup keys or groups is never idle, because its state changes as time passes.
     """
     return not (
         topic.is_governed

@@ -1,16 +1,15 @@
-"""The groups of a topic: who belongs to them, and which subscriptions are done with them (Q10).
+"""The groups of a topic: their messages, and their completion by subscriptions (Q10).
 
-A group comes into being with the first message that names it, and is *open*: what names it
-joins it. A *closing* names a subscription, and closes the group: nothing joins it any more,
-and once the subscription is done with all of its messages, the closing is *complete* and its
-follow-up may fire. *Done with* is what the subscription has acknowledged, and what was
-cancelled and is not in its hands; it never becomes undone, but by a seek.
+A group begins with the first message that names it, and is *open*: further messages may join. A
+*group completion* names a subscription and closes the group: no message can join it any more. It is
+*complete* once the subscription is done with all messages of the group; its follow-up may then
+fire. A subscription is *done with* the messages that it has acknowledged, and with cancelled
+messages that it does not hold. Only a seek reverts this.
 
-Completeness is not counted but *watched*: of each closing that waits the highest message is
-known that is not done. Nothing is looked at again until that very message is; then the next
-one is sought, downwards. So acknowledgements cost one look-up for each of them, where their
-subscription has closings that wait, and nothing at all where it has none; and a closing needs
-no memory by its messages but the group's own set.
+Messages are not counted but *watched*: for each completion that has not fired, the highest message
+that is not done is known. Only when that message is done is the next lower one searched. So an
+acknowledgement costs one lookup if its subscription has such completions, and nothing otherwise. A
+completion needs no memory per message except the group's own set.
 
 Pure: no clock, no I/O. A topic without groups costs nothing.
 """
@@ -35,21 +34,21 @@ from escapement.storage.offsets import OffsetSet
 
 
 class _Watch(NamedTuple):
-    """What one subscription is still to do: for each closing that waits one message."""
+    """The watched messages of one subscription: one for each completion that has not fired."""
 
     offsets: OffsetSet
-    closings: dict[int, Closing]  # by that message's offset
+    closings: dict[int, Closing]  # by the offset of the watched message
 
 
 class Groups:
-    """See the module's docstring."""
+    """The groups of one topic."""
 
     __slots__ = ("_closing", "_forgotten", "_watches", "closings", "members")
 
     def __init__(self) -> None:
         self.members: dict[str, OffsetSet] = {}
         self.closings: dict[str, list[Closing]] = {}  # of each closed group, in order
-        self._closing: set[str] = set()  # groups whose first closing is being made durable
+        self._closing: set[str] = set()  # groups whose first completion is being made durable
         self._watches: dict[int, _Watch] = {}  # by subscription id
         self._forgotten: set[str] = set()  # since the last checkpoint
 
@@ -57,28 +56,28 @@ class Groups:
         return len(self.members.keys() | self.closings.keys())
 
     def names(self) -> list[str]:
-        """The groups there are, in order; not those that nothing has joined yet."""
+        """Return the sorted names of the groups, except those that no message has joined yet."""
         joined = {group for group, offsets in self.members.items() if len(offsets)}
         return sorted(joined | self.closings.keys())
 
     # -- joining ---------------------------------------------------------------
 
     def admit(self, members: Sequence[Member], limit: int) -> None:
-        """Messages that belong to these groups are about to be stored; ``join`` follows.
+        """Admit messages to these groups; ``join`` or ``refuse`` must follow.
 
         Raises:
-          GroupClosed: if one of them takes no more; nothing happened.
-          Busy: if one of them is being closed.
+          GroupClosed: if a group is closed; nothing changed.
+          Busy: if a group is being closed.
           LimitExceeded: if there would be more than ``limit`` groups.
         """
         for group, _ in members:
             if group in self.closings:
                 raise GroupClosed(
-                    f"the group {group} is closed: nothing joins it any more, and nothing of "
-                    "this batch was stored"
+                    f"the group {group} is closed and accepts no more messages; "
+                    "this batch was not stored"
                 )
             if group in self._closing:
-                raise Busy(f"the group {group} is being closed")
+                raise Busy(f"the group {group} is being closed; publish again")
         self._check_room([group for group, _ in members], limit)
         for group, _ in members:
             self.members.setdefault(group, OffsetSet())
@@ -87,27 +86,27 @@ class Groups:
         new = sum(group not in self.members and group not in self.closings for group in groups)
         if new and len(self) + new > limit:
             raise LimitExceeded(
-                f"the topic has {len(self)} groups, and no more than {limit}: those that are "
-                "closed and done are forgotten in time, others when they are deleted"
+                f"the topic has {len(self)} groups, and the limit is {limit}; delete groups, or "
+                "wait until completed ones are forgotten"
             )
 
     def join(self, members: Iterable[Member]) -> None:
-        """These are stored."""
+        """Add stored messages to their groups."""
         for group, offsets in members:
             self.members.setdefault(group, OffsetSet()).add(offsets)
 
     def refuse(self, members: Iterable[Member]) -> None:
-        """What was admitted is not stored after all."""
+        """Revert ``admit``: the messages are not stored."""
         for group, _ in members:
             if not self.members.get(group, True):
                 del self.members[group]
 
-    # -- closing ---------------------------------------------------------------
+    # -- completions -----------------------------------------------------------
 
     def begin_closing(self, group: str, limit: int) -> bool:
-        """A closing is being made durable; whether nothing joins the group from now on only.
+        """Begin to make a completion durable; return whether it is the first of its group.
 
-        ``end_closing`` follows if so. Raises ``LimitExceeded``.
+        If so, the group is being closed, and ``end_closing`` must follow. Raises ``LimitExceeded``.
         """
         self._check_room([group], limit)
         if group in self.closings or group in self._closing:
@@ -116,24 +115,24 @@ class Groups:
         return True
 
     def end_closing(self, group: str) -> None:
-        """It is durable, and entered, or it is not."""
+        """End what ``begin_closing`` began, whether the completion is durable or has failed."""
         self._closing.discard(group)
 
     def enter(self, closing: Closing) -> None:
-        """A closing is durable."""
+        """Add a durable completion."""
         self.closings.setdefault(closing.group, []).append(closing)
 
     def find(self, group: str, subscription_id: int) -> Closing | None:
-        """The closing of a group for a subscription."""
+        """Return the completion of a group for a subscription, if there is one."""
         found = (c for c in self.closings.get(group, ()) if c.subscription_id == subscription_id)
         return next(found, None)
 
     def fired(self, closing: Closing, now_ms: int) -> None:
-        """The follow-up is on its way, durably."""
+        """Mark a completion as fired: its follow-up is durably stored."""
         self._change(closing, fired_at_ms=now_ms)
 
     def follow_seek(self, old_id: int, new_id: int) -> None:
-        """A subscription was put in another's place: its closings are to be armed again."""
+        """Assign the completions of a sought subscription to its successor; ``arm`` them again."""
         self._watches.pop(old_id, None)
         for closings in self.closings.values():
             for closing in list(closings):
@@ -141,7 +140,7 @@ class Groups:
                     self._change(closing, subscription_id=new_id)
 
     def _change(self, closing: Closing, **changes: int) -> None:
-        # Not the one given: of a seek and a firing either may come first.
+        # Compare ids: a seek or a firing may have replaced the object in the meantime.
         closings = self.closings.get(closing.group, [])
         closings[:] = [
             replace(one, **changes) if one.id == closing.id else one  # type: ignore[arg-type]
@@ -149,12 +148,12 @@ class Groups:
         ]
 
     def forget_members(self, group: str) -> None:
-        """At recovery: a group ceased to be; what names it from here on is another."""
+        """Remove a group during recovery; later messages with its name form a new group."""
         self.members.pop(group, None)
         self._forgotten.add(group)
 
     def forget(self, group: str) -> None:
-        """A group ceases to be, durably; its name is free."""
+        """Remove a group whose removal is durable; its name is free again."""
         self.forget_members(group)
         for closing in self.closings.pop(group, []):
             watch = self._watches.get(closing.subscription_id)
@@ -164,10 +163,13 @@ class Groups:
                         self._unwatch(closing.subscription_id, offset)
 
     def finished(self, before_ms: int, living: Container[int]) -> list[str]:
-        """The closed groups of which nothing is to be expected, and was not since ``before_ms``.
+        """Return the closed groups that can be forgotten.
+
+        Each completion of such a group has fired by ``before_ms``, or was created by then and its
+        subscription is gone.
 
         Args:
-          living: the ids of the subscriptions that there are.
+          living: the ids of the subscriptions that exist.
         """
         return [
             group
@@ -181,38 +183,38 @@ class Groups:
         ]
 
     def leave(self, subscription_id: int) -> None:
-        """A subscription was deleted: what waits for it waits in vain."""
+        """Stop watching for a deleted subscription; its completions never fire."""
         self._watches.pop(subscription_id, None)
 
     # -- watching --------------------------------------------------------------
 
     @property
     def watched(self) -> bool:
-        """Whether anything is watched."""
+        """Whether any message is watched."""
         return bool(self._watches)
 
     def waiting(self) -> list[Closing]:
-        """The closings that have not fired."""
+        """Return the completions that have not fired."""
         return [one for all in self.closings.values() for one in all if one.fired_at_ms is None]
 
     def is_waiting(self, closing: Closing) -> bool:
-        """Whether it is still there as it is, and has not fired."""
+        """Return whether a completion is unchanged and has not fired."""
         return closing in self.closings.get(closing.group, ()) and closing.fired_at_ms is None
 
     def remaining(
         self, closing: Closing, subscription: Subscription, amendments: Amendments
     ) -> int:
-        """How many of a closing's messages are not done. O(size of the group)."""
+        """Return how many messages of a completion are not done. O(size of the group)."""
         return sum(len(left) for _, left in self._left(closing, subscription, amendments, None))
 
     def arm(self, closing: Closing, subscription: Subscription, amendments: Amendments) -> bool:
-        """Watch a closing that waits; whether it is complete already."""
+        """Watch for a completion; return whether it is complete already."""
         return self._watch_below(closing, subscription, amendments, None)
 
     def done(
         self, subscription: Subscription, amendments: Amendments, offsets: Int64s
     ) -> list[Closing]:
-        """A subscription is done with some of these; the closings that this completes."""
+        """Note messages that are done; return the completions that are now complete."""
         id = subscription.record.id
         watch = self._watches.get(id)
         if watch is None:
@@ -232,7 +234,7 @@ class Groups:
         amendments: Amendments,
         highest: int | None,
     ) -> bool:
-        """Watch the highest message that is not done, up to ``highest``; or none is."""
+        """Watch the highest message not done, up to ``highest``; return True if there is none."""
         for base, left in self._left(closing, subscription, amendments, highest):
             watch = self._watches.setdefault(closing.subscription_id, _Watch(OffsetSet(), {}))
             offset = base + left.max()
@@ -264,19 +266,19 @@ class Groups:
     # -- what checkpoints write, and a start reads -------------------------------
 
     def load(self, members: Iterable[MemberRow], closings: Iterable[Closing]) -> None:
-        """Take what the database has."""
+        """Add members and completions from the database."""
         for row in members:
             self.members.setdefault(row.group, OffsetSet()).load_chunk(row.chunk, row.data)
         for closing in closings:
             self.enter(closing)
 
     def take_forgotten(self) -> set[str]:
-        """The groups forgotten since this was last asked."""
+        """Return the groups forgotten since the last call."""
         forgotten, self._forgotten = self._forgotten, set()
         return forgotten
 
     def dirty_rows(self, topic_id: int) -> list[MemberRow]:
-        """The rows that have changed since this was last asked."""
+        """Return the rows that have changed since the last call."""
         rows = []
         for group, offsets in self.members.items():
             for chunk, data in offsets.dirty_chunks().items():

@@ -1,4 +1,4 @@
-"""One connection's hold on a producer or a consumer."""
+"""Handles that tie a producer or a consumer to one connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escapement.errors import EscapementError
 
 @dataclass(slots=True, eq=False)
 class ProducerHandle:
-    """One connection's hold on a producer's name; ``fenced`` tells it that it lost it."""
+    """One connection's use of a producer name; ``fenced`` is called when another takes over."""
 
     topic: Topic
     fenced: Callable[[EscapementError], None]
@@ -23,7 +23,7 @@ class ProducerHandle:
 
 @dataclass(slots=True, eq=False)
 class ConsumerHandle:
-    """One connection's consumer of the subscription of a name, whichever that is now."""
+    """One connection's consumer of a subscription, which is looked up by name."""
 
     topic: Topic
     name: str
@@ -31,7 +31,10 @@ class ConsumerHandle:
 
     @property
     def subscription(self) -> Subscription:
-        """There is one as long as the consumer is not closed; a seek makes it another."""
+        """The current subscription of this name.
+
+        It exists until the consumer is closed. A seek replaces it.
+        """
         found = self.topic.subscription(self.name)
         assert found is not None, "a deleted subscription closes its consumers"
         return found

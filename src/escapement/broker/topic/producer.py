@@ -1,16 +1,15 @@
-"""One producer's place in a topic: what is stored of it, and who may add to it.
+"""One producer of a topic: which of its messages are stored, and who may publish.
 
-A producer numbers its messages. ``last_sequence`` is the highest that is committed
-and ``queued_sequence`` the highest that was handed to the commit pipeline; a batch
-that was sent before is trimmed by its range of sequences, so that a retry after a
-lost reply creates nothing new (B3).
+A producer numbers its messages. ``last_sequence`` is the highest number that is committed, and
+``queued_sequence`` the highest that entered the commit pipeline. A batch that is sent again is
+trimmed by its range of sequences, so a retry after a lost reply stores nothing twice (B3).
 
-Order is kept across refusals: a batch names its predecessor, and is refused while that
-one is not queued or stored. Otherwise, after a refusal, a later batch would be committed
-first, and the refused one would be taken for a repetition and lost.
+Order is kept across refusals: a batch names its predecessor, and is refused unless the predecessor
+is queued or stored. Otherwise, after a refusal, a later batch would be committed first. The refused
+batch would then be taken for a duplicate and be lost.
 
-The newer holder of a name fences the older (``holder``): the older's publishes are
-refused for good. Pure; the session is a mere token here.
+The newer holder of a name fences the older one (``holder``): all later publishes of the older one
+are refused. Pure; the session is only a token here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from escapement.errors import Busy, ProducerFenced, SequenceGap
 
 
 class Producer:
-    """See the module's docstring."""
+    """One producer of a topic."""
 
     __slots__ = (
         "bucket",
@@ -45,15 +44,15 @@ class Producer:
         self.queued_sequence = last_sequence
         self.pending = 0  # batches in the commit pipeline
         self.holder: object | None = None
-        self.bucket: TokenBucket | None = None  # where its rate is limited
+        self.bucket: TokenBucket | None = None  # if its rate is limited
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody holds it, or something of it is under way or owed."""
+        """Whether the producer has a holder, batches in the pipeline, or a rate limit to keep."""
         return self.holder is not None or bool(self.pending) or self.bucket is not None
 
     def admit(self, holder: object, sequence: int, count: int, after: int) -> int:
-        """How many of the first messages of a batch are known already, 0 to ``count``.
+        """Return how many of the first messages of a batch are known already, 0 to ``count``.
 
         Args:
           after: the sequence of the message before the batch, -1 if there is none.
@@ -61,7 +60,7 @@ class Producer:
         Raises:
           ProducerFenced: if a newer producer has the name.
           SequenceGap: if the message before the batch is neither queued nor stored.
-          Busy: if all of the batch is known and some of it is still under way.
+          Busy: if the whole batch is known and some of it is not committed yet.
         """
         if holder is not self.holder:
             raise ProducerFenced(f"a newer producer named {self.name!r} has taken over")
@@ -71,35 +70,35 @@ class Producer:
             )
         known = min(max(self.queued_sequence - sequence + 1, 0), count)
         if known == count and sequence + count - 1 > self.last_sequence:
-            raise Busy(f"sequence {sequence} is being committed")
+            raise Busy(f"sequence {sequence} is being committed; send it again")
         return known
 
     def fresh(self, sequence: int, count: int, after: int) -> int:
-        """How many messages of a batch ``admit`` would let through, if any."""
+        """Return how many messages of a batch ``admit`` would let through."""
         if after > self.queued_sequence:
             return 0
         return min(max(sequence + count - 1 - self.queued_sequence, 0), count)
 
     def queued(self, last_sequence: int) -> None:
-        """A batch that ends here was handed to the pipeline."""
+        """Note that a batch up to ``last_sequence`` entered the pipeline."""
         assert last_sequence > self.queued_sequence, "a batch was queued out of order"
         self.queued_sequence = last_sequence
         self.pending += 1
 
     def committed(self, last_sequence: int, last_offset: int) -> None:
-        """A batch that ends here is durable."""
+        """Note that a batch up to ``last_sequence`` is durable."""
         assert last_sequence > self.last_sequence, "a sequence was committed twice"
         self.last_sequence = last_sequence
         self.last_offset = last_offset
         self.pending -= 1
 
     def refused(self, sequence: int) -> None:
-        """A batch that began here was not committed and may be sent again."""
+        """Note that a batch from ``sequence`` on was not committed and may be sent again."""
         self.pending -= 1
         self.queued_sequence = max(min(self.queued_sequence, sequence - 1), self.last_sequence)
 
     def take_over(self, holder: object, epoch: int) -> object | None:
-        """Give the name to a new holder; returns the one that is fenced by it."""
+        """Give the name to a new holder; return the fenced one."""
         fenced, self.holder = self.holder, holder
         self.epoch = epoch
         return fenced

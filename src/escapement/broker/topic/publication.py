@@ -1,4 +1,4 @@
-"""One batch on its way: it remembers what to tell its session when the outcome is known."""
+"""One batch on its way to the log, with the callbacks that report its outcome."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from escapement.dedup import Digests
 from escapement.errors import EscapementError
 from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times, UInt8s
 
-# Before every moment: what is looked up was stored just now, or a moment ago.
+# Earlier than any time: keys that were stored just now are found whatever their window.
 _EVER_MS: Final = -(1 << 62)
 
 
 class Stored(NamedTuple):
-    """Where the messages of a batch stand that is durable.
+    """The offsets of a durable batch.
 
-    ``duplicate``: some of them were stored before. ``base_offset`` is the first one's
-    offset, and the others follow; -1 if that is not known, or not so. Then the columns, if
-    there are any, have for each message its offset (-1: not known), and whether it was
-    stored before (1) or not.
+    ``duplicate``: some of its messages were stored before. ``base_offset`` is the first message's
+    offset, and the others follow it; -1 if they do not, or if it is not known. The columns, if
+    there are any, then have for each message its offset (-1: not known), and 1 if it was stored
+    before, else 0.
     """
 
     base_offset: int
@@ -38,14 +38,14 @@ class Publication:
     """One batch, from its arrival to its receipt.
 
     Args:
-      sequence: the number of its first message; ``after`` that of the one before it.
-      body: the encoding of ``batch``, which the log stores as it is.
-      done: called when it is durable.
-      failed: called with the reason, if it will not be.
+      sequence: the sequence of its first message; ``after`` is that of the message before it.
+      body: the encoding of ``batch``, which the log stores unchanged.
+      done: called when the batch is durable.
+      failed: called with the reason if the batch will not be stored.
       digests: the messages' dedup keys, V16[n].
 
-    Of a message whose sequence is known only the count is kept (``known``); one whose dedup
-    key is known leaves ``batch`` too, and ``found`` has its row.
+    Messages with a known sequence leave ``batch``; only their count stays (``known``). Messages
+    with a known dedup key leave ``batch`` too, but keep their row in ``found``.
     """
 
     sequence: int
@@ -58,17 +58,17 @@ class Publication:
     digests: Digests | None = None
     producer: Producer | None = None
     known: int = 0  # how many of the first messages were stored before
-    keys: DedupKeys | None = None  # what holds our new keys
+    keys: DedupKeys | None = None  # the topic's, which hold the new keys
     found: Int64s | None = None  # see DedupKeys.sort_out; None: all are new
 
     @property
     def last_sequence(self) -> int:
-        """The number of its last message."""
+        """The sequence of the last message."""
         count = len(self.batch) if self.found is None else len(self.found)
         return self.sequence + self.known + count - 1
 
     def trim(self, known: int) -> None:
-        """Leave out the first messages, which are stored."""
+        """Remove the first ``known`` messages, which are stored already."""
         if known:
             if self.digests is not None:
                 self.digests = self.digests[known:]
@@ -76,10 +76,10 @@ class Publication:
             self.known = known
 
     def sort_out(self, keys: DedupKeys, since_ms: int) -> None:
-        """Leave out the messages whose dedup keys are known.
+        """Remove the messages whose dedup keys are known.
 
         Raises:
-          Busy, LimitExceeded: if the others cannot be remembered; nothing happened.
+          Busy, LimitExceeded: if there is no room for the new keys; nothing changed.
         """
         assert self.digests is not None
         found = keys.sort_out(self.digests, since_ms)
@@ -91,14 +91,14 @@ class Publication:
 
     @property
     def new_digests(self) -> Digests | None:
-        """Those of the messages that are to be stored."""
+        """The digests of the messages to be stored."""
         if self.digests is None or self.found is None:
             return self.digests
         new: Digests = self.digests[self.found == NEW]
         return new
 
     def queued(self) -> None:
-        """It was handed to the commit pipeline."""
+        """Mark the new keys as waiting: the batch entered the commit pipeline."""
         digests = self.new_digests
         if self.keys is not None and digests is not None:
             self.keys.hold(digests)
@@ -116,7 +116,10 @@ class Publication:
             )
 
     def committed(self, base_offset: int) -> None:
-        """It is durable, beginning at ``base_offset``; so is all that was handed in before."""
+        """Report that the batch is durable from ``base_offset`` on.
+
+        All batches that entered the pipeline before it are durable too.
+        """
         assert self.producer is not None
         self.producer.committed(self.last_sequence, base_offset + len(self.batch) - 1)
         if self.found is None:
@@ -141,7 +144,7 @@ class Publication:
         )
 
     def refused(self, error: EscapementError) -> None:
-        """It is not, and will not be."""
+        """Report that the batch is not stored and will not be."""
         assert self.producer is not None
         digests = self.new_digests
         if self.keys is not None and digests is not None:

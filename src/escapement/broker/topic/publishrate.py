@@ -1,11 +1,11 @@
-"""How fast a topic, and each of its producers, may be published to.
+"""Limits on the publish rate of a topic and of each of its producers.
 
-A batch goes when the one before it has been paid for, and then owes for itself; so a batch
-may be larger than what comes together in a moment. Who would have to wait longer than a
-bound is refused (``Busy``, which may be tried again), so that a connection is never held up
-for long. What was sent before and comes again costs nothing.
+A batch passes when the batch before it is paid for, and then owes for itself. So a batch may be
+larger than the tokens that are available. A batch that would wait longer than a bound is refused
+(``Busy``, which is retryable), so a connection is never held up for long. Batches that are sent
+again cost nothing.
 
-Pure: it says how long to wait; the session waits, and reads nothing meanwhile.
+Pure: this module returns how long to wait. The session waits, and reads nothing meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from escapement.storage.policy import TopicPolicy
 
 
 class PublishRate:
-    """See the module's docstring; one for each topic."""
+    """The publish rate of one topic."""
 
     __slots__ = ("_bucket",)
 
@@ -28,14 +28,14 @@ class PublishRate:
     def hold_ms(
         self, policy: TopicPolicy, producer: Producer, fresh: int, now_ms: int, most_ms: int
     ) -> int:
-        """Take a batch into account; how long it is to be held back.
+        """Charge a batch; return how long to hold it back.
 
         Args:
           fresh: how many messages of it are new.
-          most_ms: it is refused rather than held back for longer.
+          most_ms: the longest time to hold it back; beyond that the batch is refused.
 
         Raises:
-          Busy: it was not taken into account.
+          Busy: if the wait is too long; the batch was not charged.
         """
         self._bucket = _bucket(self._bucket, policy.max_publish_rate, now_ms)
         own = _bucket(producer.bucket, policy.max_publish_rate_per_producer, now_ms)
@@ -46,14 +46,14 @@ class PublishRate:
         wait_ms = max((bucket.wait_ms(1, now_ms) for bucket in buckets), default=0)
         if wait_ms > most_ms:
             raise Busy(
-                f"publishing is over its maximum rate by {duration_text(wait_ms)}: try again then"
+                f"publishing is over its maximum rate; try again in {duration_text(wait_ms)}"
             )
         for bucket in buckets:
             bucket.spend(fresh, now_ms)
         return wait_ms
 
     def wait_ms(self, policy: TopicPolicy, count: int, now_ms: int) -> int:
-        """Take messages that no producer sends into account, unless they are to wait so long."""
+        """Charge messages that have no producer, unless they must wait; return how long."""
         self._bucket = _bucket(self._bucket, policy.max_publish_rate, now_ms)
         if self._bucket is None:
             return 0
@@ -64,7 +64,7 @@ class PublishRate:
 
 
 def _bucket(bucket: TokenBucket | None, rate: float, now_ms: int) -> TokenBucket | None:
-    """The bucket of a rate, which may have changed; None for no limit."""
+    """Return the bucket for a rate, which may have changed; None for no limit."""
     if not rate:
         return None
     if bucket is None:

@@ -1,8 +1,8 @@
-"""How large a topic's messages are, as far as it is known: what bounds a frame.
+"""The sizes of a topic's messages, as far as known. They limit the size of frames.
 
-Payloads are fetched by number, and only what was fetched has a size; so the number is
-chosen by what the topic's messages weighed lately, and, because a run of small ones may be
-followed by large ones, by the largest that was seen. Pure.
+Payloads are fetched by number, and only a fetched payload has a known size. So the number follows
+from the recent mean size, and from the largest size seen, because large messages may follow many
+small ones. Pure.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Final
 
 from escapement.message import MessageBatch
 
-# Before anything was seen (a topic that was recovered): the first frames are short, and
-# tell how long the next may be.
+# Assumed before any message was seen (after recovery). The first frames are short, and show how
+# long the next may be.
 _FIRST_MEAN_BYTES: Final = 16 * 1024
 _FIRST_LARGEST_BYTES: Final = 16 * 1024
-# A frame of messages that all turn out as large as the largest is no larger than this.
+# Bound on a frame in which all messages are as large as the largest seen.
 _WORST_FRAME_BYTES: Final = 64 * 1024 * 1024
-# How much the newest batch counts in the mean.
+# The weight of the newest batch in the mean.
 _NEWEST: Final = 0.3
 
 
 class Sizes:
-    """See the module's docstring."""
+    """The observed message sizes of one topic."""
 
     __slots__ = ("_largest_bytes", "_mean_bytes", "_seen")
 
@@ -32,9 +32,9 @@ class Sizes:
         self._seen = False
 
     def saw(self, batch: MessageBatch) -> None:
-        """Messages came by."""
+        """Take the sizes of a batch into account."""
         mean_bytes = batch.size_bytes / len(batch)
-        # What is assumed beforehand says nothing about the messages that there are.
+        # The first real mean replaces the assumed one.
         self._mean_bytes += (_NEWEST if self._seen else 1.0) * (mean_bytes - self._mean_bytes)
         self._seen = True
         largest = int(batch.payloads.lengths.max())
@@ -43,11 +43,11 @@ class Sizes:
 
     @property
     def mean_bytes(self) -> float:
-        """What a message weighs, of late; 0 while none was seen."""
+        """The recent mean size of a message; 0 before any was seen."""
         return self._mean_bytes if self._seen else 0.0
 
     def frame_messages(self, most: int, frame_bytes: int) -> int:
-        """How many messages to fetch for one frame: 1 to ``most``."""
+        """Return how many messages to fetch for one frame: 1 to ``most``."""
         fair = int(frame_bytes / max(self._mean_bytes, 1.0))
         safe = _WORST_FRAME_BYTES // self._largest_bytes
         return max(1, min(most, fair, safe))

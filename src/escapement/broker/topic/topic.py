@@ -1,8 +1,8 @@
-"""A topic: its messages, its subscriptions, and what is to come; the synchronous heart.
+"""A topic: its messages, its subscriptions and its upcoming deliveries; the synchronous core.
 
-What is accepted goes into the index, and what of it is due is offered to the shared
-subscriptions; what is to come lies in ``coming``, which gives it back when it is due. A
-topic without a shared subscription has none of that: it costs nothing.
+Committed messages go into the index. Due ones are offered to the shared subscriptions. The others
+are in ``coming``, which returns them when they are due. A topic without a shared subscription has
+no ``coming`` and none of its cost.
 
 No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
 """
@@ -41,7 +41,7 @@ from escapement.traits import traits_of
 
 
 class Topic:
-    """Runtime state of one topic; see the module's docstring."""
+    """The runtime of one active topic."""
 
     __slots__ = (
         "__weakref__",
@@ -89,7 +89,7 @@ class Topic:
         self.namespace = namespace
         self.policy = policy
         self.next_offset = next_offset
-        # A broker before us may have handed out earlier messages without having recorded it.
+        # An earlier broker may have delivered messages below this without recording it.
         self.doubtful_below = next_offset
         self.shared: dict[str, SharedSubscription] = {}
         self.ordered: dict[str, OrderedSubscription] = {}
@@ -101,46 +101,47 @@ class Topic:
         self.sizes = Sizes()
         self.publish_rate = PublishRate()
         self.dedup = dedup
-        self.backlog: Counted | None = None  # what waits, as it was counted last
+        self.backlog: Counted | None = None  # the last count
         self.quota_watch = QuotaWatch()
         self._set_quota()
-        self.published = 0  # messages since this broker serves the topic
-        self.deleting = False  # nothing more is taken; it may fail, and goes on then
-        self.archive_awaited_since_ms = 0  # 0: nothing waits for it
+        self.published = 0  # messages since this broker began to serve the topic
+        self.deleting = False  # no publishes are accepted; the deletion may fail and end
+        self.archive_awaited_since_ms = 0  # 0: no generation waits for the archive
         self._index = index
         self._budget = budget
-        self._coming: Coming | None = None  # while there is a shared subscription
+        self._coming: Coming | None = None  # exists while there is a shared subscription
 
     @property
     def is_governed(self) -> bool:
-        """Whether something may happen to its backlog while nobody uses it."""
+        """Whether its backlog may expire or be dropped while no client uses the topic."""
         ttl_ms = self.policy.ttl_ms or self.namespace.policy.ttl_ms
         return bool(ttl_ms) or self.quota.there or self.total_quota.there
 
     def releasing(self) -> Callable[[], None]:
-        """What to call once this object is gone: it gives back what it had of the budget."""
+        """Return a function that frees the topic's share of the budget, to call once it is gone."""
         return (lambda: None) if self._coming is None else self._coming.close
 
     # -- subscriptions ------------------------------------------------------------
 
     def subscriptions(self) -> Iterable[Subscription]:
-        """All of them."""
+        """Yield all subscriptions."""
         yield from self.shared.values()
         yield from self.ordered.values()
 
     def consumed(self) -> Iterable[Subscription]:
-        """Those whose backlog may expire and is bounded: all but the keeper of dead letters.
+        """Return the subscriptions whose backlog may expire and is bounded.
 
-        What failed elsewhere stays until somebody has looked at it.
+        These are all except the one that keeps dead letters: dead letters stay until an operator
+        handles them.
         """
         return (one for one in self.subscriptions() if one.record.name != KEEPER)
 
     def subscription(self, name: str) -> Subscription | None:
-        """The one of this name."""
+        """Return the subscription of this name, or None."""
         return self.shared.get(name) or self.ordered.get(name)
 
     def add_shared(self, subscription: SharedSubscription, now_ms: int) -> None:
-        """Serve a shared subscription; its mark says what of the past it still wants."""
+        """Serve a shared subscription; its read mark says how much of the past it still wants."""
         if self._coming is None:
             tick_ms, granularity_ms = self.namespace.tick_ms, self.namespace.granularity_ms
             self._coming = Coming(
@@ -152,7 +153,7 @@ class Topic:
         self._begin(subscription)
 
     def _introduce(self, subscription: SharedSubscription) -> None:
-        """Tell it of what is in the index that it would otherwise come upon late."""
+        """Create all bands if the index has priorities, which the subscription would find late."""
         if self._index.has_priorities(self.id):
             subscription.bands.add_all()
 
@@ -164,7 +165,7 @@ class Topic:
     def _begin(self, subscription: Subscription) -> None:
         self._govern(subscription)
         self.quota_watch.grown = True
-        self.backlog = None  # it may want more of the past than those that were counted
+        self.backlog = None  # the subscription may be further behind than those counted
 
     def _govern(self, subscription: Subscription) -> None:
         subscription.throttle.topic_paused_until_ms = self.policy.paused_until_ms
@@ -186,7 +187,7 @@ class Topic:
     # -- messages arrive ------------------------------------------------------------
 
     def accept(self, base_offset: int, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
-        """Take committed messages: one call for each group."""
+        """Take committed messages, in one call for each group."""
         assert base_offset == self.next_offset, "the log has a gap, or went back"
         count = len(due_ms)
         traits = self._append(base_offset, due_ms, batch)
@@ -203,7 +204,7 @@ class Topic:
     def place(
         self, due_ms: Int64s, offsets: Int64s, now_ms: int, traits: UInt32s | None = None
     ) -> None:
-        """Offer what is due; the rest is to come."""
+        """Offer the messages that are due; keep the others until they are."""
         assert self._coming is not None
         if self._coming.exact:
             self._pass_unread(now_ms)
@@ -213,14 +214,14 @@ class Topic:
     def offer_due(self, now_ms: int) -> None:
         """Offer the messages of the wheel that are due by now, or, unless exact, by its last tick.
 
-        A subscription with an order hands nothing out before this.
+        A subscription that keeps an order delivers nothing before this.
         """
         if self._coming is not None:
             self._pass_unread(now_ms)
             self._offer(self._coming.advance(now_ms))
 
     def _pass_unread(self, now_ms: int) -> None:
-        """Have subscriptions read the keys from the index that are due and not in the wheel."""
+        """Have subscriptions read the due keys that are in the index but not in the wheel."""
         assert self._coming is not None
         passed = self._coming.pass_unread(now_ms)
         if passed is not None:
@@ -236,7 +237,7 @@ class Topic:
             subscription.offer(due.when_ms, due.ids, traits)
 
     def _append(self, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> UInt32s | None:
-        """Take messages that are new; returns their traits, if any has one."""
+        """Add new messages; return their traits, if any has one."""
         traits = self._index.add(self.id, base_offset, due_ms, batch)
         self.sizes.saw(batch)
         self.next_offset = max(self.next_offset, base_offset + len(due_ms))
@@ -245,10 +246,10 @@ class Topic:
     def recover(
         self, base_offset: int, due_ms: Int64s, batch: MessageBatch, offsets: Int64s | None = None
     ) -> None:
-        """Take messages of the log that the index lacks; subscriptions come to them later.
+        """Add messages of the log that the index lacks; subscriptions read them later.
 
         Args:
-          offsets: of a restatement; ascending. Without, they count up from ``base_offset``.
+          offsets: those of a restatement, ascending. None: they count up from ``base_offset``.
         """
         if offsets is None and self.amendments.moves.empty:
             self._append(base_offset, due_ms, batch)
@@ -266,13 +267,14 @@ class Topic:
         self._index.add_again(self.id, offsets, due_ms, batch)
 
     def fill_in(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
-        """The index may have forgotten these. What is not due, by a clock that was set back, is
-        to come once more; offsets ascend.
+        """Add messages that the index may have forgotten; offsets ascend.
+
+        If the clock was set back, some of them may not be due; these are placed again.
         """
         traits = self._index.add_again(self.id, offsets, due_ms, batch)
         later = due_ms > now_ms
         if later.any():
-            self.amendments.repeating = True  # the wheel may have them
+            self.amendments.repeating = True  # the wheel may have them already
             self.place(
                 due_ms[later], offsets[later], now_ms, None if traits is None else traits[later]
             )
@@ -280,21 +282,21 @@ class Topic:
     # -- messages move ----------------------------------------------------------------
 
     def withhold(self, offsets: Int64s) -> None:
-        """These are being moved: no subscription is handed them that was not already."""
+        """Withhold messages that are being moved from subscriptions that did not get them yet."""
         for subscription in self.shared.values():
             self.withdraw_from(subscription, offsets)
         self.amendments.withhold(offsets)
 
     def withdraw_from(self, subscription: Subscription, offsets: Int64s) -> None:
-        """These change for a subscription, but for what it was handed, which it keeps."""
+        """Withdraw changed messages from a subscription, except those delivered to it."""
         handed = subscription.was_handed(offsets)
         if handed.any():
-            # After a crash it must still get them as they were.
+            # After a crash the subscription must still get them unchanged.
             subscription.attempts.keep(offsets[handed])
         subscription.withdraw(offsets[~handed])
 
     def move(self, moved: Moved, batch: MessageBatch, now_ms: int) -> None:
-        """What was withheld is stated again, durably; ``batch`` is what it says."""
+        """Apply a durable move of withheld messages; ``batch`` is what the log now states."""
         order = np.argsort(moved.offsets)
         batch = batch.take(order)
         offsets, due_ms, stale_ms, bases = (column[order] for column in moved)
@@ -305,7 +307,7 @@ class Topic:
         self._again(due_ms, offsets, traits, now_ms)
 
     def release(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
-        """These were withheld and stay as they were, due at ``due_ms``; offsets ascend."""
+        """Release withheld messages, which stay due at ``due_ms``; offsets ascend."""
         self.amendments.release(offsets)
         self._again(due_ms, offsets, traits_of(batch), now_ms)
 
@@ -317,12 +319,12 @@ class Topic:
             self.place(due_ms, offsets, now_ms, traits)
 
     def relocated(self, restated: Restated) -> None:
-        """The log states these once more, as they were; their first statement may go."""
+        """Note that the log restates messages unchanged; their first rows may be deleted."""
         item, due_ms = restated.item, restated.due_ms
         self.amendments.moves.put(item.offsets, due_ms, due_ms, item.base_offset)
 
     def recovered(self, now_ms: int) -> None:
-        """All of the past is in the index now: look for what comes next from here on."""
+        """Look for upcoming messages from now on: recovery has filled the index."""
         if self._coming is not None:
             self._coming.begin_at(now_ms)
         for subscription in self.shared.values():
@@ -331,21 +333,22 @@ class Topic:
     # -- time passes ------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> None:
-        """Move the frontier to ``now_ms``; offers, timeouts and retries follow."""
+        """Move the frontier to ``now_ms``: offer due messages, run timeouts and retries."""
         self.quota_watch.advance(now_ms)
         self.offer_due(now_ms)
         for any_kind in self.subscriptions():
             any_kind.advance(now_ms)
 
     def frontier_ms(self, now_ms: int) -> int:
-        """Up to when messages have been offered, or are now; ahead of a clock that went back.
+        """Return the time up to which messages have been offered, at least ``now_ms``.
 
-        Behind it a key is in no wheel: whoever reads on from a mark must come this far.
+        It is ahead of a clock that went back. No wheel has keys before it, so a subscription that
+        reads the index from its mark must read this far.
         """
         return now_ms if self._coming is None else max(now_ms, self._coming.frontier_ms)
 
     def next_wake_ms(self, now_ms: int) -> int | None:
-        """When ``advance`` or a window has something to do; None for never."""
+        """Return when ``advance`` or a window next has work; None for never."""
         wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
         if self.quota.drops or self.total_quota.drops:
             wakes.append(self.quota_watch.next_wake_ms(self.has_grown))
@@ -356,17 +359,17 @@ class Topic:
 
     @property
     def has_grown(self) -> bool:
-        """Whether more may wait, or may go, than when it was looked at for its quota."""
+        """Whether more messages may be pending, or may be dropped, than at the last quota check."""
         return self.quota_watch.grown or any(one.gave_back for one in self.subscriptions())
 
     def looked_at(self) -> None:
-        """For its quota; from now on ``has_grown`` speaks of what happens after this."""
+        """Reset ``has_grown``: the topic is being checked against its quota."""
         self.quota_watch.grown = False
         for subscription in self.subscriptions():
             subscription.gave_back = False
 
     def rewind(self, now_ms: int) -> None:
-        """The wall clock went back; behind the frontier by more than a tick, all is rebuilt."""
+        """Follow a wall clock that went back; rebuild if it is over a tick behind the frontier."""
         self.quota_watch.rewind()
         if self._coming is not None and not self._coming.rewind(now_ms):
             return
@@ -374,7 +377,7 @@ class Topic:
             subscription.rewind(now_ms)
 
     def set_policy(self, policy: TopicPolicy) -> None:
-        """Go by another policy from now on."""
+        """Apply another policy from now on."""
         self.policy = policy
         self._set_quota()
         for subscription in self.subscriptions():
@@ -383,11 +386,11 @@ class Topic:
     def _set_quota(self) -> None:
         self.quota = quota_of(self.policy, self.namespace.policy)
         self.total_quota = total_quota_of(self.namespace.policy)
-        # Or something has come, or come due, or is wanted again, since it was looked at.
+        # The backlog may exceed the new quota.
         self.quota_watch.grown = True
 
     def set_namespace(self, namespace: Namespace, now_ms: int) -> None:
-        """Take the namespace's new settings; no message's time moves. P4."""
+        """Apply the namespace's new settings; no due time changes. P4."""
         self.namespace = namespace
         self._set_quota()
         for subscription in self.subscriptions():
@@ -397,7 +400,7 @@ class Topic:
             self._set_tick(now_ms)
 
     def set_subscription_policy(self, name: str, policy: SubscriptionPolicy, now_ms: int) -> None:
-        """Have a subscription, if it is served, go by another policy from now on."""
+        """Apply another policy to a subscription from now on, if it is served."""
         subscription = self.subscription(name)
         if subscription is not None:
             subscription.set_policy(policy)
@@ -418,27 +421,31 @@ class Topic:
         return self._coming is not None and self._coming.wants_window(now_ms)
 
     def begin_window(self) -> tuple[Coming, Plan]:
-        """What is to be read, and for whom; ``end_window`` must follow."""
+        """Begin to read a window; ``end_window`` must follow.
+
+        Returns the ``Coming`` that the window is for, and the plan to read.
+        """
         assert self._coming is not None
         return self._coming, self._coming.begin_window()
 
     def end_window(
         self, reader: Coming, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None
     ) -> None:
-        """The keys of a window have been read."""
+        """Add the keys of a window that has been read."""
         if reader is self._coming:
             for due in reader.end_window(_entries(due_ms, offsets, traits)):
                 self._offer(due)
 
     def is_settling(self, offsets: Int64s) -> bool:
-        """Whether a subscription is done with one of these, and that is not durable yet."""
+        """Return whether a subscription has acknowledged one of these, but not durably yet."""
         return any(one.acked.undurable.intersects(offsets) for one in self.subscriptions())
 
     def unacknowledged(self, subscription: Subscription) -> int:
-        """How many messages a subscription is still to be done with.
+        """Return how many messages a subscription has still to acknowledge.
 
-        Of one in the log's order from its beginning on. Of a shared one what lies before counts,
-        too: which of it are due later, and handed to it, is known of each key only.
+        In the arrival order, the count begins at the subscription's start offset. For a shared
+        subscription, earlier messages count too: only their keys tell which of them are due late
+        enough for it to get them.
         """
         start = 0
         if isinstance(subscription, OrderedSubscription):
@@ -452,17 +459,17 @@ class Topic:
         return self.next_offset - start - len(done) + done.count_below(start)
 
     def waiting(self, subscription: Subscription) -> int:
-        """The same without what is dying."""
+        """Return the same count without dead messages."""
         return self.unacknowledged(subscription) - len(subscription.dead)
 
-    # -- figures ----------------------------------------------------------------------------
+    # -- statistics -------------------------------------------------------------------------
 
     @property
     def wheel_count(self) -> int:
-        """How many messages the wheel holds."""
+        """The number of messages in the wheel."""
         return 0 if self._coming is None else len(self._coming)
 
 
 def _entries(due_ms: Int64s, offsets: Int64s, traits: UInt32s | None) -> Entries:
-    """Keys as the wheel has them; their traits are its tags."""
+    """Return keys as entries of the wheel; their traits are its tags."""
     return Entries(due_ms, offsets, None if traits is None else traits.astype(np.int64))
