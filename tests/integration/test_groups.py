@@ -620,7 +620,7 @@ async def test_a_letter_belongs_to_no_group(mock_clock: MockClock) -> None:
         await post(world, [Letter("public/default/t", "1", batch.encode(), 1)])
         await world.clock.settle()
         (row,) = await broker.admin("inbox.list")
-        assert (row["held"], row["reason"]) == (1, "a letter cannot belong to a group")
+        assert (row["held"], row["reason"]) == (1, "an inbox entry cannot belong to a group")
         assert await broker.groups.list("t") == []
 
 

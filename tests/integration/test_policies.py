@@ -103,7 +103,7 @@ async def test_a_change_that_is_none_is_refused_and_changes_nothing(
         before = await broker.admin(f"{noun}.get", **names)
         for policy, said in (
             ({"colour": "red"}, "no field 'colour'"),
-            ({}, "what is to be changed"),
+            ({}, "with at least one change"),
             ("red", "as a map"),
         ):
             with pytest.raises(InvalidRequest, match=said):

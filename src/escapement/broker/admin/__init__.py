@@ -1,4 +1,4 @@
-"""The administrative verbs, by noun; a new verb is a function entered in its noun's VERBS."""
+"""The administrative verbs, by noun. To add a verb, enter its function in its noun's VERBS."""
 
 from escapement.broker.admin.admin import Admin
 

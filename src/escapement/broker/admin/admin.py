@@ -1,8 +1,8 @@
-"""The administrative verbs: what `escapement admin` and clients ask for by name.
+"""The administrative verbs, which `escapement admin` and clients call by name.
 
-A verb is a function whose arguments are checked; the result is plain values (maps, lists,
-text, integers), fit for a table or for JSON. Times are Unix milliseconds and durations
-milliseconds, as their names say.
+A verb is a function that checks its arguments. It returns plain values (maps, lists, text,
+integers), fit for a table or for JSON. Times are Unix milliseconds and durations are
+milliseconds; their names end in ``_ms``.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from escapement.errors import InvalidRequest
 
 
 class Admin:
-    """Carries out verbs on one broker."""
+    """The dispatcher that runs verbs on one broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     async def carry_out(self, verb: str, arguments: Mapping[str, Any]) -> Plain:
-        """Do what ``verb`` says.
+        """Run a verb and return its result.
 
         Raises:
-          InvalidRequest: for an unknown verb, or arguments that do not fit it.
+          InvalidRequest: if the verb is unknown, or its arguments are wrong.
         """
         function = VERBS.get(verb)
         if function is None:
-            raise InvalidRequest(f"there is no verb {verb!r}; known are {', '.join(VERBS)}")
+            raise InvalidRequest(f"there is no verb {verb!r}; use one of {', '.join(VERBS)}")
         return await function(self._broker, Arguments(verb, arguments))
 
 

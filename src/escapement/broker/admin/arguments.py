@@ -1,4 +1,4 @@
-"""A verb's arguments, taken one by one and checked."""
+"""The arguments of a verb, taken one by one and checked."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, Final
 
 from escapement.errors import InvalidRequest
 
-# What a verb answers: maps, lists, text, numbers, true, false, nothing.
+# The result of a verb: maps, lists, text, numbers, booleans, None.
 Plain = Any
 
-# The last millisecond of the year 9999: no time is later, no span of it longer.
+# The last millisecond of the year 9999: the latest time, and the longest duration.
 _LAST_MS: Final = 253_402_300_799_999
 
 
 class Arguments:
-    """A verb's arguments, taken one by one and checked; ``end`` refuses what is left."""
+    """The arguments of a verb. ``end`` refuses arguments that were not taken."""
 
     def __init__(self, verb: str, given: Mapping[str, Any]) -> None:
         self._verb = verb
@@ -38,7 +38,7 @@ class Arguments:
         return self.text(name) if self._left.get(name) is not None else self._left.pop(name, None)
 
     def optional_number(self, name: str) -> int | None:
-        """A number, or a time or span of time in milliseconds; 1 at least."""
+        """Take a number, or a time or duration in milliseconds, of at least 1."""
         value = self._left.pop(name, None)
         if value is None:
             return None
@@ -98,7 +98,7 @@ class Arguments:
     def changes(self, name: str) -> Mapping[str, Any]:
         value = self.map(name)
         if not value:
-            raise InvalidRequest(f"{self._verb} needs {name!r}: what is to be changed")
+            raise InvalidRequest(f"{self._verb} needs {name!r} with at least one change")
         return value
 
     def end(self) -> None:

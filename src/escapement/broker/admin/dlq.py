@@ -1,4 +1,4 @@
-"""What can be asked about dead letters."""
+"""The verbs about dead letters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from escapement.message import Blobs, Int64s
 from escapement.names import TopicName
 from escapement.storage.index import Key
 
-# Rows of one listing, and how much of each payload.
+# The most rows of one listing, and the most bytes shown of each payload.
 MAX_LISTED: Final = 1_000
 PREVIEW_BYTES: Final = 512
-# Where properties stand in an answer: in a map, in a list, in a map.
+# The nesting of properties in an answer: in a map, in a list, in a map.
 _REPLY_DEPTH: Final = 3
-# Letters counted, sent back or thrown away by one request: it is answered within a second or so.
+# The most dead letters that one request counts, redrives or purges. It takes about a second.
 MAX_MOVED: Final = 10_000
 
 
@@ -47,7 +47,7 @@ async def _count(broker: Broker, given: Arguments) -> Plain:
     after = given.optional_numbers("after") or [0, 0]
     given.end()
     if len(after) != 2:
-        raise InvalidRequest("dlq.count goes on after a due time and an offset")
+        raise InvalidRequest("dlq.count needs 'after' as a due time and an offset")
     counted, next = await broker.dead_letters.count(whose, only, most, Key(*after))
     return {"letters": counted, "next": None if next is None else list(next)}
 
@@ -73,7 +73,7 @@ def _whose(given: Arguments) -> Whose:
 
 
 def _which(given: Arguments) -> tuple[Int64s | None, int]:
-    """Which of them: those named, or all; and how many at most."""
+    """Take the offsets (None: all dead letters), and the most dead letters to handle."""
     offsets = given.optional_numbers("offsets")
     most = min(given.optional_number("count") or MAX_MOVED, MAX_MOVED)
     return None if offsets is None else np.array(offsets, np.int64), most
@@ -101,7 +101,7 @@ def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
     return rows
 
 
-# What a dead letter has of its own too.
+# Fields of the original message that the dead letter has too.
 _ORIGINAL: Final = ("topic", "offset", "due_at_ms")
 
 VERBS: Final[dict[str, Verb]] = {

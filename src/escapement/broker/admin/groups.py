@@ -1,4 +1,4 @@
-"""What can be asked about groups of messages."""
+"""The verbs about groups of messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escapement.storage.letters.eventgroup import Closing
 from escapement.storage.letters.letter import Letter
 
 _MOST_PRIORITY: Final = 255
-# What the letter is called until it fires.
+# The source id of a follow-up until it fires.
 _SOURCE: Final = "group"
 
 
@@ -54,10 +54,10 @@ def _follow_up(given: Arguments) -> Letter:
     priorities = None
     if priority is not None and priority != DEFAULT_PRIORITY:
         if priority > _MOST_PRIORITY:
-            raise InvalidRequest(f"a priority is 0 to {_MOST_PRIORITY}, not {priority}")
+            raise InvalidRequest(f"a priority is from 0 to {_MOST_PRIORITY}, not {priority}")
         priorities = np.array([priority], np.uint8)
     if delay_ms is not None and at_ms is not None:
-        raise InvalidRequest("a follow-up has a delay or a time, not both")
+        raise InvalidRequest("a follow-up takes delay_ms or at_ms, not both")
     times = NO_TIMES
     if delay_ms is not None:
         times = Times(delay_ms=np.array([delay_ms]))

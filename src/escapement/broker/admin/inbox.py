@@ -1,4 +1,4 @@
-"""What can be asked about the inbox: the letters that wait, and why."""
+"""The verbs about the inbox: its pending entries, and why they wait."""
 
 from __future__ import annotations
 

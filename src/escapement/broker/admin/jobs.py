@@ -1,4 +1,4 @@
-"""What can be asked about jobs: bulk writes, how far they are, and what they wait for."""
+"""The verbs about bulk jobs: their progress, and why they wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be asked about a topic's messages."""
+"""The verbs about the messages of a topic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from escapement.message import Blobs
 from escapement.names import TopicName
 from escapement.storage.index import Key
 
-# Messages shown by one peek, and how much of each payload.
+# The most messages shown by one peek, and the most bytes shown of each payload.
 MAX_PEEKED: Final = 1_000
 PREVIEW_BYTES: Final = 512
 _HOUR_MS: Final = 3_600_000
-# Where properties stand in an answer: in a map, in a list, in a map.
+# The nesting of properties in an answer: in a map, in a list, in a map.
 _REPLY_DEPTH: Final = 3
 
 
@@ -34,7 +34,7 @@ async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
     after = given.optional_numbers("after") or [0, 0]
     given.end()
     if len(after) != 2:
-        raise InvalidRequest("topics.peek goes on after a due time and an offset")
+        raise InvalidRequest("topics.peek needs 'after' as a due time and an offset")
     if offset is not None:
         there = Key(await broker.due_of(topic, offset), offset)
         start, stop = max(start, there), min(stop, there.successor())
@@ -72,7 +72,7 @@ async def _select_messages(broker: Broker, given: Arguments) -> Plain:
     after = given.optional_numbers("after") or [0, 0]
     given.end()
     if len(after) != 2:
-        raise InvalidRequest("messages.select goes on after a due time and an offset")
+        raise InvalidRequest("messages.select needs 'after' as a due time and an offset")
     sought = Sought(start, stop, None if key is None else key.encode(), properties)
     found = await broker.select(topic, sought, Key(*after))
     return {

@@ -1,4 +1,4 @@
-"""What can be asked about namespaces."""
+"""The verbs about namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pausing: no more is handed out of a topic, or to one subscription, until it is resumed."""
+"""The verbs that pause and resume the delivery of a topic, or of one subscription."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ async def _pause(broker: Broker, given: Arguments) -> Plain:
     for_ms = given.optional_number("for_ms")
     until_ms = given.optional_number("until_ms")
     if for_ms is not None and until_ms is not None:
-        raise InvalidRequest("a pause ends at a time or after a duration, not both")
+        raise InvalidRequest("a pause takes until_ms or for_ms, not both")
     if for_ms is not None:
         until_ms = broker.clock.now_ms() + for_ms
     elif until_ms is not None and until_ms <= broker.clock.now_ms():
-        raise InvalidRequest("a pause cannot end in the past; to end one, resume")
+        raise InvalidRequest("a pause cannot end in the past; to end a pause, resume")
     return await _set(broker, given, min(until_ms or FOREVER_MS, FOREVER_MS))
 
 

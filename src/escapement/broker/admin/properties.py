@@ -1,7 +1,7 @@
-"""Messages' properties as far as an answer may hold them.
+"""Message properties in a form that fits an answer.
 
-Whoever publishes may nest them deeper, and put more into them, than an answer takes: what
-does not fit is shown as text.
+Publishers may nest properties deeper, and put more into them, than an answer can hold. Properties
+that do not fit are shown as text.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from escapement.broker.admin.arguments import Plain
 from escapement.properties import read_properties
 from escapement.protocol.fields import check_plain
 
-# Lists and maps of one message's: of a thousand messages they fit an answer.
+# The most lists and maps in the properties of one message. Those of 1000 messages fit an answer.
 _MOST_CONTAINERS: Final = 100
 _EMPTY: Final = b"\x80"
 
 
 def readable(packed: bytes, depth: int) -> dict[str, Plain]:
-    """The properties, plain.
+    """Return the properties as plain values.
 
     Args:
-      depth: in how many lists and maps of the answer they stand.
+      depth: the number of lists and maps of the answer that enclose them.
     """
     found = read_properties(packed)
     if not found and packed not in (b"", _EMPTY):
-        return {"": f"{len(packed)} bytes that are no map"}
+        return {"": f"{len(packed)} bytes that are not a map"}
     try:
         if check_plain(found, depth) <= _MOST_CONTAINERS:
             return found

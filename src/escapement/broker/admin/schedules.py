@@ -1,4 +1,4 @@
-"""What can be asked about schedules."""
+"""The verbs about schedules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escapement.names import NamespaceName, TopicName
 from escapement.recurrence import Missed, Recurrence
 from escapement.storage.letters.schedule import Content, Schedule
 
-# Coming times that are shown of one.
+# The number of coming occurrences that are shown.
 SHOWN_TIMES: Final = 10
 _MISSED: Final[tuple[Missed, ...]] = ("last", *(m for m in get_args(Missed) if m != "last"))
 

@@ -1,4 +1,4 @@
-"""What can be asked about subscriptions."""
+"""The verbs about subscriptions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def _delete_subscription(broker: Broker, given: Arguments) -> Plain:
     if subscription is None:
         raise NotFound(f"{topic.name.full} has no subscription {name}")
     if not force and subscription.consumers:
-        raise Conflict(f"{name} has consumers; use --force to delete it all the same")
+        raise Conflict(f"{name} has consumers; use --force to delete it anyway")
     await broker.consuming.delete(topic, name)
     return {"deleted": name}
 
@@ -91,7 +91,7 @@ def _subscription(topic: Topic, record: SubscriptionRecord) -> dict[str, Plain]:
 
 
 def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
-    """What a subscription is and has done, as a row."""
+    """Return the state and counters of a subscription, as a row."""
     counts = subscription.counts
     shared = subscription if isinstance(subscription, SharedSubscription) else None
     return {

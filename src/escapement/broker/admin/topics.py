@@ -1,4 +1,4 @@
-"""What can be asked about topics."""
+"""The verbs about topics."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
 
 
 def _worth_showing(topic: Topic) -> list[Producer]:
-    """Who is connected, and whoever can come back under a name that somebody knows."""
+    """Return the producers that are connected, or that chose their name and can return."""
     return [
         producer
         for producer in topic.producers.values()
@@ -96,7 +96,7 @@ async def _delete_topic(broker: Broker, given: Arguments) -> Plain:
     given.end()
     topic = broker.registry.topic(name)
     if not force and any(subscription.consumers for subscription in topic.subscriptions()):
-        raise Conflict(f"{name.full} has consumers; use --force to delete it all the same")
+        raise Conflict(f"{name.full} has consumers; use --force to delete it anyway")
     await broker.delete_topic(name)
     return {"deleted": name.full}
 

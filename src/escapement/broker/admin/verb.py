@@ -1,4 +1,4 @@
-"""A verb: a function that does one thing to a broker and answers in plain values."""
+"""A verb: a function that runs one operation on a broker and returns plain values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.broker import Broker
 
-# Rows of one listing: it must fit a frame.
+# The most rows of one listing, which must fit a frame.
 MAX_ROWS: Final = 10_000
 
 Verb = Callable[[Broker, Arguments], Awaitable[Plain]]

@@ -1,1 +1,1 @@
-"""Letters: what goes into a topic's log by way of the inbox, who writes it and who carries it."""
+"""Inbox entries: the services that write them, and the relay that moves them to topics' logs."""

@@ -1,7 +1,7 @@
-"""Letters on their way from the inbox into logs, and what became of them.
+"""Appends of inbox entries to the logs of their topics, and the outcomes.
 
-The letters of a mailbox become one append; a round waits until all of its appends have ended,
-because one that is still under way would be read, and handed in, again.
+The entries of one inbox target become one append. A round waits until all of its appends have
+ended. Otherwise the next round would read and submit the entries of an unfinished append again.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from escapement.storage.letters.parcel import Advance
 
 @dataclass(slots=True, eq=False)
 class Carriage:
-    """Letters of one mailbox on their way into a log; what a ``Publication`` is of others."""
+    """Entries of one target on their way into a log, as a ``Publication`` is for publishes."""
 
     batch: MessageBatch
     done: Callable[[], None]
-    producer: None = None  # nobody counts sequences here
+    producer: None = None  # entries have no sequence numbers
 
     def committed(self, base_offset: int) -> None:
-        """They are durable, beginning at ``base_offset``."""
+        """Note that the entries are durable, beginning at ``base_offset``."""
         del base_offset
         self.done()
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Letters of one mailbox, decoded."""
+    """The decoded entries of one inbox target."""
 
     topic: Topic
     of_jobs: bool = False
-    whole: bool = False  # whether the topic took all that was found
+    whole: bool = False  # whether the topic took all entries that were found
     ids: list[int] = field(default_factory=list)
-    advances: dict[int, Advance] = field(default_factory=dict)  # of jobs: by parcel, the last one
+    advances: dict[int, Advance] = field(default_factory=dict)  # the last, by staged batch
     batches: list[MessageBatch] = field(default_factory=list)
     bodies: list[Buffer] = field(default_factory=list)  # the batches, encoded
     times: list[Times] = field(default_factory=list)
 
 
 class Submitted:
-    """Appends that are under way, and what became of them.
+    """Appends that are in progress or have ended, and their outcomes.
 
     Args:
-      held: how many letters were left out for good.
+      held: how many entries were left out for good.
     """
 
     def __init__(self, held: int) -> None:
         self.held = held
-        self.going: dict[int, Load] = {}  # by topic, those that are under way, or moved
-        self.moved = 0  # letters
+        self.going: dict[int, Load] = {}  # by topic: in progress, or moved
+        self.moved = 0  # entries
         self.moved_to: list[Load] = []
         self.refused: list[tuple[Load, EscapementError]] = []
         self._open = 0
@@ -65,7 +65,7 @@ class Submitted:
         self._done = trio.Event()
 
     def append(self, load: Load) -> Append:
-        """The append of one mailbox; it is counted as under way."""
+        """Return the append of one inbox target, and count it as in progress."""
         batch = MessageBatch.concat(load.batches)
         self.going[load.topic.id] = load
 
@@ -78,7 +78,7 @@ class Submitted:
             del self.going[load.topic.id]
             if isinstance(error, StorageError | Busy | ShuttingDown):
                 self._error = error
-            elif not isinstance(error, NotFound):  # the topic was deleted, its letters with it
+            elif not isinstance(error, NotFound):  # NotFound: deleted with the topic
                 self.refused.append((load, error))
             self._ended()
 
@@ -97,13 +97,13 @@ class Submitted:
         )
 
     async def ended(self) -> None:
-        """Wait until all have ended, whatever became of them."""
+        """Wait until all appends have ended, with success or not."""
         await trio.lowlevel.checkpoint()
         while self._open:
             await self._done.wait()
 
     async def settled(self) -> None:
-        """Wait until all have ended. Raises what a failed one failed with."""
+        """Wait until all appends have ended. Raise an error that makes the round fail."""
         await self.ended()
         if self._error is not None:
             raise self._error
@@ -115,7 +115,7 @@ class Submitted:
 
 
 def _concat(load: Load) -> Times:
-    """The times of all letters of a load, one below the other."""
+    """Return the times of all entries of a load, in order."""
     if all(times is NO_TIMES for times in load.times):
         return NO_TIMES
 

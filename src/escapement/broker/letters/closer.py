@@ -1,17 +1,17 @@
-"""Closes groups of messages, and has their follow-ups fire (Q10).
+"""Group completion: closes groups of messages, and fires their follow-ups (Q10).
 
 ::
 
-    close ──► a row, durable ──► armed: what the subscription is not to get is acknowledged,
-                                 the rest is watched (broker/topic/groups.py)
-                                        │ the last of it is done
+    close ──► a row, durable ──► armed: messages the subscription will never get are
+                                 acknowledged, the others watched (broker/topic/groups.py)
+                                        │ the last message is done
                                         ▼
-                one statement: the row is fired · its letter in the inbox ──► Postman
+                one statement: the row is fired · its entry in the inbox ──► Postman
 
-A statement goes behind what its topic's lane has waiting, the acknowledgements that complete
-the group among it: a follow-up is never durable without them. After a crash every closing that
-waits is armed again, so a death between the last acknowledgement and the firing delays it
-only. The row fires once, and only while its subscription is there.
+A statement goes behind all items that wait in its topic's lane, including the acknowledgements
+that complete the group. So a follow-up is never durable without them. After a crash the broker
+arms every waiting closing again, so a crash between the last acknowledgement and the firing only
+delays the follow-up. A row fires once, and only while its subscription exists.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ from escapement.storage.letters.letter import Letter
 
 _logger = logging.getLogger(__name__)
 
-# Follow-ups in one transaction: each has up to ``follow_up_bytes``.
+# The most follow-ups in one transaction. Each has up to ``follow_up_bytes``.
 _FIRED_AT_ONCE: Final = 16
-# How soon it is tried again when the database is away, and how often finished groups are
-# looked for.
+# The pause before a retry while the database is unavailable, and between two searches for
+# finished groups.
 _RETRY_S: Final = 1.0
 _FORGET_S: Final = 60.0
-# What is read of the log at once.
+# The most bytes of the log read at once.
 _READ_BYTES: Final = 1 << 20
 _NEVER_MS: Final = 1 << 62
 
 
 class Closer:
-    """See the module's docstring.
+    """The closings of all topics, and the task that arms and fires them.
 
     Args:
-      subscriptions: every living one, by id.
-      on_posted: told that there are letters.
+      subscriptions: all subscriptions with a runtime, by id.
+      on_posted: called when entries were written to the inbox.
     """
 
     def __init__(
@@ -104,18 +104,19 @@ class Closer:
         self._complete: dict[int, Closing] = {}
         self._wake = trio.Event()
 
-    # -- what is asked ---------------------------------------------------------
+    # -- requests --------------------------------------------------------------
 
     async def close(
         self, topic_name: TopicName, group: str, subscription: str, follow_up: Letter
     ) -> Closing:
         """Close a group: when the subscription is done with all of it, ``follow_up`` fires.
 
-        Asked again, it answers the same. The group may be closed for other subscriptions too.
+        A repeated call returns the same closing. The group may be closed for other subscriptions
+        too.
 
         Raises:
-          NotFound: there is no such topic or subscription.
-          Conflict: it is closed for this subscription already, with another follow-up.
+          NotFound: the topic or the subscription does not exist.
+          Conflict: the group is already closed for this subscription with another follow-up.
           InvalidRequest, DelaysDisabled, DelayTooLong: the follow-up could not be published.
           LimitExceeded: the follow-up is too large, or the topic has too many groups.
         """
@@ -124,7 +125,7 @@ class Closer:
         self._registry.subscription_record(topic, subscription)
         if follow_up.size_bytes > self._limits.follow_up_bytes:
             raise LimitExceeded(
-                f"a follow-up may have {self._limits.follow_up_bytes} bytes, "
+                f"a follow-up may have at most {self._limits.follow_up_bytes} bytes, "
                 f"not {follow_up.size_bytes}"
             )
         target = await self._registry.ensure_topic(TopicName.parse(follow_up.target))
@@ -135,7 +136,8 @@ class Closer:
             if found is not None:
                 if found.digest != digest_of(follow_up):
                     raise Conflict(
-                        f"the group {group} is closed for {subscription} with another follow-up"
+                        f"group {group} is already closed for {subscription}, with another "
+                        "follow-up"
                     )
                 return found
             first = topic.groups.begin_closing(group, self._limits.groups)
@@ -160,7 +162,7 @@ class Closer:
         return closing
 
     async def delete(self, topic_name: TopicName, group: str) -> None:
-        """Forget a group and its closings; what has not fired never will. Raises ``NotFound``."""
+        """Forget a group and its closings, fired or not. Raises ``NotFound``."""
         topic = self._registry.topic(topic_name)
         async with self._registry.alone(topic):
             if group not in topic.groups.names():
@@ -174,14 +176,14 @@ class Closer:
             forgets=group,
         )
 
-    # -- what happens ----------------------------------------------------------
+    # -- events ----------------------------------------------------------------
 
     def look(self, topic: Topic) -> None:
-        """Closings of the topic may have another subscription, or were found by a start."""
+        """Arm the waiting closings of a topic, at a start or after a subscription changed."""
         self._arm(topic.groups.waiting())
 
     def done(self, topic: Topic, subscription: Subscription, offsets: Int64s) -> None:
-        """A subscription is done with these, or they were cancelled."""
+        """Note that a subscription is done with messages, or that they were cancelled."""
         complete = topic.groups.done(subscription, topic.amendments, offsets)
         if complete:
             self._complete.update({closing.id: closing for closing in complete})
@@ -193,7 +195,7 @@ class Closer:
             self._wake.set()
 
     async def run(self) -> None:
-        """Arm and fire closings, and forget what is finished, for ever."""
+        """Arm and fire closings, and forget finished groups, forever."""
         for topic in self._registry.active.values():
             self.look(topic)
         failing = False
@@ -210,9 +212,9 @@ class Closer:
                     forget_at_s = trio.current_time() + _FORGET_S
                     await self._forget_finished()
             except (StorageUnavailable, Busy, ShuttingDown) as error:
-                # Said once: an outage may be long.
+                # Warn once: an outage may be long.
                 level = logging.DEBUG if failing else logging.WARNING
-                _logger.log(level, "groups wait: %s", error)
+                _logger.log(level, "group completion waits: %s", error)
                 failing = True
             else:
                 failing = False
@@ -225,7 +227,7 @@ class Closer:
             if parties := self._parties(closing):
                 await self._waive(closing, *parties)
             if self._unarmed.get(id) is not closing:
-                continue  # it was sought meanwhile, and is to be armed anew
+                continue  # a seek came in between: arm it again
             del self._unarmed[id]
             if not (parties := self._parties(closing)):
                 continue
@@ -236,13 +238,13 @@ class Closer:
                 self._complete[id] = closing
 
     def _parties(self, closing: Closing) -> tuple[Topic, Subscription] | None:
-        """The topic and the subscription of a closing, if both are there."""
+        """Return the topic and the subscription of a closing; None if one has no runtime."""
         topic = self._registry.active.get(closing.topic_id)
         subscription = self._subscriptions.get(closing.subscription_id)
         return None if topic is None or subscription is None else (topic, subscription)
 
     async def _waive(self, closing: Closing, topic: Topic, subscription: Subscription) -> None:
-        """Acknowledge what of a group the subscription was never to get."""
+        """Acknowledge the messages of a group that the subscription will never get."""
         members = topic.groups.members.get(closing.group)
         if members is None:
             return
@@ -256,16 +258,16 @@ class Closer:
             if len(offsets):
                 waived = offsets[~await self._covered(topic, subscription, offsets)]
                 if self._subscriptions.get(subscription.record.id) is not subscription:
-                    return  # it was sought or deleted meanwhile
+                    return  # a seek or deletion came in between
                 self._check_writable()
                 subscription.acknowledge(waived, None)
 
     async def _covered(
         self, topic: Topic, subscription: Subscription, offsets: Int64s
     ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which of these a subscription is to get; bool[n].
+        """Return which messages a subscription will get; bool[n].
 
-        They were published before it, or lie before the beginning of the log.
+        The messages were published before the subscription, or lie before the start of the log.
         """
         record = subscription.record
         early = bool((offsets < record.start_offset).all())
@@ -273,7 +275,7 @@ class Closer:
             return np.zeros(len(offsets), np.bool_)
         if early and record.start_due_ms >= _NEVER_MS:
             return np.zeros(len(offsets), np.bool_)
-        # What the log does not have any more nobody is to get.
+        # No subscription gets a message that the log no longer has.
         due_ms = np.full(len(offsets), -1, np.int64)
         at = 0
         while at < len(offsets):
@@ -288,7 +290,7 @@ class Closer:
 
     def _check_writable(self) -> None:
         if self._pipeline.state is State.READ_ONLY:
-            raise StorageReadOnly("acknowledgements cannot be stored now")
+            raise StorageReadOnly("acknowledgements cannot be stored: the database is read-only")
 
     # -- firing ----------------------------------------------------------------
 
@@ -312,7 +314,7 @@ class Closer:
     # -- forgetting ------------------------------------------------------------
 
     async def _forget_finished(self) -> None:
-        """Forget the groups that are closed and done with, and have been for long enough."""
+        """Forget the groups that were finished at least ``group_retention_ms`` ago."""
         for topic in list(self._registry.active.values()):
             before_ms = self._clock.now_ms() - topic.policy.group_retention_ms
             finished = topic.groups.finished(before_ms, self._subscriptions)
@@ -320,7 +322,7 @@ class Closer:
                 continue
             with suppress(NotFound):  # the topic was deleted meanwhile
                 async with self._registry.alone(topic):
-                    # They may have been closed for others meanwhile.
+                    # Ask again: they may have been closed for other subscriptions meanwhile.
                     for group in topic.groups.finished(before_ms, self._subscriptions):
                         await self._forget(topic, group)
 

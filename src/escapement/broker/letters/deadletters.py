@@ -1,12 +1,12 @@
-"""The dead letters of a subscription: looked at, sent back, thrown away.
+"""The dead letters of a subscription: listing, redrive and purge.
 
-They lie in the dead-letter topic as messages like any other; the subscription ``KEEPER``
-of that topic knows which of them are still there. What is sent back or thrown away is
-acknowledged on it, and what is sent back goes through the inbox in the same transaction.
+Dead letters are ordinary messages of the dead-letter topic. Those that its subscription ``KEEPER``
+has not acknowledged are still there. A redrive or a purge acknowledges them. A redrive also writes
+inbox entries for the original topic, in the same transaction.
 
-A dead-letter topic may serve several subscriptions: each sees its own letters only. What a
-subscription left behind, when it was deleted or given another dead-letter topic, is found
-where it lies, if one says where.
+A dead-letter topic may serve several subscriptions; each sees only its own dead letters. When a
+subscription was deleted or got another dead-letter topic, its earlier dead letters are found by
+naming the topic that has them.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Key
 from escapement.storage.letters.letter import Letter
 from escapement.storage.offsets import OffsetSet
 
-# Keys looked at in one step, and payloads fetched in one.
+# The most keys, and the most bytes of payloads, that one step reads.
 _STEP_MESSAGES: Final = 1_024
 _STEP_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
-    """Some dead letters, in the order in which they died; columns of equal height."""
+    """Some dead letters, in the order of their arrival; columns of equal height."""
 
-    due_ms: Int64s  # when they came into the dead-letter topic
-    offsets: Int64s  # their place in it
+    due_ms: Int64s  # when they arrived in the dead-letter topic
+    offsets: Int64s  # in the dead-letter topic
     batch: MessageBatch
     origins: Sequence[dict[str, Any]]
 
     def pick(self, at: Int64s) -> Page:
-        """Those at these positions."""
+        """Return the dead letters at these positions."""
         origins = [self.origins[row] for row in at.tolist()]
         return Page(self.due_ms[at], self.offsets[at], self.batch.take(at), origins)
 
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """Whose letters are meant."""
+    """The subscription whose dead letters are meant."""
 
     topic: TopicName
     subscription: str
-    # The dead-letter topic; None: the one of the subscription, which there must be.
+    # The dead-letter topic; None: that of the subscription, which must exist then.
     lie_in: TopicName | None = None
 
     def __str__(self) -> str:
@@ -72,16 +72,19 @@ class Whose:
 
 @dataclass(frozen=True, slots=True)
 class _Grave:
-    """Where the dead letters of one subscription lie."""
+    """The dead-letter topic of one subscription, and its keeper."""
 
     whose: Whose
-    topic: Topic | None  # None: nothing was ever buried
+    topic: Topic | None  # None: no message was ever dead-lettered
     keeper: SharedSubscription | None
 
     @property
     def is_there(self) -> bool:
-        """Whether its keeper is the one that there is: not deleted, with the topic or alone, nor
-        begun again by a seek, after which another has what this one would end."""
+        """Whether the keeper still serves the topic.
+
+        It does not after it was deleted, alone or with the topic. It does not after a seek either:
+        then a new keeper has the dead letters that this one would acknowledge.
+        """
         return (
             self.topic is not None
             and self.keeper is not None
@@ -90,7 +93,7 @@ class _Grave:
 
 
 class DeadLetters:
-    """See the module's docstring."""
+    """The requests about dead letters."""
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class DeadLetters:
         self._run = run
 
     async def look(self, whose: Whose, count: int) -> list[Page]:
-        """The first ``count`` of them. Raises ``NotFound``."""
+        """Return the first ``count`` dead letters. Raises ``NotFound``."""
         pages = []
         async with aclosing(self._pages(self._grave(whose), None)) as found:
             async for page in found:
@@ -120,10 +123,13 @@ class DeadLetters:
     async def count(
         self, whose: Whose, only: Int64s | None, most: int, after: Key = KEY_MIN
     ) -> tuple[int, Key | None]:
-        """How many there are, in steps of about ``most``; where to go on, if any may be left.
+        """Count dead letters, about ``most`` in one call.
+
+        Returns:
+          The count, and the key to continue from if any may be left.
 
         Raises:
-          NotFound: if there is no such subscription.
+          NotFound: if the subscription does not exist.
         """
         counted = 0
         async with aclosing(self._pages(self._grave(whose), only, after)) as found:
@@ -134,7 +140,7 @@ class DeadLetters:
         return counted, None
 
     async def show(self, whose: Whose, offset: int) -> Page:
-        """One of them, by its place in the dead-letter topic. Raises ``NotFound``."""
+        """Return one dead letter, by its offset in the dead-letter topic. Raises ``NotFound``."""
         grave = self._grave(whose)
         if (
             grave.topic is not None
@@ -150,13 +156,13 @@ class DeadLetters:
         raise NotFound(f"{whose} has no dead letter at offset {offset}")
 
     async def redrive(self, whose: Whose, only: Int64s | None, most: int) -> int:
-        """Send up to ``most`` back to where they came from; durable when it returns.
+        """Send up to ``most`` dead letters back to their topic; durable when it returns.
 
         Raises:
-          NotFound: if there is no such subscription, or no such topic.
-          StorageUnavailable: if the database takes nothing now.
+          NotFound: if the subscription or its topic does not exist.
+          StorageUnavailable: if the database accepts no writes now.
         """
-        self._registry.topic_record(whose.topic)  # what they go back to
+        self._registry.topic_record(whose.topic)  # the topic that they go back to
 
         def letters(grave: _Grave, page: Page) -> Callable[[Int64s], Sequence[Letter]]:
             assert grave.keeper is not None
@@ -172,7 +178,7 @@ class DeadLetters:
         return await self._end(self._grave(whose), only, most, letters)
 
     async def purge(self, whose: Whose, only: Int64s | None, most: int) -> int:
-        """Throw up to ``most`` of them away; durable when it returns. Raises as ``redrive``."""
+        """Delete up to ``most`` dead letters; durable when it returns. Raises as ``redrive``."""
         return await self._end(self._grave(whose), only, most, lambda grave, page: lambda fresh: ())
 
     def _grave(self, whose: Whose) -> _Grave:
@@ -199,7 +205,10 @@ class DeadLetters:
                 assert grave.keeper is not None
                 page = page.pick(np.arange(min(most - ended, len(page.offsets))))
                 if self._pipeline.state is not State.UP:
-                    raise StorageUnavailable("dead letters cannot be moved now; try again later")
+                    raise StorageUnavailable(
+                        "dead letters cannot be moved while the database accepts no writes; "
+                        "try again later"
+                    )
                 ended += await self._end_page(grave.keeper, page, letters(grave, page))
                 if ended >= most:
                     break
@@ -219,16 +228,16 @@ class DeadLetters:
     async def _pages(
         self, grave: _Grave, only: Int64s | None, at: Key = KEY_MIN
     ) -> AsyncGenerator[Page, None]:
-        """What is there, in steps; each is looked up when it is asked for.
+        """Yield the dead letters in steps. Each step is read when the caller asks for it.
 
-        It ends where the keeper is deleted, or sought, meanwhile.
+        Ends early if the keeper is deleted or sought meanwhile.
         """
         if grave.topic is None or not grave.is_there:
             return
-        end = grave.topic.next_offset  # what comes meanwhile is for the next to look
+        end = grave.topic.next_offset  # later dead letters are left to the next request
         begin, moves = at, grave.topic.amendments.moves
-        met = OffsetSet()  # what is moved may be met again
-        while at < KEY_MAX:  # a letter that was moved is here before its new time too
+        met = OffsetSet()  # a rescheduled dead letter may be found twice
+        while at < KEY_MAX:  # a rescheduled dead letter counts before its new time too
             plan = self._index.plan(grave.topic.id, at, KEY_MAX, _STEP_MESSAGES)
             due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
             at = plan.stop
@@ -252,7 +261,7 @@ class DeadLetters:
     async def _fetch(self, grave: _Grave, due_ms: Int64s, offsets: Int64s) -> Page:
         assert grave.topic is not None
         assert grave.keeper is not None
-        # What was ended while the step before was waited for may have left the index.
+        # Dead letters acknowledged during the last step may have left the index.
         here = _here(grave.topic, grave.keeper, due_ms, offsets)
         due_ms, offsets = due_ms[here], offsets[here]
         fetch = self._index.fetch(grave.topic.id, due_ms, offsets)
@@ -260,7 +269,7 @@ class DeadLetters:
         return self._mine(grave, due_ms, offsets, batch)
 
     def _mine(self, grave: _Grave, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> Page:
-        """Those that are still there, from the subscription they are asked for."""
+        """Return the dead letters that are still there and come from the subscription."""
         assert grave.topic is not None
         assert grave.keeper is not None
         origins = deadletter.origins(batch)
@@ -271,7 +280,7 @@ class DeadLetters:
 
 
 def _here(topic: Topic, keeper: SharedSubscription, due_ms: Int64s, offsets: Int64s) -> Bools:
-    """Which of these keys are letters that the keeper has: each has one that counts; bool[n]."""
+    """Return which keys are current keys of dead letters that the keeper has; bool[n]."""
     here = ~keeper.acked.contains(offsets)
     uncancelled = topic.amendments.uncancelled(offsets)
     if uncancelled is not None:

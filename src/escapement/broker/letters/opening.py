@@ -1,4 +1,4 @@
-"""Steps of mailboxes as they are read: letters decoded, in the thread that has read them."""
+"""Steps of inbox targets: entries are decoded in the thread that reads them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from escapement.storage.letters.parcel import Advance
 
 
 class Opened(NamedTuple):
-    """One letter and what is in it, or why that cannot be known."""
+    """One inbox entry and its content, or the error if it cannot be decoded."""
 
     id: int
-    advance: Advance | None  # as of inbox.Stored
+    advance: Advance | None  # see inbox.Stored
     content: Content | LetterDamaged
 
 
 class Found(NamedTuple):
-    """A step of a mailbox, opened, and the topic that it is for."""
+    """A decoded step of an inbox target, and the target's topic."""
 
     box: Mailbox
     topic: Topic
@@ -36,7 +36,7 @@ def open_steps(
     read: Callable[..., list[Step]],
     *arguments: object,
 ) -> list[Found]:
-    """A step of each of the first mailboxes, opened; for a thread."""
+    """Read and decode a step of each of the first inbox targets. Blocking."""
     return [
         Found(box, topic, step, [_opened(one) for one in step.letters])
         for (box, topic), step in zip(whose, read(connection, *arguments), strict=False)

@@ -1,25 +1,25 @@
-"""Carries letters from the inbox into the logs of their targets.
+"""The inbox relay: moves inbox entries into the logs of their target topics.
 
-One task. It looks into the inbox at a modest interval, for what others wrote, and at once
-when this broker has written letters itself. The letters of one mailbox become one append,
-which goes the road of every publish, and whose transaction takes the letters out of the
-inbox: each is moved exactly once, in the order of its mailbox. One step of a mailbox is
-under way at a time, and all steps of a round together are bounded in bytes.
+One task. It polls the inbox at a modest interval for entries of other processes, and looks at
+once when this broker has written entries. The entries of one inbox target become one append. The
+append takes the path of every publish, and its transaction removes the entries from the inbox. So
+each entry is moved exactly once, in the order of its target. A target has one step of its own
+entries in progress at a time, and all steps of a round together are bounded in bytes.
 
-What cannot be moved is never lost and holds up nobody else:
+Entries that cannot be moved are never lost, and they delay no other target:
 
-- A mailbox is *blocked* while its topic does not exist and may not be created, or while
-  its namespace refuses the times that a letter has. It keeps its order, so the letters
-  behind wait too. ``blocked`` says why; every round tries again. So it is with whatever
-  else refuses its letters, but that it waits longer each time, up to a minute.
-- A letter that can never be moved (it does not decode, its time lies too far ahead) is
-  *held*, with the reason; those behind it go on.
-- When a topic is deleted its letters go with it.
+- An inbox target is *blocked* while its topic does not exist and may not be created, or while
+  its namespace refuses the time of an entry. Its entries keep their order, so the entries behind
+  wait too. ``blocked`` has the reason. Every round tries again. After any other refusal the
+  target is blocked too, but the pause before each retry doubles, up to a minute.
+- An entry that can never be moved (it does not decode, its time lies too far ahead) is *held*,
+  with the reason. The entries behind it are moved.
+- When a topic is deleted, its inbox entries are deleted too.
 
-Behind a mailbox's own letters come those that jobs have staged for it (storage/letters/parcel.py).
-Nobody has been promised when these are moved, so they do what producers do: they wait while
-the backlog of the topic has met its quota, and keep to its publish rate. A mailbox's own
-letters, whose cause is durable, do not wait for them.
+Behind a target's own entries come the batches that bulk jobs staged (storage/letters/parcel.py).
+Bulk jobs have no promise when their entries are moved, so these behave like producers: they wait
+while the backlog of the topic has reached its quota, and keep to its publish rate. A target's own
+entries, whose cause is durable, wait for neither.
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
-# Mailboxes of one round: their letters share group commits.
+# The inbox targets that are read together. Their entries share group commits.
 _ROUND_MAILBOXES: Final = 256
-# Steps that are moved before own letters, and whoever discards some, have their turn.
+# The most steps of bulk jobs before own entries, and requests to discard, have their turn.
 _STEPS_AT_ONCE: Final = 16
-# ... of them in memory: one that is read while one is committed, and some that wait for that, as
-# another topic's group may come between.
+# The most of these steps in memory: one is read while one is committed, and some wait for that,
+# because another topic's group may come in between.
 _STEPS_AHEAD: Final = 5
-# So long a publish rate is waited for with a letter in hand, where no other mailbox waits behind:
-# given up, it would have to be read again.
+# The longest wait for a publish rate with entries in memory, if no other target waits behind.
+# After a longer wait the entries are read again.
 _WAIT_IN_HAND_MS: Final = 100
 # The shortest pause between two rounds that moved nothing.
 _SHORTEST_S: Final = 0.01
-# Reasons that are remembered; there may be any number of mailboxes.
+# The most reasons that are kept. The number of inbox targets has no bound.
 _MAX_BLOCKED: Final = 100
 
 
 class Postman:
-    """See the module's docstring."""
+    """The inbox relay of one broker."""
 
     def __init__(
         self,
@@ -101,28 +101,28 @@ class Postman:
         self._limits = limits
         self._stopping = False
         self._wake = trio.Event()
-        self._moving = trio.Lock()  # held from reading letters to their commit
+        self._moving = trio.Lock()  # held from reading entries to their commit
         self._connection: Connection | None = None
-        self.moved = 0  # letters, since the broker started
-        self.blocked: dict[str, str] = {}  # target -> why its mailbox waits
-        self._refusals = Refusals()  # of mailboxes by target, and of what jobs have there
+        self.moved = 0  # entries, since the broker started
+        self.blocked: dict[str, str] = {}  # target -> why its entries wait
+        self._refusals = Refusals()  # of inbox targets, and of bulk jobs for them
 
-    # -- for others ------------------------------------------------------------
+    # -- requests --------------------------------------------------------------
 
     def wake(self) -> None:
-        """There are letters: do not wait for the interval."""
+        """Look for entries now, without waiting for the interval."""
         self._wake.set()
 
     async def waiting(self, limit: int) -> list[Waiting]:
-        """What waits in the inbox, by target."""
+        """Return the pending entries of the inbox, by target."""
         return await self._pipeline.transact(lambda connection: inbox.waiting(connection, limit))
 
     async def jobs(self, limit: int) -> list[JobState]:
-        """The newest bulk writes, and how far they are. Looked up beside the commits."""
+        """Return the newest bulk jobs and their progress. Does not wait for commits."""
         return await self._run(self._jobs_now, limit)
 
     async def discard(self, target: str) -> int:
-        """Delete all letters that wait for a target; how many there were."""
+        """Delete all entries for a target. Return how many there were."""
         async with self._moving:
             count = await self._pipeline.transact(
                 lambda connection: inbox.close(connection, target)
@@ -131,11 +131,11 @@ class Postman:
         return count
 
     def stop(self) -> None:
-        """Begin nothing new; what is left waits for the next start."""
+        """Start no new step. The remaining entries wait for the next start of the broker."""
         self._stopping = True
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -143,17 +143,17 @@ class Postman:
     # -- the task --------------------------------------------------------------
 
     async def run(self) -> None:
-        """Carry letters for ever."""
+        """Move entries, forever."""
         failing = False
         while True:
-            self._wake = trio.Event()  # before looking: what comes later wakes us
+            self._wake = trio.Event()  # before the round, so that later entries wake us
             try:
                 while await self._round():
                     pass
             except (StorageUnavailable, TransactionAborted, Busy, ShuttingDown) as error:
-                # Said once: an outage may be long.
+                # Warn once: an outage may be long.
                 _logger.log(
-                    logging.DEBUG if failing else logging.WARNING, "letters wait: %s", error
+                    logging.DEBUG if failing else logging.WARNING, "inbox entries wait: %s", error
                 )
                 failing = True
             else:
@@ -164,7 +164,7 @@ class Postman:
                 await self._wake.wait()
 
     async def _round(self) -> bool:
-        """One step of every mailbox; whether there may be more to do."""
+        """Move one step of every inbox target. Return whether there may be more to do."""
         blocked: dict[str, str] = {}
         progress = False
         after_id = 0
@@ -172,8 +172,8 @@ class Postman:
         while page := await self._read(inbox.occupied, after_id, _ROUND_MAILBOXES):
             after_id = page[-1].id
             seen.update(whom for box in page for whom in (box.target, _jobs_for(box.target)))
-            # The topic first, then its letters: if it is deleted and made again between the
-            # two, its mailbox is another one, and the letters of the old one are not read.
+            # Find the topic before its entries are read. If it is deleted and created again in
+            # between, its inbox target has another id, and the old entries are not read.
             topics = {box: await self._topic(box, blocked) for box in page}
             left = [(box, topic) for box, topic in topics.items() if topic is not None]
             while left and not self._stopping:
@@ -188,7 +188,7 @@ class Postman:
         return progress and not self._stopping
 
     async def _topic(self, mailbox: Mailbox, blocked: dict[str, str]) -> Topic | None:
-        """The topic of a mailbox, created if need be; None if it takes nothing now."""
+        """Return the topic of an inbox target, created if necessary; None if blocked."""
         if trio.current_time() < self._refusals.until_s(mailbox.target):
             _block(blocked, mailbox.target, self._refusals.reasons[mailbox.target])
             return None
@@ -212,16 +212,16 @@ class Postman:
     def _refused(
         self, target: str, error: EscapementError, blocked: dict[str, str], whom: str = ""
     ) -> None:
-        """Something that nobody here knows refuses a mailbox's letters: they are kept."""
+        """Keep the entries of a target that were refused for an unforeseen reason."""
         if self._refusals.refused(whom or target, str(error), trio.current_time()):
-            _logger.warning("letters for %s wait: %s", target, error)
+            _logger.warning("inbox entries for %s wait: %s", target, error)
         _block(blocked, target, str(error))
 
     async def _carry(self, found: list[Found], blocked: dict[str, str]) -> bool:
-        """Move these letters, and for a while what jobs have behind them.
+        """Move these entries, and some steps of bulk jobs behind them.
 
-        While steps are being committed the next is read and handed in behind them, so that the
-        database never waits for us. A step that fails takes those behind it along.
+        While steps are being committed, the next one is read and submitted behind them, so that
+        the database never idles. If a step fails, the steps behind it fail too.
         """
         progress = False
         steps = deque([(found, await self._submit(found, blocked, None))])
@@ -246,7 +246,7 @@ class Postman:
         return progress
 
     async def _read_ahead(self, found: list[Found], under_way: Submitted) -> list[Found]:
-        """What comes behind full steps of jobs that are under way as a whole."""
+        """Read on behind the full steps of bulk jobs, if all of their entries were submitted."""
         step_bytes = self._limits.inbox_step_bytes
         whole = {id for id, load in under_way.going.items() if load.whole}
         full = [one for one in found if one.topic.id in whole and one.step.is_full(step_bytes)]
@@ -257,7 +257,7 @@ class Postman:
         return await self._read(open_steps, whose, inbox.read_ahead, places, step_bytes)
 
     async def _settle(self, found: Sequence[Found]) -> bool:
-        """Note what jobs have nothing left to be moved; whether there was any."""
+        """Note the staged batches that have no entry left. Return whether there were any."""
         emptied = [id for one in found for id in one.step.emptied]
         if emptied:
             dialect = self._engine.dialect
@@ -269,23 +269,23 @@ class Postman:
     async def _submit(
         self, found: Sequence[Found], blocked: dict[str, str], before: Submitted | None
     ) -> Submitted:
-        """Hand letters to the commit pipeline, to be appended to their topics' logs.
+        """Submit entries to the commit pipeline, as appends to the logs of their topics.
 
         Args:
-          before: what is under way of the letters before these, without which they do not go.
+          before: the step before. A topic's entries are submitted only if that step's were.
         """
         held: list[tuple[int, EscapementError]] = []
         alone = len(found) == 1
         loads = [await self._admit(one, held, blocked, alone) for one in found]
         for id, error in held:
-            _logger.error("letter %d of the inbox is held: %s", id, error)
+            _logger.error("inbox entry %d is held: %s", id, error)
             await self._pipeline.transact(
                 lambda connection, id=id, why=str(error): inbox.hold(connection, id, why)  # type: ignore[misc]
             )
         await self._publishing.room()
         under_way = Submitted(len(held))
         for load in loads:
-            # It may have been deleted, or be about to be, since its letters were read.
+            # The topic may have been deleted, or be being deleted, since its entries were read.
             there = self._registry.active.get(load.topic.id) is load.topic
             alone = before is not None and load.topic.id not in before.going
             if load.ids and there and not load.topic.deleting and not alone:
@@ -297,7 +297,7 @@ class Postman:
         return under_way
 
     def _moved(self, under_way: Submitted, blocked: dict[str, str]) -> bool:
-        """All of these have ended; whether anything changed."""
+        """Note the outcomes of a step that has ended. Return whether anything changed."""
         for load, refusal in under_way.refused:
             self._refused(load.topic.name.full, refusal, blocked, _whom(load))
         for load in under_way.moved_to:
@@ -312,7 +312,7 @@ class Postman:
         blocked: dict[str, str],
         alone: bool,
     ) -> Load:
-        """What of these letters the topic takes; the others are held, or wait."""
+        """Return the entries that the topic takes. The others are held, or wait."""
         topic, of_jobs = found.topic, found.step.of_jobs
         load = Load(topic, of_jobs)
         for letter in found.letters:
@@ -321,7 +321,7 @@ class Postman:
                 continue
             batch, times, body = letter.content
             if batch.groups is not None:
-                held.append((letter.id, InvalidRequest("a letter cannot belong to a group")))
+                held.append((letter.id, InvalidRequest("an inbox entry cannot belong to a group")))
                 continue
             try:
                 self._publishing.check_times(topic, times)
@@ -348,14 +348,17 @@ class Postman:
     async def _has_turn(
         self, topic: Topic, count: int, blocked: dict[str, str], alone: bool
     ) -> bool:
-        """Whether so many messages of a job may be published now; else it is waited."""
+        """Return whether ``count`` messages of a bulk job may be published now.
+
+        If not, further bulk jobs for the topic wait until its publish rate allows them.
+        """
         await self._publishing.weigh(topic)
         wait_ms = self._publishing.wait_ms(topic, count)
         while alone and 0 < wait_ms <= _WAIT_IN_HAND_MS:
             await trio.sleep(wait_ms / 1000)
             wait_ms = self._publishing.wait_ms(topic, count)
         if wait_ms:
-            why, target = "the topic's maximum publish rate is met", topic.name.full
+            why, target = "the topic's maximum publish rate is reached", topic.name.full
             until_s = trio.current_time() + wait_ms / 1000
             self._refusals.rest(_jobs_for(target), why, until_s)
             _block(blocked, target, why)
@@ -379,7 +382,7 @@ class Postman:
 
 
 def _jobs_for(target: str) -> str:
-    """The name under which jobs for a topic are refused."""
+    """Return the name under which the refusals of bulk jobs for a topic are kept."""
     return f"jobs for {target}"
 
 

@@ -1,9 +1,10 @@
-"""How long whoever was refused waits before it tries again, and what refused it.
+"""The back-off after refusals, and the reason of each refusal.
 
-For tasks that serve many: one that is refused waits, twice as long each time, and holds up
-nobody else. What ends the broker is told apart from what only ends a try.
+For tasks that serve many targets. A refused target waits, twice as long after each refusal, and
+delays no other target. ``ends_the_broker`` tells errors that end the broker from errors that only
+fail an attempt.
 
-Pure: the time arrives as an argument.
+Pure: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from escapement.storage.engine.base import TransactionAborted
 
 _FIRST_S: Final = 1.0
 _MOST_S: Final = 60.0
-# Of so many refusals is known for how long; others are tried each time.
+# The most refusals that are kept. Targets beyond it are tried each time.
 _MOST: Final = 10_000
 
 
 def ends_the_broker(error: EscapementError) -> bool:
-    """Whether what is durable, or who may write it, is in question: nobody may go on."""
+    """Return whether an error puts the stored state, or the right to write it, in question."""
     passes = isinstance(error, StorageUnavailable | TransactionAborted)
     return isinstance(error, StorageError) and not passes
 
@@ -33,18 +34,18 @@ class _Refusal(NamedTuple):
 
 
 class Refusals:
-    """See the module's docstring."""
+    """The refused targets, by name."""
 
     def __init__(self) -> None:
         self._refusals: dict[str, _Refusal] = {}
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why each of those that wait was refused."""
+        """The reason of each refusal, by target."""
         return {whom: refusal.why for whom, refusal in self._refusals.items()}
 
     def refused(self, whom: str, why: str, now_s: float) -> bool:
-        """It was refused; returns whether that is news."""
+        """Note a refusal. Return whether its reason is new."""
         before = self._refusals.get(whom)
         if before is None and len(self._refusals) >= _MOST:
             return True
@@ -54,25 +55,25 @@ class Refusals:
         return before is None or before.why != why
 
     def rest(self, whom: str, why: str, until_s: float) -> None:
-        """It was told when it may be tried again."""
+        """Let a target wait until a given time, without a back-off."""
         if whom in self._refusals or len(self._refusals) < _MOST:
             self._refusals[whom] = _Refusal(why, 0, until_s)
 
     def next_s(self, now_s: float) -> float:
-        """When the next of those that still wait may be tried; infinity if none waits."""
+        """Return when the next waiting target may be tried; infinity if none waits."""
         waiting = (one.until_s for one in self._refusals.values() if one.until_s > now_s)
         return min(waiting, default=math.inf)
 
     def until_s(self, whom: str) -> float:
-        """From when on it may be tried; 0 if it was not refused."""
+        """Return when a target may be tried; 0 if it was not refused."""
         refusal = self._refusals.get(whom)
         return 0.0 if refusal is None else refusal.until_s
 
     def over(self, whom: str) -> None:
-        """It was not refused this time, or is gone."""
+        """Forget the refusal of a target that succeeded, or that no longer exists."""
         self._refusals.pop(whom, None)
 
     def keep(self, there: set[str]) -> None:
-        """All others are gone."""
+        """Forget the refusals of all other targets, which no longer exist."""
         for whom in self._refusals.keys() - there:
             del self._refusals[whom]

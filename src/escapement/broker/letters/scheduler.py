@@ -1,19 +1,18 @@
-"""Publishes what recurs: each occurrence of each schedule exactly once.
+"""The scheduler: publishes each occurrence of each schedule exactly once.
 
-The records of all schedules are in memory, in the order of their next times, and the
-timekeeper is told the first of these: no schedule has a task. When some are due, one
-statement moves them forward and writes their occurrences into the inbox, as one letter for
-each topic; the postman carries those into the topics. In memory a schedule moves when that
-is durable.
+The records of all schedules are in memory, ordered by their next times. The timekeeper knows the
+first of these times; no schedule has a task of its own. When some schedules are due, one
+statement moves them forward and writes their occurrences into the inbox, as one entry for each
+topic. The inbox relay moves the entries into the topics. The records in memory move when the
+statement is durable.
 
-However many schedules there are, they leave the broker to others: a *turn* publishes a
-bounded number of occurrences for a bounded number of topics, and the next one begins a
-rest after its end at the earliest (``BrokerLimits.schedule_...``). What falls due meanwhile
-is gathered.
+Schedules leave time for other work, however many there are. A *turn* publishes a bounded number
+of occurrences for a bounded number of topics, and is followed by a rest
+(``BrokerLimits.schedule_...``). Occurrences that fall due during the rest are gathered.
 
-A message has the properties ``schedule`` (the full name) and ``occurrence_ms``. A letter's
-source id is ``schedule/<id>/<Unix ms>`` of its first occurrence; no other letter has that
-occurrence. A topic that was deleted is created again by the next occurrence, as by a publish.
+A message has the properties ``schedule`` (the full name) and ``occurrence_ms``. The source id of
+an entry is ``schedule/<id>/<Unix ms>`` of its first occurrence; no other entry has that
+occurrence. If the topic was deleted, the next occurrence creates it again, as a publish does.
 """
 
 from __future__ import annotations
@@ -62,22 +61,22 @@ from escapement.storage.letters.schedule import (
 
 _logger = logging.getLogger(__name__)
 
-# How many due schedules are looked at, of those that a turn may publish: some may be for a topic
-# that has to wait.
+# A turn looks at this many times the schedules that it may publish, because some may be for a
+# topic that has to wait.
 _LOOK_AHEAD: Final = 4
-# What an occurrence weighs beside payload and key, generously.
+# An upper estimate of the bytes of an occurrence beside payload and key.
 _OCCURRENCE_BYTES: Final = 1_024
-# How soon it is tried again when the database is away.
+# The pause before a retry while the database is unavailable.
 _RETRY_MS: Final = 1_000
 
 
 class Scheduler:
-    """See the module's docstring.
+    """The schedules of a broker, and the task that publishes their occurrences.
 
     Args:
-      schedules: what there is.
-      on_next: told when something is due next, None for never; :meth:`wake` is to follow.
-      on_posted: told that there are letters.
+      schedules: the stored schedules.
+      on_next: called with the time at which :meth:`wake` must be called; None for never.
+      on_posted: called when entries were written to the inbox.
     """
 
     def __init__(
@@ -100,38 +99,38 @@ class Scheduler:
         self._on_posted = on_posted
         self._by_name: dict[str, Schedule] = {}
         self._by_id: dict[int, Schedule] = {}
-        self._counts: Counter[str] = Counter()  # of those in each namespace
+        self._counts: Counter[str] = Counter()  # schedules by namespace
         self._order = SortedList()  # (next_ms, id) of those that are to be published
-        self._changing = trio.Lock()  # what is durable and what is here differ while it is held
+        self._changing = trio.Lock()  # held while memory and database differ
         self._due = trio.Event()
         self._rest_until_ms = 0  # when the next turn may begin
         self._stopping = False
-        self.problems: dict[str, str] = {}  # name -> why it cannot go on
+        self.problems: dict[str, str] = {}  # name -> why it cannot continue
         for schedule in schedules:
             self._enter(schedule)
             self._look_for_zone(schedule)
 
-    # -- what there is ---------------------------------------------------------
+    # -- look-ups --------------------------------------------------------------
 
     def find(self, name: TopicName) -> Schedule:
-        """Raises ``NotFound``."""
+        """Return a schedule. Raises ``NotFound``."""
         found = self._by_name.get(name.full)
         if found is None:
             raise NotFound(f"there is no schedule {name.full}")
         return found
 
     def all(self) -> list[Schedule]:
-        """Every schedule, by name."""
+        """Return all schedules, ordered by name."""
         return [schedule for _, schedule in sorted(self._by_name.items())]
 
     def of_namespace(self, name: NamespaceName) -> list[Schedule]:
-        """Those that are in a namespace, or publish into it."""
+        """Return the schedules that are in a namespace, or that publish into it."""
         within = f"{name.full}/"
         return [
             one for one in self.all() if one.name.startswith(within) or one.topic.startswith(within)
         ]
 
-    # -- changing it -----------------------------------------------------------
+    # -- changes ---------------------------------------------------------------
 
     async def create(
         self,
@@ -141,29 +140,30 @@ class Scheduler:
         missed: Missed,
         content: Content,
     ) -> Schedule:
-        """Make a schedule, and its topic if need be. ``every_ms`` counts from now.
+        """Create a schedule, and its topic if necessary. ``every_ms`` counts from now.
 
         Raises:
-          InvalidRequest: what it says cannot be meant, or is never due.
-          AlreadyExists: there is one of this name.
-          LimitExceeded: there are too many, or what it publishes is too large.
-          NotFound: there is no such topic, and topics are not created on first use.
+          InvalidRequest: the recurrence is invalid, or never due.
+          AlreadyExists: a schedule of this name exists.
+          LimitExceeded: there are too many schedules, or the payload is too large.
+          NotFound: the topic does not exist, and topics are not created on first use.
         """
         recurrence.check()
         now_ms = self._clock.now_ms()
         recurrence = replace(recurrence, anchor_ms=now_ms)
         next_ms = recurrence.after(now_ms)
         if next_ms is None:
-            raise InvalidRequest("this is never due: look at the expression and at the end")
+            raise InvalidRequest("this schedule is never due; check its recurrence and its end")
         size_bytes = len(content.payload) + len(content.key)
         if size_bytes > self._limits.schedule_bytes:
             raise LimitExceeded(
-                f"a schedule may publish {self._limits.schedule_bytes} bytes, not {size_bytes}"
+                f"payload and key of a schedule may have at most {self._limits.schedule_bytes} "
+                f"bytes, not {size_bytes}"
             )
         await self._registry.ensure_topic(topic)
         async with self._changing:
             if name.full in self._by_name:
-                raise AlreadyExists(f"the schedule {name.full} exists already")
+                raise AlreadyExists(f"schedule {name.full} already exists")
             self._check_room(name.in_namespace)
             schedule = await self._changes.durably(
                 lambda connection: create_schedule(
@@ -175,9 +175,11 @@ class Scheduler:
         return schedule
 
     def _check_room(self, namespace: NamespaceName) -> None:
-        """Raise ``LimitExceeded`` if there are too many already."""
+        """Raise ``LimitExceeded`` if no further schedule is allowed."""
         if len(self._by_name) >= self._limits.schedules:
-            raise LimitExceeded(f"there are {len(self._by_name)} schedules already")
+            raise LimitExceeded(
+                f"the broker has its maximum of {len(self._by_name)} schedules; delete some first"
+            )
         most, count = self._registry.namespaces.policy(namespace).max_schedules, self._counts
         if most and count[namespace.full] >= most:
             raise LimitExceeded(
@@ -187,11 +189,11 @@ class Scheduler:
             )
 
     async def pause(self, name: TopicName) -> Schedule:
-        """Publish nothing until it is resumed. Raises ``NotFound``."""
+        """Pause a schedule until it is resumed. Raises ``NotFound``."""
         return await self._set_paused(name, True)
 
     async def resume(self, name: TopicName) -> Schedule:
-        """Go on with the first occurrence that comes after now. Raises ``NotFound``."""
+        """Resume a schedule with its first occurrence after now. Raises ``NotFound``."""
         return await self._set_paused(name, False)
 
     async def _set_paused(self, name: TopicName, paused: bool) -> Schedule:
@@ -201,7 +203,7 @@ class Scheduler:
                 return old
             next_ms = old.next_ms
             if not paused:
-                # Not before what was published by a clock that has been set back since.
+                # Also after the last published occurrence: the clock may have been set back since.
                 next_ms = old.recurrence.after(max(self._clock.now_ms(), old.last_ms or 0))
             await self._changes.durably(
                 lambda connection: set_paused(connection, old.id, paused, next_ms)
@@ -213,7 +215,7 @@ class Scheduler:
         return new
 
     async def delete(self, name: TopicName) -> None:
-        """Forget it; what it has published goes its way. Raises ``NotFound``."""
+        """Delete a schedule. Published occurrences stay. Raises ``NotFound``."""
         async with self._changing:
             schedule = self.find(name)
             await self._changes.durably(lambda connection: delete_schedule(connection, schedule.id))
@@ -236,16 +238,16 @@ class Scheduler:
     # -- publishing ------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something is due."""
+        """Take a turn, because a schedule is due."""
         self._due.set()
 
     def stop(self) -> None:
-        """Begin nothing new."""
+        """Start no new turn."""
         self._stopping = True
         self._tell()
 
     async def run(self) -> None:
-        """Publish what is due, for ever."""
+        """Publish due occurrences, forever."""
         self._tell()
         failing = False
         while True:
@@ -254,7 +256,7 @@ class Scheduler:
             try:
                 await self._publish()
             except (StorageUnavailable, Busy, ShuttingDown) as error:
-                # Said once: an outage may be long.
+                # Warn once: an outage may be long.
                 level = logging.DEBUG if failing else logging.WARNING
                 _logger.log(level, "schedules wait: %s", error)
                 failing = True
@@ -270,7 +272,7 @@ class Scheduler:
         self._on_next(next_ms)
 
     async def _publish(self) -> None:
-        """Take a turn: publish some of what is due."""
+        """Take a turn: publish some of the due occurrences."""
         async with self._changing:
             moves = self._plan(self._clock.now_ms())
             if not moves or self._stopping:
@@ -286,12 +288,12 @@ class Scheduler:
         self._on_posted()
 
     def _rest_ms(self, moves: list[Move]) -> int:
-        """How long to leave the broker to others; each topic's letter costs it an append."""
+        """Return the rest after a turn. It grows with the topics, as each costs an append."""
         topics = len({move.schedule.topic for move in moves})
         return max(self._limits.schedule_rest_ms, self._limits.schedule_topic_rest_ms * topics)
 
     def _move(self, moves: list[Move]) -> None:
-        """These moves are durable."""
+        """Apply moves that are durable."""
         for move in moves:
             schedule = move.schedule
             schedule.next_ms, schedule.last_ms = move.next_ms, move.last_ms
@@ -301,9 +303,10 @@ class Scheduler:
         )
 
     def _plan(self, now_ms: int) -> list[Move]:
-        """What to publish in one turn: the first that are due, as many as fit.
+        """Return what one turn publishes: the earliest due occurrences, as many as fit.
 
-        Where there are too many topics, those of the earliest have all that is due for them.
+        If there are too many topics, the topics of the earliest schedules get all their due
+        occurrences.
         """
         moves: list[Move] = []
         topics: set[str] = set()
@@ -324,7 +327,7 @@ class Scheduler:
                     schedule.recurrence, schedule.next_ms, now_ms, schedule.missed, max(fits, 1)
                 )
             except InvalidRequest as error:
-                # It was checked when it was made, and at the start.
+                # The recurrence was valid when the schedule was created, and at the start.
                 self._order.remove((schedule.next_ms, id))
                 self._give_up(schedule, str(error))
                 continue
@@ -334,7 +337,7 @@ class Scheduler:
         return moves
 
     def _look_for_zone(self, schedule: Schedule) -> None:
-        """Say at a start that its time zone is gone, and not only when it is due."""
+        """Report a missing time zone at the start, and not only when the schedule is due."""
         if schedule.next_ms is not None and not schedule.paused:
             try:
                 schedule.recurrence.check_zone()
@@ -343,12 +346,15 @@ class Scheduler:
                 self._give_up(schedule, str(error))
 
     def _give_up(self, schedule: Schedule, why: str) -> None:
-        """Say that it publishes nothing any more; it is not among those in order."""
-        _logger.error("the schedule %s cannot go on: %s", schedule.name, why)
+        """Report that a schedule publishes nothing any more. The caller takes it off ``_order``."""
+        _logger.error("schedule %s cannot continue: %s", schedule.name, why)
         self.problems[schedule.name] = why
 
     def _write(self, moves: list[Move], now_ms: int, connection: Connection) -> set[int]:
-        """The statement: which schedules it moved. Runs in a thread, perhaps again."""
+        """Execute the statement. Return the ids of the schedules that it moved.
+
+        Runs in a thread, and may run again.
+        """
         contents = advance_schedules(self._engine.dialect, connection, moves)
         by_topic: dict[str, list[tuple[int, int, Schedule]]] = {}
         for schedule, times, _ in moves:
@@ -367,7 +373,7 @@ def _namespace_of(schedule: Schedule) -> str:
 def _letter(
     topic: str, coming: list[tuple[int, int, Schedule]], contents: Mapping[int, Content]
 ) -> Letter:
-    """The occurrences of a topic's schedules, by their times."""
+    """Return the inbox entry with the occurrences for one topic, ordered by time."""
     coming.sort(key=itemgetter(0, 1))
     found = [contents[id] for _, id, _ in coming]
     keys = [content.key for content in found]

@@ -1,15 +1,16 @@
-"""Buries what was tried too often: acknowledged here, a copy in the dead-letter topic.
+"""The dead-letter writer: acknowledges dead messages, and copies them to the dead-letter topic.
 
-One task. A subscription hands over what has failed for the last time (``dead``); it holds
-it until then, so nobody is sent it again. In steps, each of which is durable before the
-next begins, the payloads are fetched, and then one item of a group commit acknowledges
-the messages and puts their copies into the inbox. A crash at any point leaves either a
-message that is tried again or one that has its copy, never both and never neither.
+One task. A subscription holds its dead messages (``dead``) until the writer has handled them, so
+they are not delivered again. The writer works in steps, and each step is durable before the next
+begins. A step fetches the payloads. Then one item of a group commit acknowledges the messages and
+writes their copies into the inbox. After a crash at any point a message is either retried or has
+its copy, never both and never neither.
 
-A message that is too large for a letter is tried again for ever. What refuses a step for a
-reason of its own (not the database) refuses that subscription alone: its dead stay where they
-are, and it is tried again, later each time. So it is where the dead-letter topic does not exist and
-may not be created: whoever created it later would have letters there that nobody keeps.
+A message that is too large for an inbox entry is retried forever. If a step fails for another
+reason than the database, only that subscription waits: its dead messages stay, and the pause
+before each retry doubles. The same holds while the dead-letter topic does not exist and may not
+be created. Entries for it would reach a topic that is created later, in which no subscription
+keeps them.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ from escapement.storage.index import DelayedIndex
 
 _log = logging.getLogger(__name__)
 
-# Messages of one step: their log rows are asked for one by one, where they lie apart.
+# The most messages of one step. Log rows that lie apart are read one by one.
 _STEP_MESSAGES: Final = 1_024
 _STEP_BYTES: Final = 4 << 20
-# While the database is away, or a fill is under way.
+# The pause before a retry while the database is unavailable, or a fill is in progress.
 _RETRY_S: Final = 1.0
 _TOO_LARGE_RETRY_MS: Final = 3_600_000
 
 
 class Undertaker:
-    """See the module's docstring.
+    """The dead-letter writer of one broker.
 
     Args:
-      subscriptions: every living one, by id.
+      subscriptions: all subscriptions with a runtime, by id.
     """
 
     def __init__(
@@ -90,17 +91,17 @@ class Undertaker:
         self._refusals = Refusals()  # of subscriptions
 
     def take(self, topic: Topic, subscription: Subscription) -> None:
-        """The subscription has something dead."""
+        """Register a subscription that has dead messages."""
         self._waiting[topic, subscription] = None
         self._work.set()
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why dead letters wait, by topic and subscription."""
+        """Why dead messages wait, by topic and subscription."""
         return self._refusals.reasons
 
     async def run(self) -> None:
-        """Work for ever, one step of each subscription in turn; who is refused waits aside."""
+        """Write dead letters forever, one step of each subscription in turn."""
         async with trio.open_nursery() as nursery:
             while True:
                 if not self._waiting:
@@ -109,7 +110,7 @@ class Undertaker:
                 (topic, subscription), _ = self._waiting.popitem(last=False)
                 whom = f"{topic.name.full} {subscription.record.name}"
                 if trio.current_time() < self._refusals.until_s(whom):
-                    continue  # it comes back by itself
+                    continue  # ``_later`` registers it again
                 try:
                     await self._step(topic, subscription)
                 except (StorageUnavailable, TransactionAborted, ShuttingDown):
@@ -137,7 +138,7 @@ class Undertaker:
         record = subscription.record
         to = deadletter.target(topic.name, record.name, record.policy)
         await self._keep(to)
-        # Meanwhile it may have been deleted, and what it held with it.
+        # The subscription may have been deleted meanwhile, with its dead messages.
         dead = subscription.dead.next(most, subscription.acked)
         if not dead.rows.height or self._gone(subscription):
             return
@@ -157,8 +158,10 @@ class Undertaker:
         if len(batch) < dead.rows.height:
             raise LogDamaged(f"the log of {topic.name.full} lacks messages that were committed")
         if self._pipeline.state is not State.UP:
-            raise StorageUnavailable("dead letters cannot be stored now")
-        # From here to the hand-in nothing waits: what was acknowledged meanwhile is left out.
+            raise StorageUnavailable(
+                "dead letters cannot be stored while the database accepts no writes"
+            )
+        # No ``await`` from here to the submission, so that no acknowledged message gets a copy.
         fits = deadletter.sizes(batch) <= deadletter.MAX_MESSAGE_BYTES
         at = np.flatnonzero(fits & ~subscription.acked.contains(dead.rows.offsets))
         now_ms = self._clock.now_ms()
@@ -170,7 +173,9 @@ class Undertaker:
         written = deadletter.letters(to, f"dead/{record.id}", copies, offsets)
         subscription.bury(offsets, written, durable.set)
         if not fits.all():
-            _log.warning("%s: a message is too large to be a dead letter", topic.name.full)
+            _log.warning(
+                "%s: a message is too large to be a dead letter; it is retried", topic.name.full
+            )
             subscription.revive(dead.rows.pick(~fits), now_ms + _TOO_LARGE_RETRY_MS, now_ms)
         await durable.wait()
 
@@ -178,7 +183,7 @@ class Undertaker:
         return self._subscriptions.get(subscription.record.id) is not subscription
 
     async def _keep(self, to: TopicName) -> None:
-        """See that the topic is there, and a subscription that keeps what comes."""
+        """Ensure that the topic exists, with the subscription that keeps its dead letters."""
         topic = await self._registry.ensure_topic(to)
         if topic.subscription(KEEPER) is None:
             with suppress(AlreadyExists):
@@ -188,22 +193,23 @@ class Undertaker:
         self, topic: Topic, subscription: SharedSubscription, dead: Dead
     ) -> MessageBatch:
         fetch = self._index.fetch(topic.id, dead.rows.due_ms, dead.rows.offsets)
-        # What is still to be filled in may have left the index since it was handed out.
+        # Messages that the filler must still add may have left the index since their delivery.
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)
         if fetch.in_memory:
             there, batch = fetch.read_there(*unfilled)
         else:
             there, batch = await self._run(fetch.read_there, *unfilled)
         if there is not None:
-            raise StorageUnavailable("what is to be buried has not been filled in yet")
+            raise StorageUnavailable("dead messages are not yet in the index again")
         return batch
 
     async def _let_go_of_forgotten(
         self, topic: Topic, subscription: SharedSubscription, dead: Dead
     ) -> bool:
-        """Be done with what neither the log nor the index has any more; whether there was any.
+        """Acknowledge messages that log and index no longer have. Return whether there were any.
 
-        The clock was set back: a subscription came upon it in an index that is lost since.
+        That happens after the clock was set back: a subscription read them from an index that has
+        been lost since.
         """
         offsets, moves = dead.rows.offsets, topic.amendments.moves
         gone = await self._log.forgotten(topic.id, offsets, topic.next_offset, moves)
@@ -212,9 +218,9 @@ class Undertaker:
         return bool(gone.any())
 
     async def _from_log(self, topic: Topic, dead: Dead) -> MessageBatch:
-        """For who reads the log: the index has only what shared subscriptions want.
+        """Read the messages of an ordered subscription: the index need not have them.
 
-        Less than was asked for if the topic has been deleted and its rows are being freed.
+        Returns fewer messages if the topic was deleted and its rows are being freed.
         """
         wanted = dead.rows.offsets
         parts: list[MessageBatch] = []
