@@ -1,7 +1,7 @@
-"""Where a MySQL or MariaDB server is, parsed from a URL.
+"""The address of a MySQL or MariaDB server, parsed from a URL.
 
 ``mysql://user:password@host:port/database?option=value``, percent-encoded where
-needed. Owns the password, and shows it nowhere: not in ``str``, ``repr`` or errors.
+needed. Owns the password. It never appears in ``str``, ``repr`` or errors.
 
 ============================  ====================================================
 option                        meaning
@@ -9,7 +9,7 @@ option                        meaning
 unix_socket                   path of a local socket, instead of host and port
 ssl_ca                        file of certificates to trust: TLS is then required,
                               and the server's certificate and name are checked
-ssl_cert, ssl_key             this side's certificate and its key
+ssl_cert, ssl_key             the client's certificate and its key
 ssl_verify_identity=0         with ssl_ca: do not compare the server's name
 connect_timeout, read_timeout seconds; 5 and 30
 ============================  ====================================================
@@ -24,10 +24,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from escapement.errors import InvalidRequest
 
 DEFAULT_PORT: Final = 3306
-# A server that takes longer to accept is as good as not there.
+# A server that takes longer to accept counts as unreachable.
 CONNECT_TIMEOUT_S: Final = 5
-# A hanging server must not hold up a lane for ever; the slowest statement of ours,
-# dropping a generation of log tables, stays well below it.
+# Bounds how long a hanging server blocks a lane. Our slowest statement, dropping a
+# generation of log tables, takes far less.
 READ_TIMEOUT_S: Final = 30
 
 _SHAPE: Final = "mysql://user:password@host:port/database"
@@ -38,7 +38,7 @@ _FLAGS: Final = frozenset({"ssl_verify_identity"})
 
 @dataclass(frozen=True, slots=True)
 class MysqlAddress:
-    """The parts of the URL. ``str`` of it is fit for a log line."""
+    """The parts of a database URL. ``str`` of it is safe to log."""
 
     user: str
     password: str = field(repr=False)
@@ -55,12 +55,16 @@ class MysqlAddress:
 
     @classmethod
     def parse(cls, url: str) -> MysqlAddress:
-        """Raises ``InvalidRequest`` naming the part that is wrong, never the URL itself."""
+        """Parse ``url``.
+
+        Raises:
+          InvalidRequest: names the part that is wrong, and never quotes the URL.
+        """
         try:
             parts = urlsplit(url)
             port = parts.port or DEFAULT_PORT
         except ValueError:
-            # Not "from error": the parser's message may quote what stands before the @.
+            # Not "from error": the parser's message may quote the password.
             raise InvalidRequest(f"a database URL needs the shape {_SHAPE}") from None
         if parts.scheme not in ("mysql", "mariadb"):
             raise InvalidRequest(f"a database URL begins with mysql:// and has the shape {_SHAPE}")

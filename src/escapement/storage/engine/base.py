@@ -1,30 +1,30 @@
-"""What storage asks of a database: a few blocking calls, the same for every engine.
+"""The interface of a database engine: a few blocking calls, the same for every database.
 
-An *engine* knows how to reach one database; a *connection* is used by one thread at
-a time and runs one transaction at a time. SQL is written once, with ``?`` for
-parameters, in what MySQL 8, MariaDB 10.6+ and SQLite share; the few words in which
-they differ stand in :class:`Dialect`. Double quotes quote names, a backslash is a
-backslash, ``||`` joins strings, sums of integers are integers. Both engines pass one
-contract suite, ``tests/integration/test_engine_contract.py``.
+An *engine* reaches one database. A *connection* is used by one thread at a time and runs
+one transaction at a time. SQL is written once, with ``?`` for parameters, in the common
+subset of MySQL 8, MariaDB 10.6+ and SQLite. :class:`Dialect` has the few words in which
+they differ. Double quotes quote names, a backslash is a backslash, ``||`` joins strings,
+sums of integers are integers. Both engines pass one contract suite,
+``tests/integration/test_engine_contract.py``.
 
-Where they differ and a caller must know it: MySQL ends the open transaction at every
-CREATE, ALTER or DROP, so these stand outside of transactions; and a REPLACE that
-replaced counts as two rows there.
+Two differences matter to callers. MySQL commits the open transaction at every CREATE, ALTER
+or DROP, so run these outside of transactions. And a REPLACE that replaces a row counts as
+two rows there.
 
-Errors leave an engine in our words only:
+An engine raises only these errors:
 
-- ``StorageUnavailable``  the connection is gone (or cannot be made) and the open
-  transaction with it; nothing of it was committed. The connection is of no more use.
+- ``StorageUnavailable``  the connection is lost (or cannot be made) and the open transaction
+  with it. Nothing of it was committed. The connection cannot be used again.
 - ``OutcomeUnknown``      the connection was lost while ``commit`` waited for its reply.
-- ``StorageReadOnly``     the server takes no writes now; nothing of the transaction was
-  or will be committed; the connection stays usable after ``rollback``.
-- ``TransactionAborted``  deadlock or lock timeout: the transaction was rolled back and
-  may be tried again at once.
-- ``DuplicateKey``        a row with this key exists; the transaction is still open.
-- ``StorageError``        anything else.
+- ``StorageReadOnly``     the server accepts no writes now. Nothing of the transaction was
+  or will be committed. The connection stays usable after ``rollback``.
+- ``TransactionAborted``  deadlock or lock timeout. The transaction was rolled back and may
+  be retried at once.
+- ``DuplicateKey``        a row with this key exists. The transaction is still open.
+- ``StorageError``        any other error.
 
-A full disk is ``StorageUnavailable``: somebody will make room. What only our own
-mistake explains (an array for a parameter, ``begin`` twice) is an ``AssertionError``.
+A full disk is ``StorageUnavailable``, because an operator can free space. Programming
+mistakes (an array for a parameter, ``begin`` twice) are an ``AssertionError``.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ from escapement.errors import StorageError
 from escapement.storage.engine.landing import Landing
 
 Row = tuple[Any, ...]
-# Plain Python values only, never numpy's: None, int (signed, 64 bit), float, str, and
-# bytes, bytearray or memoryview. Columns come back as the same, byte strings as bytes.
+# Plain Python values only, never numpy scalars: None, int (signed, 64 bit), float, str, and
+# bytes, bytearray or memoryview. Columns return the same types, byte strings as bytes.
 Params = Sequence[Any]
 
 
 class TransactionAborted(StorageError):
-    """Is raised when the database gave up a transaction that may be tried again."""
+    """Raised when the database rolled back a transaction that may be retried."""
 
     code = "transaction_aborted"
     retryable = True
 
 
 class DuplicateKey(StorageError):
-    """Is raised when an INSERT meets a row with the same key."""
+    """Raised when an INSERT meets a row with the same key."""
 
     code = "duplicate_key"
 
 
 class Step(NamedTuple):
-    """A statement, to be run once with each of these parameters."""
+    """A statement to run once with each of these parameters."""
 
     sql: str
     rows: Sequence[Params]
 
 
 class Result(NamedTuple):
-    """What one statement gave: rows of a SELECT, rows touched, the id generated.
+    """The result of a statement: rows of a SELECT, rows affected, the generated id.
 
-    An UPDATE touches the rows it found, changed or not.
+    ``affected`` of an UPDATE counts the rows it matched, changed or not.
     """
 
     rows: list[Row]
@@ -75,64 +75,65 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The words in which the databases differ, for use inside SQL text."""
+    """The words in which the databases differ, to be used inside SQL text."""
 
-    id_column: str  # "id <type> PRIMARY KEY, counted up by the database, never reused"
-    # Each lock stands directly behind its SELECT and brings its own space.
+    id_column: str  # column definition: "id <type> PRIMARY KEY, ascending, never reused"
+    # Each lock follows its SELECT directly, and begins with a space.
     share_lock: str  # appended to a SELECT that locks its rows against change
     update_lock: str  # appended to a SELECT that locks its rows for this transaction
     blob: str  # type of a large byte string
     name: str  # type of a name of up to 255 characters, compared byte for byte
     table_end: str  # after the closing parenthesis of CREATE TABLE
-    now_ms: str  # an expression: the database's own clock in integer milliseconds
-    insert_ignore: str  # "INSERT" that leaves an existing row as it is, and counts 0
+    now_ms: str  # expression for the database's clock in integer milliseconds
+    insert_ignore: str  # "INSERT" that keeps an existing row unchanged, and counts 0
 
 
 class Connection(Protocol):
-    """One connection; blocking; for one thread at a time."""
+    """A blocking connection, used by one thread at a time."""
 
     @property
     def id(self) -> int:
-        """The server's id of this connection (what KILL takes); 0 where there is none."""
+        """The server's id of this connection, for KILL; 0 if the engine has no such ids."""
         ...
 
     def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
         """Run one statement, inside the open transaction or by itself.
 
         Args:
-          into: long byte strings may come back as views of it, good until it is cleared.
+          into: memory for long byte strings. They may be returned as views of it, which
+            clearing it invalidates.
         """
         ...
 
     def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
-        """Run an INSERT, UPDATE, REPLACE or DELETE for each row; returns rows touched.
+        """Run an INSERT, UPDATE, REPLACE or DELETE for each row; return the rows affected.
 
-        Only inside a transaction, in the order of ``rows``. After an error nobody knows
-        which of the rows were done: roll back. Rows of an INSERT that ends with its
-        ``VALUES (?, ...)`` are the fastest.
+        Runs only inside a transaction, in the order of ``rows``. After an error it is unknown
+        which rows were done: roll back. An INSERT that ends with its ``VALUES (?, ...)`` is
+        the fastest.
         """
         ...
 
     def execute_all(self, steps: Sequence[Step]) -> list[Row]:
-        """Run these in their order, none waiting for the reply to the one before.
+        """Run these in their order, without waiting for a reply before the next one.
 
-        Only inside a transaction. After an error nobody knows which of them were done, those
-        behind the failing one among them: roll back.
+        Runs only inside a transaction. After an error it is unknown which of them were done,
+        even of those after the failed one: roll back.
 
         Returns:
-          The rows that SELECTs among them gave, which must be few and small.
+          The rows of all SELECTs, which must be few and small.
         """
         ...
 
     def begin(self) -> None:
-        """Open a transaction that means to write."""
+        """Open a transaction that writes."""
         ...
 
     def snapshot(self) -> None:
-        """Open a transaction that only reads, all of it one state of the database.
+        """Open a transaction that only reads, and sees one state of the database.
 
-        ``rollback`` ends it. A MySQL table that it has read cannot be altered or dropped
-        meanwhile, so it is for what is read quickly.
+        ``rollback`` ends it. Until then, a MySQL table that it has read cannot be altered or
+        dropped, so use it for quick reads only.
         """
         ...
 
@@ -141,16 +142,16 @@ class Connection(Protocol):
         ...
 
     def rollback(self) -> None:
-        """Give the transaction up; never raises. Without one open, nothing happens."""
+        """Roll back the open transaction, if any. Never raises."""
         ...
 
     def close(self) -> None:
-        """Give up transaction and connection; never raises."""
+        """Close the connection and roll back its transaction. Never raises."""
         ...
 
 
 class Engine(Protocol):
-    """One database, as its connections see it; safe to use from any thread."""
+    """One database. Safe to use from any thread."""
 
     @property
     def kind(self) -> str:
@@ -159,7 +160,7 @@ class Engine(Protocol):
 
     @property
     def location(self) -> str:
-        """Where it is, fit for a log line: never with a password."""
+        """Address for log lines, never with a password."""
         ...
 
     @property
@@ -167,28 +168,28 @@ class Engine(Protocol):
 
     @property
     def max_lanes(self) -> int:
-        """How many transactions may usefully run side by side."""
+        """Number of transactions that may usefully run concurrently."""
         ...
 
     def connect(self) -> Connection:
-        """A new connection, ready for use; creates the database where it is missing.
+        """Open a connection. Creates a database that is missing.
 
-        A server's only if the engine was made to.
+        On a server it does so only if the engine was created with that option.
         """
         ...
 
     def check_fitness(self) -> None:
-        """Raise ``UnfitDatabase`` (saying what and why) if it cannot keep our promises.
+        """Raise ``UnfitDatabase``, with the reason, if the database cannot keep our promises.
 
-        A table or default that is not InnoDB, a read-only server, a packet limit below
-        what we send, a version too old.
+        Reasons are a table or default engine that is not InnoDB, a read-only server, a packet
+        limit below the size of our statements, or a version that is too old.
         """
         ...
 
     def kill(self, connection_ids: Sequence[int]) -> None:
-        """End connections of an earlier owner to this database; gone ids are no error."""
+        """Close connections of an earlier owner to this database. Ignores unknown ids."""
         ...
 
     def close(self) -> None:
-        """Give up what the engine itself holds; connections are closed by their users."""
+        """Release the engine's own resources. Users close their connections themselves."""
         ...

@@ -1,18 +1,18 @@
 """MySQL's binary protocol for prepared statements, on a PyMySQL connection.
 
-PyMySQL speaks SQL text only, and for blobs the server's lexer is then the
-bottleneck: text is 5 to 8 times slower than parameters that travel as they are.
-This module owns COM_STMT_PREPARE, COM_STMT_EXECUTE and COM_STMT_CLOSE, and the
-binary encoding of parameters. It borrows PyMySQL's socket, packet reader
-and error packets, and knows nothing of transactions; errors leave it as PyMySQL's.
+PyMySQL sends SQL as text only. For blobs the server's lexer then is the bottleneck: text is
+5 to 8 times slower than binary parameters. This module owns COM_STMT_PREPARE,
+COM_STMT_EXECUTE and COM_STMT_CLOSE, and the binary encoding of parameters. It uses
+PyMySQL's socket, packet reader and error packets, and raises PyMySQL's errors. It has no
+notion of transactions.
 
-Python's types on the wire: ``None``, ``int`` (64 bit, signed), ``float``, ``str``
-(UTF-8), and ``bytes``, ``bytearray`` or ``memoryview``. What comes back is the same
-(storage/engine/mysql_columns.py). Whoever brings a ``Landing`` has the binary ones of long
-rows as views of it, received there and copied no more.
+Parameters are ``None``, ``int`` (64 bit, signed), ``float``, ``str`` (UTF-8), ``bytes``,
+``bytearray`` or ``memoryview``. Results have the same types
+(storage/engine/mysql_columns.py). If the caller passes a ``Landing``, long rows are received
+into it, and their byte strings are views of it, without another copy.
 
-The packets are described in the "Binary Protocol" chapters of the MySQL and the
-MariaDB client/server protocol.
+The "Binary Protocol" chapters of the MySQL and MariaDB client/server protocol describe the
+packets.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from escapement.storage.engine.landing import Landing
 from escapement.storage.engine.mysql_columns import decode_row, decoder_of
 from escapement.storage.engine.mysql_errors import LOCK_WAIT_TIMEOUT, number_of
 
-# Statements kept prepared on a connection. The hot ones are a handful for each log
-# table; the server allows 16,382 over all its connections.
+# Statements kept prepared on a connection. A handful for each log table are hot. The server
+# allows 16,382 over all its connections.
 MAX_PREPARED: Final = 256
-# Executions sent ahead of reading their replies. Replies nobody reads yet must fit
-# the socket's buffers, or both ends wait for each other: an error packet has up to
-# 530 bytes, and 64 of them fit the smallest buffers in use.
+# Executions sent ahead of reading their replies. Unread replies must fit the socket's
+# buffers, or both ends wait for each other. An error packet has up to 530 bytes, and 64 of
+# them fit the smallest buffers in use.
 PIPELINE_DEPTH: Final = 64
-# ... and the bytes sent ahead: enough to amortise a system call, little to copy.
+# Bytes sent ahead of reading replies: enough to amortise a system call, little to copy.
 PIPELINE_BYTES: Final = 1 << 20
-# Small rows of an INSERT go this many to a statement: 2.3 times as many a second as one
-# by one in a pipeline. Longer blocks gain 7 % more and take four times as long to prepare.
+# Rows of an INSERT in one statement, if they are small. This is 2.3 times as fast as one row
+# to a statement. Longer blocks gain 7 % more, but take four times as long to prepare.
 BLOCK_ROWS: Final = 64
 
 _COM_STMT_PREPARE, _COM_STMT_EXECUTE, _COM_STMT_CLOSE = 0x16, 0x17, 0x19
-# A packet of this size says that another follows.
+# The size of a packet that another packet continues.
 _MAX_PACKET: Final = (1 << 24) - 1
-# What is shorter is not worth a place of its own.
+# Shorter byte strings are copied: sending or receiving them separately does not pay.
 _LONG_BYTES: Final = 1 << 16
 _HEADER = struct.Struct("<I")  # three bytes of length, one of sequence number
 _PREPARE_OK = struct.Struct("<xIHH")  # status, statement id, columns, parameters
@@ -67,7 +67,7 @@ _TYPE_BYTES = struct.pack("<BB", FIELD_TYPE.LONG_BLOB, 0)
 
 
 class _Statement:
-    """One prepared statement of one connection."""
+    """A prepared statement of one connection."""
 
     __slots__ = ("columns", "id", "params")
 
@@ -78,30 +78,35 @@ class _Statement:
 
 
 class PreparedStatements:
-    """The statements prepared on one connection, most recently used last."""
+    """The prepared statements of one connection, most recently used last."""
 
     def __init__(self, wire: Wire, limit_bytes: int) -> None:
-        """``limit_bytes`` is the server's ``max_allowed_packet``: above it, it hangs up."""
+        """Create an empty set of prepared statements.
+
+        Args:
+          limit_bytes: the server's ``max_allowed_packet``. The server closes the connection
+            when a packet is larger.
+        """
         self._wire = wire
         self._limit_bytes = limit_bytes
         self._by_sql: OrderedDict[str, _Statement] = OrderedDict()
 
     def execute(self, sql: str, params: Params, into: Landing | None = None) -> Result:
-        """Run ``sql`` once. One round trip, two when the statement is new."""
+        """Run ``sql`` once. This takes one round trip, or two if the statement is new."""
         packet = _execute_packet(self._prepared(sql), params)
         self._send(packet)
         self._wire._next_seq_id = packet.reply_number
         return self._read_result(into)
 
     def execute_all(self, steps: Sequence[Step]) -> Result:
-        """Run these in their order; the rows of all SELECTs, and rows touched by the others.
+        """Run steps in order. Return the rows of all SELECTs and the rows affected by others.
 
-        Executions are sent ahead of their replies. When one fails the others of its
-        burst have run or failed by themselves: the first error is raised, and the
-        caller gives the transaction up.
+        Executions are sent ahead of their replies. When one fails, the others of its burst
+        have run or failed already. The first error is raised, and the caller rolls back.
         """
         done = Result([], 0, 0)
-        # A statement of a burst is never the one used longest ago, which would be closed.
+        # A burst must not close its own statements. Their number is below MAX_PREPARED, so
+        # none of them is the least recently used.
         burst: list[_Packet] = []
         size_bytes = 0
         for sql, params in steps:
@@ -114,7 +119,7 @@ class PreparedStatements:
         return self._run_burst(burst, done) if burst else done
 
     def _packets(self, sql: str, rows: Sequence[Params]) -> Iterator[_Packet]:
-        """Executions that add up to all rows: blocks where the statement and the rows allow."""
+        """Yield executions for all rows, in blocks if the statement and the rows allow it."""
         done = 0
         block_sql = _block_of(sql) if len(rows) >= BLOCK_ROWS else None
         if block_sql is not None:
@@ -151,10 +156,10 @@ class PreparedStatements:
         return statement
 
     def _run_burst(self, burst: Sequence[_Packet], before: Result) -> Result:
-        """Adds what these executions gave; all replies are read, errors or not.
+        """Run a burst and add its result to ``before``. Reads all replies, errors or not.
 
-        Unless a second one waited for a lock in vain: then so may the rest, each as
-        long, and the connection is closed instead.
+        The exception is a second lock timeout: the other executions may each wait as long, so
+        the connection is closed instead.
         """
         self._send(*burst)
         rows, touched = before.rows, before.affected
@@ -191,7 +196,7 @@ class PreparedStatements:
                 gathered.append(part)
                 continue
             self._wire._write_bytes(b"".join(gathered))
-            self._wire._write_bytes(part)  # as it is: copying it would take longer
+            self._wire._write_bytes(part)  # separately, because copying it takes longer
             gathered = []
         if gathered:
             self._wire._write_bytes(b"".join(gathered))
@@ -215,11 +220,11 @@ class PreparedStatements:
 
 
 class _Packet(NamedTuple):
-    """A command ready to be sent: blobs stand in ``parts`` as they were given, not copied."""
+    """A command to be sent. ``parts`` refers to blobs without copying them."""
 
     parts: list[bytes | memoryview]
     size_bytes: int  # without headers
-    reply_number: int  # the sequence number its reply begins with
+    reply_number: int  # sequence number of the first packet of the reply
 
 
 def _execute_packet(statement: _Statement, params: Params) -> _Packet:
@@ -255,13 +260,13 @@ def _execute_packet(statement: _Statement, params: Params) -> _Packet:
 
 
 def _framed(parts: list[bytes | memoryview]) -> _Packet:
-    """A command of these bytes as one packet, or as several where it is too long for one."""
+    """Frame a command as one packet, or as several if it is too long for one."""
     size = sum(map(len, parts))
     if size < _MAX_PACKET:
         return _Packet([_HEADER.pack(size), *parts], size, 1)
     whole = memoryview(b"".join(parts))
     framed: list[bytes | memoryview] = []
-    # A last packet shorter than the maximum, perhaps empty, says that this is all.
+    # A last packet shorter than the maximum, perhaps empty, ends the command.
     lows = range(0, size + 1, _MAX_PACKET)
     for number, low in enumerate(lows):
         piece = whole[low : low + _MAX_PACKET]
@@ -287,7 +292,7 @@ _ONE_ROW = re.compile(
 
 @functools.lru_cache(maxsize=MAX_PREPARED)
 def _block_of(sql: str) -> str | None:
-    """The INSERT of one row as an INSERT of ``BLOCK_ROWS``; None if it is none."""
+    """Return an INSERT of one row as an INSERT of ``BLOCK_ROWS``; None for other statements."""
     found = _ONE_ROW.fullmatch(sql)
     return None if found is None else found["head"] + ", ".join([found["row"]] * BLOCK_ROWS)
 
@@ -296,12 +301,12 @@ def _block_of(sql: str) -> str | None:
 
 
 def _read_packet(wire: Wire, into: Landing | None) -> MysqlPacket:
-    """The next packet; one that is long lies in ``into``."""
+    """Read the next packet. A long packet is received into ``into``."""
     if into is None:
         return wire._read_packet()
     head = wire._rfile.peek(_HEADER.size)[: _HEADER.size]
     size = int.from_bytes(head[:3], "little")
-    # Whatever is not plainly a long packet by itself is PyMySQL's to read, or to refuse.
+    # PyMySQL reads, or refuses, everything but a long packet with the expected number.
     plain = len(head) == _HEADER.size and head[3] == wire._next_seq_id
     if not plain or not _LONG_BYTES <= size < _MAX_PACKET:
         return wire._read_packet()

@@ -1,7 +1,8 @@
-"""Memory that long byte strings of a result are received into, and that is used again.
+"""Reusable memory for the long byte strings of results.
 
-New memory is dear: the system clears each page when it is first touched, which takes longer
-than receiving into it. Who reads much, and is done with each part before long, brings this.
+New memory is expensive: the system clears each page when it is first touched, which takes
+longer than receiving into it. A caller that reads many results, and uses each only briefly,
+passes a ``Landing``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from escapement.message import UInt8s
 
 
 class Landing:
-    """A piece of memory that is taken bit by bit, then cleared; for one thread at a time."""
+    """A buffer that is allocated in pieces, then cleared. For one thread at a time."""
 
     __slots__ = ("_memory", "_used")
 
@@ -21,7 +22,7 @@ class Landing:
         self._used = 0
 
     def take(self, size_bytes: int) -> memoryview:
-        """So much of it that nobody has; memory of its own where that is not left."""
+        """Return an unused piece of the buffer, or new memory if the buffer is full."""
         begin, end = self._used, self._used + size_bytes
         if end > len(self._memory):
             return np.empty(size_bytes, np.uint8).data
@@ -29,5 +30,5 @@ class Landing:
         return self._memory[begin:end].data
 
     def clear(self) -> None:
-        """What was taken is of no more use, and will be overwritten."""
+        """Reuse the buffer from its start. Pieces taken before will be overwritten."""
         self._used = 0

@@ -1,21 +1,21 @@
-"""MySQL and MariaDB: the log on a server of its own.
+"""The MySQL and MariaDB engine: the log on a database server.
 
-Owns the connection's settings and the order of begin, commit and rollback on it;
-knows nothing of tables. Statements with parameters travel over the binary protocol
-(``binary``), the few without as text.
+Owns the connection's settings, and the order of begin, commit and rollback on it. It knows
+no tables. Statements with parameters use the binary protocol (``binary``), the few others
+are sent as text.
 
 Invariants:
 
-- A transaction that writes is opened by ``autocommit=0``, never by BEGIN. So when the server
-  rolls one back by itself (a deadlock), what was sent behind the failing statement
-  lands in a new transaction that is rolled back too, instead of committing alone.
-- Whenever ``StorageUnavailable`` or ``OutcomeUnknown`` leaves a connection, its
-  socket is closed: the server rolls back what was open.
-- READ COMMITTED, but for snapshots: every read sees what is committed, and locking reads
+- A transaction that writes is opened by ``autocommit=0``, never by BEGIN. When the server
+  rolls one back by itself (a deadlock), the statements sent after the failed one land in a
+  new transaction, which is rolled back too, instead of committing alone.
+- When a connection raises ``StorageUnavailable`` or ``OutcomeUnknown``, its socket is
+  closed, and the server rolls back the open transaction.
+- READ COMMITTED, except for snapshots: every read sees what is committed, and locking reads
   lock rows only, no gaps. A lease row read with ``LOCK IN SHARE MODE`` cannot change until
-  this transaction ends, and shows its newest state however old the transaction is.
+  this transaction ends, and the read returns its newest state however old the transaction is.
 - SQL text means the same as on SQLite: double quotes quote names, a backslash is a
-  backslash, ``||`` joins strings, an UPDATE counts the rows it found, time is UTC.
+  backslash, ``||`` joins strings, an UPDATE counts the rows it matched, time is UTC.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from escapement.storage.engine.mysql_fitness import check_fitness
 
 logger = logging.getLogger(__name__)
 
-# One lane waits for the disk while others fill theirs; the server joins their fsyncs.
+# While one lane waits for the disk, others prepare groups. The server joins their fsyncs.
 MAX_LANES: Final = 8
-# Row locks are held for one commit: whoever waits longer waits for something stuck.
+# Row locks are held for one commit. A longer wait means that a transaction is stuck.
 ROW_LOCK_WAIT_S: Final = 5
-# A table lock may wait for a long statement, but less than our read timeout.
+# A table lock may wait for a long statement, but for less than our read timeout.
 TABLE_LOCK_WAIT_S: Final = 20
-# An idle connection whose peer vanished is noticed within a minute.
+# Detects within a minute that the peer of an idle connection has vanished.
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 30, 10, 3
 
 DIALECT: Final = Dialect(
@@ -68,7 +68,8 @@ DIALECT: Final = Dialect(
     share_lock=" LOCK IN SHARE MODE",
     update_lock=" FOR UPDATE",
     blob="LONGBLOB",
-    # utf8mb4_bin pads with spaces when it compares; those that do not differ in name.
+    # utf8mb4_bin ignores trailing spaces when it compares. The nopad collations do not, and
+    # have a different name on each server.
     name=(
         "VARCHAR(255) CHARACTER SET utf8mb4 "
         "COLLATE /*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */"
@@ -97,7 +98,7 @@ class MysqlEngine:
     max_lanes: Final = MAX_LANES
 
     def __init__(self, address: MysqlAddress, creates: bool = True) -> None:
-        """``creates``: a database that is missing is created, if the user may."""
+        """Create an engine. If ``creates``, connecting creates a missing database."""
         self._address = address
         self._creates = creates
         self.location = str(address)
@@ -124,9 +125,9 @@ class MysqlEngine:
             connection.close()
 
     def kill(self, connection_ids: Sequence[int]) -> None:
-        """End these connections, as far as they are connections to this database.
+        """Kill those of these connections that are connections to this database.
 
-        The server counts ids anew when it starts: an id noted before may be anyone's.
+        The server restarts its ids when it starts, so an old id may belong to any client.
         """
         connection = self.connect()
         try:
@@ -141,7 +142,7 @@ class MysqlEngine:
             connection.close()
 
     def close(self) -> None:
-        """Nothing is held between connections."""
+        """Do nothing: the engine holds no resources."""
 
     def _dial(self, database: str | None) -> Wire:
         to = self._address
@@ -171,7 +172,7 @@ class MysqlEngine:
             ssl_key=to.ssl_key,
             **tls,
         )
-        # The greeting of a server that accepts and then hangs counts as connecting.
+        # The connect timeout covers a server that accepts the connection and then hangs.
         wire._read_timeout = wire._write_timeout = to.read_timeout
         _keep_alive(wire._sock)
         return wire
@@ -190,7 +191,7 @@ class MysqlEngine:
         logger.info("created the database %s", self.location)
 
     def _refused(self, error: pymysql.err.MySQLError) -> StorageError:
-        """Why no connection could be made, and what to do about it."""
+        """Explain why connecting failed, and what to do about it."""
         code = mysql_errors.number_of(error)
         if code in mysql_errors.ACCESS_DENIED:
             return StorageError(
@@ -199,8 +200,9 @@ class MysqlEngine:
             )
         if code == mysql_errors.DATABASE_DENIED:
             return StorageError(
-                f"{self.location}: the user has no right to this database; "
-                f"GRANT ALL ON it, and CREATE it first if it is missing ({error.args[-1]})"
+                f"{self.location}: the user has no right to this database; GRANT ALL ON it "
+                f"(SELECT is enough to read), and CREATE it first if it is missing "
+                f"({error.args[-1]})"
             )
         cause = getattr(error, "original_exception", None)
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -212,10 +214,10 @@ class MysqlEngine:
 
 
 class _TlsIfOffered(Wire):  # type: ignore[misc]
-    """PyMySQL's connection, which encrypts where the server can, whatever else it was told.
+    """PyMySQL's connection, encrypted whenever the server offers TLS.
 
-    Where nothing was said of certificates it would read all of the system's, 35 ms each time,
-    to verify nobody by them.
+    Without certificate options, PyMySQL would load all certificates of the system, 35 ms for
+    each connection, although it verifies nothing with them.
     """
 
     def _create_ssl_ctx(self, told: dict[str, Any]) -> ssl.SSLContext:
@@ -262,7 +264,7 @@ class MysqlConnection:
 
     def begin(self) -> None:
         assert not self._in_transaction or self._lost, "begin inside a transaction"
-        with self._guarded():  # which is all that happens if autocommit is off already
+        with self._guarded():  # also checks the connection if autocommit is off already
             self._set_autocommit(False)
         self._in_transaction = True
 
@@ -285,7 +287,7 @@ class MysqlConnection:
             self.close()
             if lost_before:
                 raise
-            raise OutcomeUnknown(f"COMMIT has no answer: {error}") from error
+            raise OutcomeUnknown(f"COMMIT got no answer: {error}") from error
         self._in_transaction = False
 
     def rollback(self) -> None:
@@ -302,7 +304,7 @@ class MysqlConnection:
             self._wire.close()
 
     def kill(self, id: int) -> None:
-        """End the connection ``id``, if it is there and ours to end."""
+        """Kill the connection ``id`` if it exists and this user may kill it."""
         try:
             self._wire.query(f"KILL CONNECTION {id:d}")
         except pymysql.err.MySQLError as error:
@@ -331,7 +333,7 @@ class MysqlConnection:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Errors in our words, and the state that each of them promises."""
+        """Translate errors, and put the connection into the state that each error promises."""
         if self._lost:
             raise StorageUnavailable(f"{self._location}: the connection is closed")
         try:
@@ -346,7 +348,7 @@ class MysqlConnection:
         except StorageError:
             raise
         except BaseException:
-            # Whatever else: a reply may be left unread, and the next one would be its.
+            # A reply may be left unread, and the next statement would take it for its own.
             self.close()
             raise
 

@@ -1,8 +1,8 @@
-"""Columns as MySQL sends them: how a value of each is read, in the binary protocol and from text.
+"""Decoding of MySQL's column values, from the binary protocol and from text.
 
-Text columns come as ``str``, binary ones as ``bytes``, decimals (a SUM of integers is one) as
-``int`` where they are whole by type, else as ``float``. Temporal columns are refused: times are
-integers here.
+Text columns become ``str``, binary ones ``bytes``. Decimals (such as a SUM of integers) become
+``int`` if their type has no fraction, else ``float``. Temporal columns are refused, because
+escapement stores times as integers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from escapement.storage.engine.base import Row
 _Decoder = Callable[[MysqlPacket], Any]
 _BINARY_CHARSET: Final = 63
 _UNSIGNED: Final = 32  # column flag
-_MOST_DEFINITIONS: Final = 1024  # columns of which it is remembered how they are read
+_MOST_DEFINITIONS: Final = 1024  # column definitions with a cached decoder
 
 
 def decode_row(packet: MysqlPacket, decoders: Sequence[_Decoder]) -> Row:
-    """The values of a row, one for each decoder."""
+    """Decode a row, with one decoder for each value."""
     null_bytes = (len(decoders) + 9) // 8
     packet.advance(1)
     nulls = int.from_bytes(packet.read(null_bytes), "little") >> 2
@@ -37,15 +37,15 @@ def decode_row(packet: MysqlPacket, decoders: Sequence[_Decoder]) -> Row:
 
 @functools.lru_cache(_MOST_DEFINITIONS)
 def decoder_of(definition: bytes) -> _Decoder:
-    """How a value of the column is read that is defined so.
+    """Return the decoder for a column definition.
 
-    A statement's columns are defined anew with each reply, and always alike.
+    Cached, because each reply of a statement repeats the same column definitions.
     """
     return _decoder(FieldDescriptorPacket(definition, "utf-8"))
 
 
 def _decoder(column: FieldDescriptorPacket) -> _Decoder:
-    """How a value of this column is read; a type that no table of ours has is our mistake."""
+    """Choose the decoder of a column. A type that no table of ours uses is a programming error."""
     unsigned = column.flags & _UNSIGNED
     code = column.type_code
     if code in _NUMBERS:
@@ -57,7 +57,7 @@ def _decoder(column: FieldDescriptorPacket) -> _Decoder:
         return _read_decimal
     if code in _STRINGS:
         return _read_bytes if column.charsetnr == _BINARY_CHARSET else _read_text
-    raise AssertionError(f"column {column.name} has type {code}, which is not read here")
+    raise AssertionError(f"column {column.name} has the unsupported type {code}")
 
 
 def _fixed(layout: struct.Struct) -> _Decoder:
@@ -83,7 +83,7 @@ def _read_decimal(packet: MysqlPacket) -> Any:
 
 
 def _number(text: str) -> int | float:
-    """A decimal as the number SQLite would have given: whole if its type is."""
+    """Convert a decimal as SQLite returns it: an int if its type has no fraction."""
     return float(text) if "." in text else int(text)
 
 
@@ -111,7 +111,7 @@ _STRINGS: Final = frozenset(
         FIELD_TYPE.BIT,
     }
 )
-# The same for a result that comes as text, in the form PyMySQL takes.
+# Decoders for results in text form, as PyMySQL takes them.
 FROM_TEXT: Final[dict[Any, Any]] = {
     **dict.fromkeys(_NUMBERS, int),
     **dict.fromkeys(_FLOATS, float),

@@ -1,7 +1,7 @@
-"""What a MySQL or MariaDB error number means in the words of ``engine.base``.
+"""Translation of MySQL and MariaDB error numbers into the errors of ``engine.base``.
 
-Owns the tables of numbers and nothing else. A number that stands in none of them is
-a ``StorageError``: the statement was refused, the connection is as it was.
+Owns only the tables of numbers. A number in none of them is a ``StorageError``: the
+statement was refused, and the connection is unchanged.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _UNAVAILABLE: Final = frozenset(
         1021,  # disk full
         1040,  # too many connections
         1041,  # out of memory
-        1047,  # a cluster node that is not in its quorum
+        1047,  # a cluster node without quorum
         1053,  # shutdown in progress
-        1114,  # table full, which is how InnoDB says "disk full"
+        1114,  # table full, which InnoDB reports for a full disk
         *range(1152, 1162),  # network errors, seen from the server's side
         1203,  # too many connections of this user
         1226,  # a resource limit of this user
-        1317,  # interrupted: what KILL CONNECTION gives the statement under way
+        1317,  # interrupted: the result of a statement that KILL CONNECTION ends
         1927,  # connection was killed
         1969,  # statement time limit (MariaDB)
         3024,  # statement time limit (MySQL)
@@ -51,19 +51,19 @@ _UNAVAILABLE: Final = frozenset(
         4031,  # disconnected for inactivity
     }
 )
-# The client library's own numbers; nearly all say that the connection is of no use.
+# Numbers of the client library. Nearly all mean that the connection cannot be used.
 _CLIENT: Final = range(2000, 3000)
 # Cannot authenticate, or not with TLS (2026).
 _CLIENT_REFUSALS: Final = frozenset({2026, 2049, 2054, 2058, 2059, 2061})
 
 
 def number_of(error: Exception) -> int:
-    """The error's number; 0 where it has none, as for a closed connection."""
+    """Return the error's number; 0 if it has none, as for a closed connection."""
     return error.args[0] if error.args and isinstance(error.args[0], int) else 0
 
 
 def translated(error: Exception, location: str) -> StorageError:
-    """``error`` of PyMySQL or of a socket, in our words."""
+    """Translate an error of PyMySQL or of a socket."""
     number = number_of(error)
     said = str(error.args[1]) if len(error.args) > 1 else str(error)
     text = f"{location}: {said or 'connection closed'}" + (f" ({number})" if number else "")
@@ -79,7 +79,7 @@ def _kind(error: Exception, number: int) -> type[StorageError]:
         return StorageReadOnly
     if number in _UNAVAILABLE or (number in _CLIENT and number not in _CLIENT_REFUSALS):
         return StorageUnavailable
-    # Without a number: a socket's error, PyMySQL's "closed" or packets out of order.
+    # Errors without a number: of a socket, PyMySQL's "closed", or packets out of order.
     lost = (OSError, pymysql.err.InterfaceError, pymysql.err.InternalError)
     if number == 0 and isinstance(error, lost):
         return StorageUnavailable

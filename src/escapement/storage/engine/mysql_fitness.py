@@ -1,7 +1,7 @@
-"""Whether a MySQL or MariaDB server can keep our promises, and if not, what to change.
+"""Checks that a MySQL or MariaDB server can keep our promises, with advice if it cannot.
 
-Asked once, at start. What would lose messages or refuse every group is an
-``UnfitDatabase``; what only weakens durability, and may be meant, is a warning.
+Runs once, at start. A setting that would lose messages or refuse every group raises
+``UnfitDatabase``. A setting that only weakens durability, perhaps on purpose, is a warning.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from escapement.storage.engine.base import Connection
 
 logger = logging.getLogger(__name__)
 
-# A group of about 1 MB and a message of the largest size fit, with room for the rest.
+# Fits a group of about 1 MB and a message of the largest size, with room for the rest.
 MIN_PACKET_BYTES: Final = 16 * 1024 * 1024
-# LOCK IN SHARE MODE, persistent AUTO_INCREMENT and collations without padding in both.
+# The first versions with LOCK IN SHARE MODE, persistent AUTO_INCREMENT and nopad collations.
 OLDEST_MYSQL: Final = (8, 0)
 OLDEST_MARIADB: Final = (10, 6)
 
@@ -36,9 +36,9 @@ _ASKED: Final = (
 
 
 def check_fitness(connection: Connection, location: str) -> None:
-    """Raise ``UnfitDatabase`` with the first reason why this server will not do.
+    """Raise ``UnfitDatabase`` with the first reason why this server is unfit.
 
-    A server that takes no writes now is a ``StorageReadOnly``: it may take them later.
+    A server that is read-only now raises ``StorageReadOnly``, because that may change.
     """
     asked = ", ".join(f"'{name}'" for name in _ASKED)
     rows = connection.execute(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({asked})").rows
@@ -46,15 +46,16 @@ def check_fitness(connection: Connection, location: str) -> None:
     for name in ("read_only", "super_read_only", "innodb_read_only"):
         if has.get(name, "OFF") not in ("OFF", "0"):
             raise StorageReadOnly(
-                f"{location}: the server takes no writes: {name} is {has[name]} (is it a replica?)"
+                f"{location}: the server takes no writes: {name} is {has[name]}; set it to OFF, or"
+                " use the primary server if this is a replica"
             )
     for problem in (*_problems_of_settings(has), *_problems_of_engines(connection)):
         raise UnfitDatabase(f"{location}: {problem}")
     flush = has["innodb_flush_log_at_trx_commit"]
     if flush != "1":
         logger.warning(
-            "%s: innodb_flush_log_at_trx_commit is %s: when the server's machine crashes, the "
-            "last second of confirmed messages can be lost; set it to 1",
+            "%s: innodb_flush_log_at_trx_commit is %s. If the server's machine crashes, the "
+            "last second of confirmed messages can be lost. Set it to 1.",
             location,
             flush,
         )
@@ -88,7 +89,7 @@ def _problems_of_engines(connection: Connection) -> Iterator[str]:
         "SELECT SUPPORT FROM information_schema.ENGINES WHERE ENGINE = 'InnoDB'"
     ).rows
     if not innodb or innodb[0][0] not in ("YES", "DEFAULT"):
-        yield "the server has no InnoDB, its only engine with durable transactions"
+        yield "the server has no InnoDB, its only engine with durable transactions; enable InnoDB"
     other = connection.execute(
         "SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
         "AND TABLE_TYPE = 'BASE TABLE' AND ENGINE <> 'InnoDB' LIMIT 1"

@@ -1,4 +1,4 @@
-"""The one place that chooses an engine: by URL, or SQLite where there is none."""
+"""The choice of an engine: by URL, or SQLite if there is no URL."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
 
 def open_engine(url: str | None, data_dir: Path) -> Engine:
-    """The engine for ``url``, or for the file of ``data_dir`` when ``url`` is None.
+    """Return the engine for ``url``, or for the file in ``data_dir`` if ``url`` is None.
 
-    Connects to nothing yet. Raises ``InvalidRequest`` for a URL that cannot be meant.
+    Does not connect yet. Raises ``InvalidRequest`` if the URL is malformed.
     """
     if url is None:
         return SqliteEngine(data_dir / FILE_NAME)

@@ -1,23 +1,22 @@
-"""SQLite: the log in one file of the data directory, or in memory for tests.
+"""The SQLite engine: the log in one file of the data directory, or in memory for tests.
 
-Owns the file and how it is opened; knows nothing of tables. Every commit is
-fsynced (WAL, ``synchronous=FULL``) before ``commit`` returns. SQLite has one
-writer: ``begin`` takes the write lock at once (``BEGIN IMMEDIATE``), so nothing
-that reads and then writes meets a deadlock half-way, and the locking words of the
-dialect are empty.
+Owns the file and how it is opened. It knows no tables. Every commit is fsynced (WAL,
+``synchronous=FULL``) before ``commit`` returns. SQLite has one writer: ``begin`` takes the
+write lock at once (``BEGIN IMMEDIATE``), so a transaction that reads and then writes cannot
+deadlock. So the locking words of the dialect are empty.
 
-The in-memory database lives as long as its engine: SQLite's ``memdb`` keeps it for
-all connections of this process that name it, and an anchor connection holds it. A
-reader there waits for an open transaction instead of reading past it; otherwise it
-is the same engine and passes the same contract suite.
+The in-memory database lives as long as its engine. SQLite's ``memdb`` shares it between all
+connections of this process that name it, and an anchor connection keeps it alive. There a
+reader waits for an open transaction instead of reading past it. Otherwise it behaves as a
+file does, and passes the same contract suite.
 
-A connection is closed only while no thread is inside a call of it: to close one that is in
-use ends the process, because SQLite frees what the other thread reads.
+A connection is closed only while no other thread is inside a call of it. Closing it during a
+call would crash the process, because SQLite frees memory that the other thread reads.
 
-Errors: lock not had within the busy timeout is ``TransactionAborted``; disk full
-and I/O errors are ``StorageUnavailable`` (space or a disk may come back), and
-``OutcomeUnknown`` where a COMMIT met them, for after a failed fsync nobody knows;
-a file that may not be written is ``StorageReadOnly``.
+Errors: not getting the lock within the busy timeout is ``TransactionAborted``. A full disk
+and I/O errors are ``StorageUnavailable``, because space or a disk may come back. During
+COMMIT they are ``OutcomeUnknown``, because the state after a failed fsync is unknown. A file
+that may not be written is ``StorageReadOnly``.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ from escapement.storage.engine.base import (
 from escapement.storage.engine.landing import Landing
 
 FILE_NAME: Final = "log.sqlite3"
-# Writers queue for the one lock; longer than this is a stuck process, not a queue.
+# Writers queue for the one lock. A longer wait means that a process is stuck.
 BUSY_TIMEOUT_S: Final = 5.0
-# Groups of about 1 MB: such pages commit 1.7 times as many a second as the default 4096.
+# For groups of about 1 MB: 1.7 times as many commits per second as with the default 4096.
 PAGE_SIZE_BYTES: Final = 16384
-# Fold the WAL into the file every 32 MiB; the default is every fourth group.
+# Fold the WAL into the file every 32 MiB. The default would do so every fourth group.
 WAL_CHECKPOINT_PAGES: Final = 2048
-# After a burst the WAL shrinks back to this when it is next reset.
+# After a burst the WAL shrinks to this size when it is next reset.
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
-# memdb, the VFS that shares a database in memory between connections, came with this.
+# The first version with memdb, the VFS that shares an in-memory database between connections.
 OLDEST_SQLITE: Final = (3, 36, 0)
 
 DIALECT: Final = Dialect(
@@ -79,18 +78,18 @@ class SqliteEngine:
 
     kind: Final = "sqlite"
     dialect: Final = DIALECT
-    max_lanes: Final = 1  # there is one write lock
+    max_lanes: Final = 1  # because SQLite has one write lock
 
     def __init__(self, path: Path) -> None:
         self.location = str(path)
         self._uri = path.absolute().as_uri()
         self._anchor: sqlite3.Connection | None = None
-        # The change to WAL, which the first connection makes, does not wait for another.
+        # Opens one connection at a time: changing the file to WAL does not wait for a lock.
         self._opening = threading.Lock()
 
     @classmethod
     def in_memory(cls) -> SqliteEngine:
-        """A database of this engine alone, gone when the engine is closed."""
+        """Create an engine with an in-memory database, which is gone when it is closed."""
         engine = cls(Path("memory"))
         engine.location = "memory"
         engine._uri = f"file:/escapement-{uuid.uuid4().hex}?vfs=memdb"
@@ -114,7 +113,7 @@ class SqliteEngine:
             connection.close()
 
     def kill(self, connection_ids: Sequence[int]) -> None:
-        """Nothing to do: the data directory's lock lets one process in at a time."""
+        """Do nothing: the data directory's lock admits one process at a time."""
 
     def close(self) -> None:
         if self._anchor is not None:
@@ -133,7 +132,7 @@ class SqliteEngine:
             try:
                 raw.execute(f"PRAGMA page_size = {PAGE_SIZE_BYTES}")
                 if raw.execute("PRAGMA page_count").fetchone() == (0,):
-                    # A new file; what is freed in others stays there (storage/spareroom.py).
+                    # Only a new file can get this setting (storage/spareroom.py).
                     raw.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 raw.execute("PRAGMA journal_mode = WAL").fetchall()
                 raw.execute("PRAGMA synchronous = FULL")
@@ -147,7 +146,7 @@ class SqliteEngine:
 
 
 class SqliteConnection:
-    """A connection of its own to the engine's database."""
+    """A connection to the engine's database."""
 
     id: Final = 0
 
@@ -155,7 +154,7 @@ class SqliteConnection:
         self._raw = raw
         self._location = location
         self._lost = False
-        # Held by whoever is inside SQLite. It is free but for a close beside a call.
+        # Held during calls into SQLite. Contended only when a close meets a call.
         self._inside = threading.RLock()
 
     def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
@@ -192,7 +191,7 @@ class SqliteConnection:
         assert self._lost or not self._raw.in_transaction, "snapshot inside a transaction"
         with self._guarded():
             self._raw.execute("BEGIN")
-            # The first read fixes what it sees.
+            # The first read fixes the state that the transaction sees.
             self._raw.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
 
     def commit(self) -> None:
@@ -218,7 +217,7 @@ class SqliteConnection:
                     self.close()
 
     def close(self) -> None:
-        """Close it; waits for a call that another thread has under way."""
+        """Close the connection, after waiting for a call of another thread to end."""
         with self._inside:
             self._lost = True
             with contextlib.suppress(sqlite3.Error):
@@ -226,7 +225,7 @@ class SqliteConnection:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Errors in our words, and the state that each of them promises."""
+        """Translate errors, and put the connection into the state that each error promises."""
         try:
             with self._inside, _in_our_words(self._location):
                 yield
@@ -240,7 +239,7 @@ class SqliteConnection:
 
 
 def _check_plain(params: Iterable[Any]) -> None:
-    # A numpy integer would be stored as the eight bytes of its buffer, silently.
+    # SQLite would silently store a numpy integer as the eight bytes of its buffer.
     assert all(type(p) in _PLAIN for p in params), "parameters must be plain Python values"
 
 
@@ -256,7 +255,7 @@ def _translated(error: sqlite3.Error, location: str) -> StorageError:
     text = f"{location}: {error}"
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
-        # The module's own errors carry no code; the one that matters is a closed connection.
+        # The sqlite3 module's own errors have no code. Only a closed connection matters.
         closed = isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)
         return StorageUnavailable(text) if closed else StorageError(text)
     if code in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE):

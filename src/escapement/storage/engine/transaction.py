@@ -1,4 +1,4 @@
-"""One transaction: durable as a whole when its block ends, or given up with it."""
+"""A context manager for transactions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escapement.storage.engine.base import Connection
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Commit what the block does; take it back where the block, or the commit, fails."""
+    """Commit the changes of the block. Roll them back if the block or the commit fails."""
     connection.begin()
     try:
         yield
