@@ -1,4 +1,4 @@
-"""The client's face: what can be asked of a broker, by name and with its types."""
+"""The class ``Broker``: the operations of a client on a broker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from escapement.traits import KeyRange
 
 
 class Broker:
-    """A connection to a broker, kept up. Made by ``connect``."""
+    """A client of a broker, created by ``connect``, that reconnects when needed."""
 
     def __init__(self, line: Line, welcome: wire.Welcome) -> None:
         self._line = line
@@ -39,17 +39,17 @@ class Broker:
 
     @property
     def name(self) -> str:
-        """What the broker calls itself."""
+        """The name of the broker."""
         return self._welcome.broker
 
     @property
     def limits(self) -> Mapping[str, Any]:
-        """How much it takes, as it said when we first connected."""
+        """The limits that the broker announced on the first connection."""
         return self._welcome.limits
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection just now."""
+        """Whether the client is connected at the moment."""
         return self._line.link is not None
 
     async def producer(
@@ -65,25 +65,27 @@ class Broker:
         max_in_flight_bytes: int = 64 * 1024 * 1024,
         send_timeout: Delay = (30, "s"),
     ) -> Producer:
-        """A producer for a topic, which is created if need be.
+        """Open a producer for a topic, creating the topic if it does not exist.
 
         Args:
           topic: ``tenant/namespace/name``, or ``name`` in public/default.
-          name: makes it exactly-once across restarts: whoever opens the name goes on
-            where it ended (``next_sequence``), and fences an earlier holder. Without one,
-            it is exactly-once for as long as this object lives.
-          serializer: see ``escapement.client.serializers``.
-          linger: while a batch is under way, how long at most messages gather for the next.
-          max_batch_messages, max_batch_bytes: bounds of a batch; the broker's are kept too. A
-            single message may be larger than a batch, up to what the broker takes.
-          max_in_flight_messages, max_in_flight_bytes: when as much is without a receipt,
-            sending waits.
-          send_timeout: after so long without a receipt a send fails; then it is not known
-            whether the message is stored, unless the error says so.
+          name: the name of the producer, which makes publishing exactly-once across restarts.
+            A new producer of the name continues at its ``next_sequence`` and fences the
+            earlier one. Without a name, publishing is exactly-once for the life of this
+            object.
+          serializer: how to convert values to bytes; see ``escapement.client.serializers``.
+          linger: the longest time to collect messages for the next batch while another batch
+            is unanswered.
+          max_batch_messages, max_batch_bytes: the bounds of a batch, within the limits of the
+            broker. A single message may exceed ``max_batch_bytes``, up to the broker's limit.
+          max_in_flight_messages, max_in_flight_bytes: the bounds of messages without a
+            receipt. Sending waits while one of them is reached.
+          send_timeout: the longest wait for a receipt. After it the send fails, and the
+            message may or may not be stored, unless the error tells.
 
         Raises:
-          InvalidRequest: before anything is sent, if an argument cannot be meant.
-          EscapementError: if the broker refuses, or there is none in time.
+          InvalidRequest: if an argument is not valid. Nothing is sent.
+          EscapementError: if the broker refuses, or does not answer in time.
         """
         bounds = Bounds(
             linger_s=schedule.delay_ms(linger) / 1000,
@@ -112,30 +114,32 @@ class Broker:
         name: str = "",
         key_range: KeyRange = None,
     ) -> AsyncIterator[Inbox]:
-        """An inbox on a subscription, which is created if need be.
+        """Open a consumer of a subscription, creating the subscription if it does not exist.
 
-        When the block ends, acknowledgements are sent and what is not acknowledged goes
-        back to the subscription at once.
+        When the block ends, the client sends all acknowledgements, and the broker redelivers
+        the remaining messages at once.
 
         Args:
           topic: as for ``producer``.
-          subscription: its name.
+          subscription: the name of the subscription.
           kind: shared, exclusive or failover.
           position: where a new subscription begins: latest, earliest, an offset, or an aware
-            datetime (shared: what is due from then on; otherwise: accepted from then on).
-          permits: how many messages may wait here, beyond those taken out.
-          ack_wait: how long a message may go unacknowledged; None is the
-            subscription's. The broker refuses a longer one than the subscription's
-            ``max_backoff``.
-          serializer: see ``escapement.client.serializers``.
-          name: of this consumer, for whoever looks at the broker.
-          key_range: of a shared subscription, only messages whose keys have a slot in
-            ``(first, last)`` (``escapement.slot_of``), or in the part that the subscription
-            gives it ("auto"); messages without a key go to anyone.
+            datetime. A datetime selects messages due from then on (shared), or accepted from
+            then on (exclusive and failover).
+          permits: the size of the delivery buffer in messages. Messages that the application
+            has received do not count.
+          ack_wait: how long a message may stay unacknowledged before the broker redelivers
+            it; None is the setting of the subscription. The broker refuses a time longer than
+            the subscription's ``max_backoff``.
+          serializer: how to convert payloads to values; see ``escapement.client.serializers``.
+          name: the name of this consumer, shown in the broker's administration.
+          key_range: for a shared subscription, receive only messages whose keys have a slot
+            in ``(first, last)`` (``escapement.slot_of``), or in a range that the subscription
+            assigns ("auto"). Messages without a key go to any consumer.
 
         Raises:
-          InvalidRequest: before anything is sent, if an argument cannot be meant.
-          EscapementError: if the broker refuses, or there is none in time.
+          InvalidRequest: if an argument is not valid. Nothing is sent.
+          EscapementError: if the broker refuses, or does not answer in time.
         """
         inbox = Inbox(
             self._line,
@@ -158,24 +162,24 @@ class Broker:
 
     @property
     def groups(self) -> Groups:
-        """Groups of messages, and what follows when a subscription is done with one."""
+        """The groups of messages, which publish a follow-up at group completion."""
         return Groups(self._line)
 
     @property
     def schedules(self) -> Schedules:
-        """What the broker publishes again and again."""
+        """The recurring schedules of the broker."""
         return Schedules(self.admin)
 
     async def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
-        """The messages that were published with one or more dedup keys; None where none is known.
+        """Return the ids of messages by their dedup keys, or None for an unknown key.
 
-        A key is known while the topic's window (``dedup_window_ms``) lasts, and once its
-        message is durable.
+        A key is known from the moment its message is durable, for the length of the topic's
+        dedup window (``dedup_window_ms``).
 
         Raises:
-          InvalidRequest: if a key is no text.
-          NotFound: if there is no such topic.
-          EscapementError: if the broker refuses, or there is none in time.
+          InvalidRequest: if a key is not valid.
+          NotFound: if the topic does not exist.
+          EscapementError: if the broker refuses, or does not answer in time.
         """
         name, offsets = await finding.find(self._line, topic, dedup)
         return [MessageId(name, offset) if offset >= 0 else None for offset in offsets.tolist()]
@@ -188,33 +192,33 @@ class Broker:
         key: str | None = None,
         dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
-        """Cancel messages for every subscription that has not been handed them yet.
+        """Cancel messages for every subscription that has not received them yet.
 
-        The answer is final: what is ``done`` is never handed to any of these again, whatever
-        crashes; a message that is ``DELIVERED`` had been handed to every subscription, one that is
-        ``OVER`` is to come to none any more and had not been handed to all. A
-        subscription in ``handed`` keeps what it had, with its retries.
+        The outcome is final, also across crashes. A message that is ``done`` is never
+        delivered to these subscriptions. A message that is ``DELIVERED`` had been delivered to
+        every subscription. A message that is ``OVER`` will be delivered to no subscription,
+        and some may never have received it. A subscription in ``handed`` had received the
+        message before; it keeps the message, with its retries.
 
-        After a broker ended uncleanly, messages that were due before its restart may have been
-        handed out. Until they are acknowledged they count as handed out: a message that all
-        subscriptions may have had is ``DELIVERED``. Cancelling again what is cancelled
+        After an unclean stop of the broker, messages that were due before its restart may have
+        been delivered. They count as delivered until they are acknowledged: a message that all
+        subscriptions may have received is ``DELIVERED``. Cancelling a cancelled message
         changes nothing.
 
         Args:
           what: ids, receipts (of ``send`` and ``send_many``) or delivered messages of one
-            topic, any number of them; what ``select`` gave; or bare offsets, also as an int64
-            array.
-          topic: of bare offsets, keys and dedup keys; as for ``producer``.
-          key: instead of ``what``, all messages with this key that are pending when they are
-            looked for; what is published meanwhile is not among them.
-          dedup: instead of ``what``, the dedup keys of the messages, which are known while
-            the topic's window lasts.
+            topic, one or several; a result of ``select``; or offsets, also as an int64 array.
+          topic: the topic of offsets, keys and dedup keys, as for ``producer``.
+          key: instead of ``what``, all messages with this key that are pending during the
+            search. Messages published in the meantime are not included.
+          dedup: instead of ``what``, the dedup keys of the messages, which are known for the
+            length of the topic's dedup window.
 
         Raises:
-          InvalidRequest: before anything is sent, if these are not messages of one topic.
-          NotFound: if there is no such topic.
-          EscapementError: if the broker refuses, or there is none in time. Of more than
-            32,768 messages some may then be cancelled.
+          InvalidRequest: if these are not messages of one topic. Nothing is sent.
+          NotFound: if the topic does not exist.
+          EscapementError: if the broker refuses, or does not answer in time. If there are more
+            than 32,768 messages, some may be cancelled.
         """
         what = await self._with_key(what, topic, key, dedup)
         return await amending.cancel(self._line, what, topic, dedup)
@@ -229,7 +233,9 @@ class Broker:
         if key is None:
             return what
         if what is not None or dedup is not None or topic is None or not key:
-            raise InvalidRequest("key= goes with topic=, and with nothing else")
+            raise InvalidRequest(
+                "key= needs topic=, and cannot be combined with messages or dedup="
+            )
         return await self.select(topic, key=key)
 
     async def select(
@@ -242,20 +248,22 @@ class Broker:
         properties: Mapping[str, Any] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Selection:
-        """The pending messages that match, to be counted, cancelled or rescheduled.
+        """Select the pending messages that match, to count, cancel or reschedule them.
 
-        Nothing is changed: ``len`` of it is a dry run, and ``cancel`` and ``reschedule`` take
-        it as it is. It is looked for page by page, by time in the index alone; by key and
-        properties the messages themselves are read.
+        Selecting changes nothing: ``len`` of the result serves as a dry run. Pass the result
+        to ``cancel`` or ``reschedule``. The broker searches page by page. A search by time
+        reads only the index; a search by key or properties reads the messages.
 
         Args:
-          due_from, due_until: only what is due from then on, and before then.
+          topic: as for ``producer``.
+          due_from, due_until: only messages due at or after ``due_from``, and before
+            ``due_until``.
           key, properties: as for ``peek``.
-          progress: told, now and then, how many have been found while more is looked for.
+          progress: called with the number of messages found, after each page but the last.
 
         Raises:
-          InvalidRequest: if an argument cannot be meant.
-          EscapementError: if the broker refuses, or there is none in time.
+          InvalidRequest: if an argument is not valid.
+          EscapementError: if the broker refuses, or does not answer in time.
         """
         return await selection.select(
             self.admin, topic, due_from, due_until, key, properties, progress
@@ -271,24 +279,25 @@ class Broker:
         key: str | None = None,
         dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
-        """Give messages another time, for every shared subscription not handed them yet.
+        """Change the due time of messages, for every shared subscription yet to receive them.
 
-        As with ``cancel`` the answer is final: what is ``done`` is handed out at its new time
-        and not at its old one. What is cancelled is not rescheduled (``CANCELLED``).
-        Exclusive and failover subscriptions ignore times, and go on doing so.
+        The outcome is final, as with ``cancel``: a message that is ``done`` is delivered at its
+        new time and not at the old one. A cancelled message stays cancelled (``CANCELLED``).
+        Exclusive and failover subscriptions ignore due times, as always.
 
         Args:
           what, topic, key, dedup: as for ``cancel``.
-          delay, at: as for ``Producer.send``; one of them. A time that has passed is now.
+          delay, at: exactly one of them, as for ``Producer.send``. A time in the past means
+            now.
 
         Raises:
-          InvalidRequest: before anything is sent, for messages or times that are none.
-          NotFound, DelaysDisabled, DelayTooLong: the broker refuses; nothing happened.
-          EscapementError: if the broker refuses, or there is none in time. Some of the
-            messages may then be rescheduled, the others are due when they were.
+          InvalidRequest: if the messages or the time are not valid. Nothing is sent.
+          NotFound, DelaysDisabled, DelayTooLong: if the broker refuses. Nothing has changed.
+          EscapementError: if the broker refuses, or does not answer in time. Some messages may
+            be rescheduled; the others keep their due times.
         """
         if delay is None and at is None:
-            raise InvalidRequest("say when: a delay or a time; or run_now")
+            raise InvalidRequest("no time was given: pass delay= or at=, or call run_now")
         times = schedule.one(delay, at)
         what = await self._with_key(what, topic, key, dedup)
         return await amending.reschedule(self._line, what, topic, dedup, *times)
@@ -301,7 +310,7 @@ class Broker:
         key: str | None = None,
         dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
-        """Have messages due now; else as ``reschedule``."""
+        """Make messages due now; otherwise as ``reschedule``."""
         what = await self._with_key(what, topic, key, dedup)
         return await amending.reschedule(self._line, what, topic, dedup, NO_TIME, NO_TIME)
 
@@ -314,20 +323,23 @@ class Broker:
         serializer: SerializerLike = bytes,
         page_messages: int = 10_000,
     ) -> Reading:
-        """A topic's messages by offset, without a subscription: ``async for page in ...``.
+        """Read the messages of a topic by offset, without a subscription.
 
-        In order and repeatable: each as it was published, whatever has become of it since. A
-        page is columns (``offsets``, ``due_ms``, ``published_ms``, ``values()``), and gives
-        single messages when iterated.
+        Iterate over the pages with ``async for page in ...``. A page has columns (``offsets``,
+        ``due_ms``, ``published_ms``, ``values()``) and can be iterated for single messages.
+        Reading is in order and repeatable: messages appear as they were published, also if
+        they were acknowledged or cancelled since.
 
         Args:
-          start, stop: which offsets, ``stop`` not included; None is the end as it is when
-            the first page is asked for.
-          page_messages: at most so many in a page.
+          topic: as for ``producer``.
+          start, stop: the range of offsets, without ``stop``. None is the end of the log at
+            the time of the first page.
+          serializer: as for ``consumer``.
+          page_messages: the most messages in a page.
 
-        Raises, also while reading:
-          InvalidRequest: if an argument cannot be meant.
-          EscapementError: if the broker refuses, or there is none in time.
+        Raises, also during iteration:
+          InvalidRequest: if an argument is not valid.
+          EscapementError: if the broker refuses, or does not answer in time.
         """
         return Reading(self._line, topic, start, stop, serializer, page_messages)
 
@@ -342,24 +354,26 @@ class Broker:
         offset: int | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Peeking:
-        """What is pending on a topic, next due first: ``async for message in ...``.
+        """Show the pending messages of a topic in the delivery order, without consuming them.
 
-        Nothing is consumed. Shown is what is not yet due, and what is due and not yet
-        acknowledged by every shared subscription. It is looked for page by page, so
-        something rare among very many takes a while and holds nobody up; what is given another
-        time between two pages may be shown twice, or not at all.
+        Iterate with ``async for message in ...``. A message is pending if it is not yet due,
+        or if a shared subscription has not acknowledged it. The broker searches page by page,
+        so a search for few among many messages takes a while but does not delay other
+        clients. A message rescheduled between two pages may appear twice, or not at all.
 
         Args:
-          count: stop after so many.
-          due_from, due_until: only what is due from then on, and before then.
+          topic: as for ``producer``.
+          count: stop after this number of messages.
+          due_from, due_until: only messages due at or after ``due_from``, and before
+            ``due_until``.
           key: only messages with this key.
-          offset: only the message of this offset.
-          properties: only messages with all of these; a text stands for any value that is
-            written so.
+          offset: only the message with this offset.
+          properties: only messages with all of these properties. A str also matches other
+            values with the same text.
 
-        Raises, also while iterating:
-          InvalidRequest: if an argument cannot be meant.
-          EscapementError: if the broker refuses, or there is none in time.
+        Raises, also during iteration:
+          InvalidRequest: if an argument is not valid.
+          EscapementError: if the broker refuses, or does not answer in time.
         """
         return Peeking(
             self.admin,
@@ -373,14 +387,15 @@ class Broker:
         )
 
     async def show(self, message: One, topic: str | None = None) -> Life:
-        """One message's life: what it is, and how each subscription stands to it.
+        """Return the history of a message, and its state in each subscription.
 
         Args:
-          message: its id, its receipt, the message itself, or its offset in ``topic``.
+          message: the id, the receipt or the message, or its offset in ``topic``.
+          topic: the topic of an offset, as for ``producer``.
 
         Raises:
-          InvalidRequest: if that names no message.
-          NotFound: if there is no such message.
+          InvalidRequest: if the arguments do not name a message.
+          NotFound: if the message does not exist.
         """
         full, offset = name_message(message, topic)
         return Life.of(await self.admin("messages.show", topic=full, offset=offset))
@@ -393,16 +408,17 @@ class Broker:
         within: Delay = (1, "day"),
         origin: datetime | None = None,
     ) -> Forecast:
-        """How many of a topic's messages fall due when.
+        """Count the messages of a topic that become due in each span of time.
 
         Args:
-          by: how long each span of time is; the spans are at most 20,000.
+          topic: as for ``producer``.
+          by: the length of each span. There may be at most 20,000 spans.
           within: how far to look ahead.
-          origin: a time at which a span begins; None is midnight in UTC.
+          origin: a time at which one of the spans begins; None is midnight in UTC.
 
         Raises:
-          InvalidRequest: if an argument cannot be meant.
-          EscapementError: if the broker refuses, or there is none in time.
+          InvalidRequest: if an argument is not valid.
+          EscapementError: if the broker refuses, or does not answer in time.
         """
         answer = await self.admin(
             "topics.forecast",
@@ -421,17 +437,20 @@ class Broker:
         until: datetime | None = None,
         duration: Delay | None = None,
     ) -> None:
-        """Have nothing more handed out of a topic, or to one of its subscriptions.
+        """Pause deliveries of a topic, or to one of its subscriptions.
 
-        Publishing goes on. What consumers hold they may acknowledge.
+        Publishing continues. Consumers may acknowledge the messages they have received.
+        Without ``until`` and ``duration`` the pause lasts until ``resume``.
 
         Args:
-          until: when it goes on by itself; an aware datetime.
-          duration: after how long it does. With neither: when ``resume`` says so.
+          topic: as for ``producer``.
+          subscription: the subscription to pause; None pauses the topic.
+          until: when deliveries resume automatically, an aware datetime.
+          duration: or how long the pause lasts.
 
         Raises:
-          InvalidRequest: before anything is sent, if an argument cannot be meant.
-          NotFound: if there is no such topic or subscription.
+          InvalidRequest: if an argument is not valid. Nothing is sent.
+          NotFound: if the topic or the subscription does not exist.
         """
         for_ms, until_ms = schedule.one(duration, until)
         await self.admin(
@@ -443,20 +462,22 @@ class Broker:
         )
 
     async def resume(self, topic: str, subscription: str | None = None) -> None:
-        """Hand out again what is due of a topic, or to one of its subscriptions.
+        """Resume deliveries of a topic, or to one of its subscriptions.
 
-        The two are paused apart: a subscription goes on once neither is paused.
+        A topic and its subscriptions are paused independently. A subscription gets messages
+        only if neither is paused.
         """
         await self.admin("dispatch.resume", topic=topic, subscription=subscription)
 
     async def admin(self, verb: str, **arguments: Any) -> Any:
-        """Ask the broker by name, with plain arguments; returns its plain answer.
+        """Send an administrative request by name, and return its answer as plain values.
 
-        If the connection is lost, what only looks is asked again on the next, and what says how
-        something is to be from now on: `get`, `list`, `peek`, `update`, `pause` and their like.
+        If the connection is lost, idempotent requests are sent again on the next one: those
+        that read something, such as ``get``, ``list`` and ``peek``, and those that set a
+        state, such as ``update`` and ``pause``.
 
         Raises:
-          Disconnected: if no answer came; what became of the request is not known.
-          EscapementError: if the broker refused.
+          Disconnected: if no answer arrives. The request may or may not have taken effect.
+          EscapementError: if the broker refuses.
         """
         return await ask_verb(self._line, verb, arguments)
