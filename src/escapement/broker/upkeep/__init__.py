@@ -1,1 +1,1 @@
-"""The tasks that keep index and log short, whole and durable, beside what messages do."""
+"""Background tasks that keep index and log small, complete and durable."""

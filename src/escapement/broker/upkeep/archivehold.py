@@ -1,16 +1,17 @@
-"""What may not be forgotten before it is archived, in namespaces whose policy says so.
+"""Holds back unarchived messages, in namespaces whose policy asks for archiving.
 
-The log lets a generation go when nobody is to get any of it any more; what is done then exists
-nowhere else. Here it is held against what the database knows to be archived
-(storage/archive.py), which the job ``archive`` adds to. Two things are kept:
+The log deletes a generation when no subscription will get its messages any more. Finished messages
+then exist nowhere else. This module compares a generation with the offsets that the database
+records as archived (storage/archive.py), which the job ``archive`` extends. It holds back two
+things:
 
-- a generation, while it has the content of a message that is not archived. It has that of what
-  it stated first, unless a row of a newer generation stated it again, and of what its
-  restatements stated last;
-- the entry of a message among the moves, which is how it is found in a restatement.
+- A generation, while it has the content of a message that is not archived. That is its first
+  statement of a message, unless a row of a newer generation restates it, and the last restatement
+  of a message.
+- The move of a message, which is needed to find the message in a restatement.
 
-Sets are looked at, never messages. The database is asked for sets only when something was
-archived since.
+It examines sets, never messages. It reads the sets from the database only if something was archived
+since the last time.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from escapement.storage.offsets import OffsetSet
 _logger = logging.getLogger(__name__)
 
 Connected = Callable[[], AbstractContextManager[Connection]]
-# What was found of a generation: its id, the version of what is archived, and who was asked for.
+# A check of a generation: its id, the version of the archive, the topics, their subscriptions.
 _Look = tuple[int, int, frozenset[int], dict[int, frozenset[int]]]
 _NOTHING: Final[_Look] = (0, 0, frozenset(), {})
 
 
 class ArchiveHold:
-    """See the module's docstring."""
+    """The check that messages are archived before they are deleted."""
 
     def __init__(
         self, connected: Connected, registry: Registry, reader: LogReader, clock: Clock, run: Run
@@ -54,10 +55,10 @@ class ArchiveHold:
         self._reader = reader
         self._clock = clock
         self._run = run
-        self._waited: _Look = _NOTHING  # what was found to wait
+        self._waited: _Look = _NOTHING  # the last check that found unarchived messages
 
     def concerned(self, held: Sequence[Holding]) -> frozenset[int]:
-        """Which of these topics are in namespaces that are archived."""
+        """Return the topics whose namespaces are archived."""
         return frozenset(
             one.topic_id
             for one in held
@@ -68,11 +69,11 @@ class ArchiveHold:
     async def waits(
         self, oldest: Generation, held: Sequence[Holding], empty: dict[int, frozenset[int]]
     ) -> bool:
-        """Whether the oldest generation has something that is done and not archived.
+        """Return whether the oldest generation has finished messages that are not archived.
 
         Args:
-          held: what it has of each topic, in which nothing is live: that was stated again.
-          empty: the topics of which that is known, with their subscriptions.
+          held: its messages by topic; none is live, because live messages were restated.
+          empty: the topics without live messages in it, with their subscriptions.
         """
         concerned = self.concerned(held)
         for one in held:
@@ -95,21 +96,21 @@ class ArchiveHold:
         return waiting
 
     async def released(self, topic: Topic, offsets: Int64s) -> Int64s:
-        """Which of these moved messages may lose their entries; ascending."""
+        """Return which of these moved messages may lose their moves; ascending."""
         if not len(offsets) or not topic.namespace.policy.archive:
             return offsets
         span = int(offsets[0]), int(offsets[-1]) + 1
         archived = await self._run(self._archived, topic.id, *span)
         first = await self._reader.first_base(topic.id)
-        # What is stated by a row that is gone cannot be archived any more.
+        # A message whose row is gone cannot be archived any more.
         stated = topic.amendments.moves.bases(offsets)
         gone = (stated > first) | (stated == 0) if first else np.ones(len(offsets), bool)
         return offsets[gone | archived.contains(offsets)]
 
     async def _lacks(self, topic: Topic, held: Holding) -> bool:
-        """Whether some of a topic's messages would be lost with the generation."""
+        """Return whether deleting the generation would lose unarchived messages of a topic."""
         end = held.end_offset
-        if not end:  # it states nothing first: so what lies before the log's beginning
+        if not end:  # it has only restatements, of messages before the log's beginning
             begin = await self._reader.first_offset(topic.id)
             end = topic.next_offset if begin is None else begin
         moved = topic.amendments.moves.between(0, end)
@@ -130,7 +131,8 @@ class ArchiveHold:
         if lacks and not topic.archive_awaited_since_ms:
             topic.archive_awaited_since_ms = self._clock.now_ms()
             _logger.info(
-                "generation %d of the log waits for %s to be archived: escapement pipeline archive",
+                "generation %d of the log is kept until %s is archived; "
+                "run escapement pipeline archive",
                 oldest.id,
                 topic.name.full,
             )

@@ -1,18 +1,18 @@
-"""Writes checkpoints: the index to disk, then the state the journal adds up to.
+"""Writes checkpoints: the index to disk, then the state to the database.
 
-In this order, always:
+Always in this order:
 
-1. in one synchronous step, remember how far each lane has come and freeze the index;
-2. write what is live of it as a segment, fsync, swap the manifest, fsync;
-3. write which checkpoint this is, the state (cursors, attempts, dedup keys, producers,
-   offsets), and last trim the journal up to the positions of step 1, in short transactions.
+1. In one synchronous step, note the position of each lane and freeze the index.
+2. Write its live messages as a segment, fsync, swap the manifest, fsync.
+3. Write the mark of this checkpoint and the state (cursors, attempts, dedup keys, producers,
+   offsets). Last, trim the journal up to the positions of step 1. All in short transactions.
 
-So the journal is never shorter than what the index lacks, and a crash between any two
-steps only makes the next start read a little more. The state is taken *after* step 2 and
-may be newer than the positions: replaying an entry that it contains changes nothing.
+So the journal always covers the messages that the index lacks, and a crash between any two steps
+only makes the next start read a little more. The state is taken *after* step 2 and may be newer
+than the positions: replaying an entry that it contains changes nothing.
 
-What could not be written (MySQL was away) goes with the next checkpoint; what there is to be
-written is known by :mod:`~escapement.broker.upkeep.unwritten`.
+State that could not be written (MySQL was away) goes with the next checkpoint.
+:mod:`~escapement.broker.upkeep.unwritten` collects the state to be written.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from escapement.storage.log.log import Log
 
 _log = logging.getLogger(__name__)
 
-# What is due within so long is delivered from memory, also once it is on disk.
+# Messages due within this time are delivered from memory, even if they are on disk.
 _NEAR_MS: Final = 10_000
-# What is due later than this need not be in the system's cache, which what is read sooner uses.
+# Messages due later than this leave the page cache to those that are read sooner.
 FAR_MS: Final = 60_000
 
 
 class Checkpointer:
-    """See the module's docstring."""
+    """The task that writes checkpoints."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class Checkpointer:
         key_parts: dict[int, Parts],
         make_room: Callable[[], Awaitable[None]],
     ) -> None:
-        """As the parts of a broker, and:
+        """Take the parts of the broker.
 
         Args:
-          base: which checkpoint the state was of when this broker started.
-          interval_s: seconds between checkpoints that nobody asks for.
-          parts: what is stored of attempts, by subscription id.
-          key_parts: what is stored of dedup keys, by topic id.
+          base: the checkpoint that the state had when this broker started.
+          interval_s: seconds between checkpoints that are not requested.
+          parts: the stored parts of attempts, by subscription id.
+          key_parts: the stored parts of dedup keys, by topic id.
           make_room: waits until the index may have another segment.
         """
         self._engine = engine
@@ -98,15 +98,15 @@ class Checkpointer:
         self._connection: Connection | None = None
 
     def touch(self, topic_id: int) -> None:
-        """A topic's state changed, though no group commit says so."""
+        """Note that a topic's state changed without a group commit."""
         self._progress.touched.add(topic_id)
 
     def want(self) -> None:
-        """Memory is filling: do not wait for the interval."""
+        """Request a checkpoint before the interval ends, because memory is filling."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Write a checkpoint at each interval, or earlier when wanted, for ever."""
+        """Write a checkpoint at each interval, or earlier when requested, forever."""
         while True:
             with trio.move_on_after(self._interval_s):
                 await self._wanted.wait()
@@ -122,7 +122,7 @@ class Checkpointer:
             await self._spacious.park()
 
     async def checkpoint(self) -> None:
-        """Write one now. A database that is away is no error: the rest comes later."""
+        """Write a checkpoint now; if the database is away, its state is written later."""
         async with self._lock:
             await self._make_room()
             self._mark = self._mark._replace(number=self._mark.number + 1)
@@ -153,20 +153,20 @@ class Checkpointer:
     def _live(self, part: Part) -> npt.NDArray[np.bool_] | None:
         topic = self._registry.active.get(part.topic_id)
         if topic is None:
-            return None  # nobody has touched it: all of it is kept
+            return None  # a passive topic: keep everything
         now_ms = self._clock.now_ms()
         self._index.forgotten_until_ms = max(self._index.forgotten_until_ms, now_ms)
         return topic.claims.live(part.due_ms, part.offsets, now_ms)
 
     async def _with_attempts(self, checkpoint: Checkpoint, restated: list[Restated]) -> Checkpoint:
-        """The checkpoint with all attempts of some subscriptions, less what is done."""
+        """Add all attempts of unfinished messages, for the subscriptions to be rewritten."""
         attempts = list(checkpoint.attempts)
         attempts_from = dict(checkpoint.attempts_from)
         for subscription, parts, table in restated:
             id = subscription.record.id
             attempts_from[id] = parts.rewrite()
             for piece in table.pieces():
-                # What is done may come back until that is durable.
+                # A message may be redelivered until its acknowledgement is durable.
                 open_rows = ~subscription.acked.contains_durably(piece.offsets)
                 live = AttemptTable(*(column[open_rows] for column in piece))
                 attempts.append(AttemptPart(id, parts.add(len(live.offsets)), live))
@@ -178,7 +178,7 @@ class Checkpointer:
         try:
             await self._run(self._write, checkpoint)
         except (StorageUnavailable, TransactionAborted) as error:
-            _log.warning("the checkpoint's state is not written yet: %s", error)
+            _log.warning("cannot write state; it goes with the next checkpoint: %s", error)
             return
         self.unwritten.stored()
 
@@ -192,7 +192,7 @@ class Checkpointer:
             raise
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

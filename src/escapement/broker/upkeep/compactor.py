@@ -1,17 +1,17 @@
-"""Keeps the index's segments few and free of what is done.
+"""Merges index segments, to keep them few and free of obsolete messages.
 
-After checkpoints it asks the index which segments are worth merging, tells the merge
-which offsets are dead, and waits for it beside everything else. Dead is what every shared
-subscription of a topic has durably acknowledged, once it is due: of what is not, a
-subscription may still be made, or sought, that wants it. What is durably cancelled, and the
-old keys of what was moved, nobody comes to want, so they go at once, but for who holds them.
-What is not named is kept, so a topic that is not alive loses nothing.
+After checkpoints it asks the index which segments are worth merging, tells the merge which offsets
+are obsolete, and waits for it in the background. A message is obsolete if it is due and every
+shared subscription of its topic has durably acknowledged it. Before it is due, a subscription that
+wants it may still be created, or sought. Durably cancelled messages and stale keys of moved ones
+are obsolete at once, except those that a subscription holds. The merge keeps everything else, so a
+passive topic loses nothing.
 
-While memory fills so fast that checkpoints are written because of it, merges wait, within
-bounds: most of all when much comes in at once (a bulk write, say), for then they would take
-from everybody what is scarce. What has come is merged when less comes.
+While memory fills so fast that it triggers checkpoints, merges wait, within bounds. This happens
+during a bulk write, for example: a merge would then take scarce resources from everything else. The
+new segments are merged when the load drops.
 
-A merge is given up when the broker stops: the inputs are as good as before.
+When the broker stops, it abandons a merge; the inputs stay valid.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from escapement.storage.index.compaction import Compaction
 
 _log = logging.getLogger(__name__)
 
-# How often to look for something to merge: about as often as there is a new segment. One
-# merge a round, so that a wrong guess of what is live costs one rewrite and not a spin.
+# How often to look for segments to merge: about as often as there is a new one. One merge per
+# round, so a wrong estimate of live messages costs one rewrite and not a busy loop.
 ROUND_S: Final = 5.0
-# Offsets looked at in one step on the event loop: about a millisecond.
+# Offsets examined in one step on the event loop: about a millisecond.
 _STEP_OFFSETS: Final = 1 << 18
 
 
 class Compactor:
-    """See the module's docstring."""
+    """The task that merges index segments."""
 
     def __init__(
         self, index: DelayedIndex, registry: Registry, dormant: Dormant, clock: Clock, run: Run
@@ -57,10 +57,10 @@ class Compactor:
         self._alone = trio.Lock()
 
     async def run(self) -> None:
-        """Merge whenever it is worth it, for ever.
+        """Merge segments whenever it is worthwhile, forever.
 
         Raises:
-          IndexDamaged: an input turned out damaged.
+          IndexDamaged: if an input is damaged.
         """
         full = 0
         while True:
@@ -74,19 +74,19 @@ class Compactor:
             except IndexDamaged:
                 raise
             except StorageError as error:
-                _log.warning("segments are not merged now: %s", error)
+                _log.warning("cannot merge index segments; retrying later: %s", error)
 
     async def make_room(self) -> None:
-        """Wait until the index has room for another segment; merge some if need be.
+        """Wait until the index has room for another segment; merge some if necessary.
 
         Raises:
-          StorageError: the disk refuses; or an input turned out damaged.
+          StorageError: if the disk fails, or if an input is damaged.
         """
         while self._index.segment_count >= self._index.limits.most_segments:
             await self.merge_some()
 
     async def merge_some(self) -> None:
-        """Merge what is worth it now, after whatever is being merged. Raises ``StorageError``."""
+        """Merge what is worth merging now, after any current merge. Raises ``StorageError``."""
         async with self._alone:
             for _ in self._dormant.count():
                 await trio.lowlevel.checkpoint()
@@ -97,10 +97,10 @@ class Compactor:
     def _live_count(
         self, topic_id: int, first_offset: int, last_offset: int, due_from: Callable[[int], int]
     ) -> int:
-        """About how many messages of a range are still wanted: never more than it holds.
+        """Return about how many messages of a range are live, at most as many as it holds.
 
         Args:
-          due_from: how many of a segment are due from a time on, at most.
+          due_from: returns an upper bound on the segment's messages due at or after a time.
         """
         most = last_offset - first_offset + 1
         topic = self._registry.active.get(topic_id)
@@ -121,13 +121,13 @@ class Compactor:
         for record, unacknowledged in left:
             start = record.start_offset
             since = last_offset - max(first_offset, start) + 1
-            # Of what was published before it began it gets what is due later.
+            # Of the messages published before the subscription began, it gets those due later.
             covered = max(since, 0) + (due_from(record.start_due_ms) if start else 0)
             wanted = max(wanted, min(unacknowledged, covered))
         return min(most, wanted)
 
     def _worth_asking(self, topic_id: int) -> Topic | None:
-        """The topic, unless it does not exist or all of it is wanted."""
+        """Return the topic, unless it does not exist or has no obsolete messages."""
         registry = self._registry
         if topic_id in registry.active or not registry.exists(topic_id):
             return registry.active.get(topic_id)
@@ -137,7 +137,7 @@ class Compactor:
         return registry.activate(topic_id)
 
     async def merge(self, names: list[str]) -> None:
-        """Merge the segments named into one, without what is dead. Raises ``StorageError``."""
+        """Merge the named segments into one, without obsolete messages. Raises ``StorageError``."""
         now_ms = self._clock.now_ms()
         compaction = self._index.begin_compaction(names, now_ms, now_ms + FAR_MS)
         try:
@@ -172,14 +172,14 @@ def _leave_out(
     outdated: Int64s,
     staying_ms: Int64s,
 ) -> None:
-    """Name what goes of a topic. Blocking."""
+    """Tell the merge which messages of a topic to leave out. Blocking."""
     compaction.exclude(topic_id, dead)
     compaction.exclude_early(topic_id, early, before_ms)
     compaction.outdate(topic_id, outdated, staying_ms)
 
 
 async def _give_up_when_cancelled(compaction: Compaction) -> None:
-    """End the child process of a merge whose broker stops: its thread waits for it."""
+    """End the child process of a merge when the broker stops: its thread waits for the process."""
     try:
         await trio.sleep_forever()
     finally:

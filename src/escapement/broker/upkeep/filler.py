@@ -1,17 +1,17 @@
-"""Fills the past in: log rows that a subscription wants and the index has forgotten.
+"""Fills in the past: adds log rows that a subscription wants and the index has forgotten.
 
-A checkpoint keeps only what somebody still wants. A subscription that begins at earliest,
-at an offset or at a time of the past (made or sought there) wants more; its record says
-which range of the log is still to be read (``fill_from``, ``fill_until``). The rows are
-added to the index again, in bounded steps, and the subscription's read mark is lowered to
-them. Adding what is there already does no harm, so a fill that was interrupted simply goes
-on from its last checkpoint. Of what lies before the beginning of the log there is what was
-stated again; it is filled in first.
+A checkpoint keeps only messages that a subscription still wants. A subscription that begins at the
+earliest message, or at an offset or a time of the past (created or sought there), wants more. Its
+record has the range of the log that is still to be read (``fill_from``, ``fill_until``). The filler
+adds these rows to the index again, in bounded steps, and lowers the subscription's read mark to
+them. Adding a message twice does no harm, so an interrupted fill continues from its last
+checkpoint. Before the beginning of the log there are only restated messages; they are filled in
+first.
 
-All else that lies there is forgotten, though the index may have some of it still. A fill begins
-by entering it among what its subscription is done with, which reads nothing of the past before:
-what it gets does not hang on what a merge has left. That becomes durable with the checkpoint that
-says how far the fill has come, or happens again.
+All other messages before the beginning of the log are forgotten, even if the index still has some.
+A fill begins by marking them as acknowledged for its subscription, which reads none of the past
+before that. So the messages that it gets do not depend on what merges have left. The marks become
+durable with the checkpoint that has the progress of the fill; otherwise they are set again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RETRY_S: Final = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Fill:
-    """The past of a subscription, and whether it is known where that begins."""
+    """One fill, and whether it has marked the forgotten messages."""
 
     topic: Topic
     subscription: SharedSubscription
@@ -47,11 +47,11 @@ class _Fill:
 
 
 class Filler:
-    """See the module's docstring.
+    """The task that fills in the past of shared subscriptions.
 
     Args:
       room: waits until the index has room.
-      on_step: called after each step after which there may be more to deliver.
+      on_step: called after each step that may have made messages deliverable.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Filler:
         self._work = trio.Event()
 
     def add(self, topic: Topic, subscription: SharedSubscription) -> None:
-        """This subscription's record has a range to be filled in."""
-        self._waiting.appendleft(_Fill(topic, subscription))  # it reads nothing until it has begun
+        """Queue a subscription whose record has a range to fill in."""
+        self._waiting.appendleft(_Fill(topic, subscription))  # first: it cannot read until then
         self._work.set()
 
     async def run(self) -> None:
-        """Fill for ever, one step of each subscription in turn."""
+        """Fill forever, one step for each subscription in turn."""
         while True:
             if not self._waiting:
                 self._work = trio.Event()
@@ -90,7 +90,7 @@ class Filler:
                 await trio.sleep(_RETRY_S)
 
     async def _begin(self, fill: _Fill) -> bool:
-        """Have the subscription be done with what is forgotten; then it may read its past.
+        """Mark forgotten messages as acknowledged; then the subscription may read its past.
 
         Returns whether the fill goes on.
         """
@@ -111,16 +111,16 @@ class Filler:
         return True
 
     async def _go_on(self, fill: _Fill) -> bool:
-        """Fill in some rows; returns whether there may be more."""
+        """Fill in some rows; return whether there may be more."""
         topic, subscription = fill.topic, fill.subscription
         await self._room()
         record = subscription.record
         if topic.shared.get(record.name) is not subscription:
-            return False  # it was deleted, or sought
+            return False  # the subscription was deleted or sought
         if not record.is_filling:
             return False
-        # Where the beginning is a time, rows that lie before it as a whole are not read, unless
-        # messages were moved: a row says when they were due at first.
+        # If the subscription begins at a time, skip the rows in which all messages are due earlier;
+        # not if messages were moved, because a row has their original due times.
         by_time = record.start_offset >= record.fill_until and topic.amendments.moves.empty
         parts, reached = await self._log.read_due(
             topic.id,
@@ -148,7 +148,10 @@ class Filler:
         return True
 
     async def _read_before(self, topic: Topic, start: int, begin: int) -> tuple[Published, int]:
-        """What was stated again of ``[start, begin)``, before the log's beginning; how far."""
+        """Return restated messages of ``[start, begin)``, before the log's beginning.
+
+        Also returns the offset to go on from.
+        """
         moves = topic.amendments.moves
         offsets = moves.between(start, begin)
         if not len(offsets):
@@ -164,17 +167,17 @@ class Filler:
         due_ms: Int64s,
         batch: MessageBatch,
     ) -> None:
-        """Add to the index what of some messages is wanted, and may have been forgotten."""
+        """Add to the index the messages that are wanted and that it may have forgotten."""
         now_ms = self._clock.now_ms()
         due_ms = topic.amendments.moves.current(offsets, due_ms)
-        # What is not yet due was not forgotten, unless the clock was set back since.
+        # Messages not yet due were not forgotten, unless the clock was set back since.
         wanted = due_ms <= max(now_ms, self._index.forgotten_until_ms)
         wanted &= offsets >= subscription.record.fill_from
         wanted &= subscription.covers(due_ms, offsets)
         wanted &= ~subscription.acked.contains(offsets)
         standing = topic.amendments.uncancelled(offsets)
         if standing is not None:
-            # What it had been handed before that was cancelled it keeps.
+            # The subscription keeps messages that it got before they were cancelled.
             wanted &= standing | subscription.holds(offsets)
         at = np.flatnonzero(wanted)
         if len(at):

@@ -1,24 +1,24 @@
-"""Forgets in time: drops the oldest generations of the log that nobody needs any more.
+"""Deletes the oldest generations of the log when nothing needs them any more.
 
-One task. In each round it looks at the oldest generation, and at the next once that is
-gone. A generation may go when
+One task. In each round it examines the oldest generation, and the next one after that is deleted. A
+generation may be deleted when
 
-1. every namespace with messages in it lets go of them: they are older than its
-   ``retention_ms``, or it has ``retention_bytes`` in newer generations;
-2. nobody is still to read it: an ordered subscription what it has not acknowledged, a fill
+1. every namespace with messages in it permits it: they are older than its ``retention_ms``, or
+   newer generations have ``retention_bytes`` of its messages;
+2. no subscription must still read it: an ordered subscription its unacknowledged messages, a fill
    of a shared one its past;
-3. none of its messages is live (``Claims.live``), after those that are were stated again in
-   the current generation (broker/upkeep/relocation.py);
-4. what is done of it is archived, where the namespace's policy asks for that
+3. none of its messages is live (``Claims.live``), after the live ones were restated in the current
+   generation (broker/upkeep/relocation.py);
+4. its finished messages are archived, if the namespace's policy asks for that
    (broker/upkeep/archivehold.py);
-5. no group commit is under way into it and the journal names none of its rows, so that
-   after a crash nobody asks for them. A checkpoint sees to that.
+5. no group commit is writing to it and the journal names none of its rows, so recovery after a
+   crash does not ask for them. A checkpoint ensures the latter.
 
-What was found is true until the generation is retired, because a message that is dead, or
-relocated, stays so for the subscriptions that there are; where a topic has another subscription by
-then (one was made or sought), it is looked at again. Retiring is one synchronous step, after
-which whoever reads the log finds it beginning later. Then it is marked for good, the reads
-under way are waited for, and its tables are dropped (storage/forgetting.py).
+The results hold until the generation is retired, because a message that is not live, or relocated,
+stays so for the existing subscriptions. If a topic has another subscription by then (created or
+sought), the topic is examined again. Retiring is one synchronous step, after which readers find
+that the log begins later. Then the generation is durably marked, running reads end, and its tables
+are dropped (storage/forgetting.py).
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ from escapement.storage.log.logtable import RowKey
 _logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 60.0
-# Log rows read at once, and between two such steps: some 50 MB/s at the most.
+# Bytes of log rows read per step, and the pause between steps: at most about 50 MB/s.
 _STEP_BYTES: Final = 1 << 20
 _BREATH_S: Final = 0.02
-# Between two steps of deleting rows, so that commits always come first.
+# Pause between two steps of deleting rows, so that commits come first.
 _DELETE_BREATH_S: Final = 0.05
-# Live messages are relocated when the log is so many times as large as the index: so the log
-# is never much more than that, and what is mostly live is not written again and again.
+# Live messages are relocated when the log is this many times as large as the index. So the log is
+# never much larger, and a generation that is mostly live is not rewritten repeatedly.
 _SPARSE: Final = 4
-# A generation that is sparse ends early, but not below this age: each is a few tables.
+# A sparse generation ends early, but not below this age, because each one costs a few tables.
 _NEXT_MS: Final = 60_000
-# Before every key of the log.
+# Lower than every key of the log.
 _LOWEST: Final = -(1 << 63)
 
 
 class Forgetter:
-    """See the module's docstring."""
+    """The task that deletes old generations of the log."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class Forgetter:
         run: Run,
         sparse_bytes: int,
     ) -> None:
-        """As the parts of a broker, and:
+        """Take the parts of the broker.
 
         Args:
-          sparse_bytes: a smaller generation does not end before its time.
+          sparse_bytes: a generation smaller than this does not end early.
         """
         self._engine = engine
         self._lease = lease
@@ -104,23 +104,23 @@ class Forgetter:
         self._sparse_bytes = sparse_bytes
         self._archive = ArchiveHold(self._connected, registry, reader, clock, run)
         self._alone = trio.Lock()
-        self._held: dict[int, list[Holding]] = {}  # by generation that nothing is added to
-        # Of the oldest generation: topics with nothing live in it, and their subscriptions.
+        self._held: dict[int, list[Holding]] = {}  # by id, of generations that no longer grow
+        # For the oldest generation: the topics without live messages, and their subscriptions.
         self._empty: dict[int, frozenset[int]] = {}
 
     async def run(self) -> None:
-        """Forget for ever."""
+        """Delete old generations forever."""
         while True:
             await trio.sleep(ROUND_S)
             try:
                 await self.round()
             except (StorageUnavailable, TransactionAborted) as error:
-                _logger.warning("forgetting waits for the database: %s", error)
+                _logger.warning("cannot delete old log generations; retrying later: %s", error)
             except NotFound:
                 pass  # a topic was deleted meanwhile
 
     async def round(self) -> None:
-        """Finish what is going, then drop whatever may go, oldest first; one round at a time."""
+        """Finish begun deletions, then delete what may go, oldest first; one round at a time."""
         async with self._alone:
             for generation in self._log.going:
                 await self._go(generation)
@@ -129,7 +129,7 @@ class Forgetter:
             await self._forget_details()
 
     async def _forget(self, oldest: Generation) -> bool:
-        """Drop a generation if it may go; whether it is gone."""
+        """Delete a generation if it may go; return whether it is gone."""
         if self._pipeline.writes_to(oldest):
             return False
         held = await self._holdings(oldest)
@@ -155,7 +155,7 @@ class Forgetter:
         return True
 
     async def _forget_details(self) -> None:
-        """Of messages whose first row is gone it is not remembered when, or to whom, they went."""
+        """Forget moves and lapses of messages whose first row is gone."""
         for topic in list(self._registry.active.values()):
             moved = not topic.amendments.moves.empty
             if moved or _lapsing(topic):
@@ -168,27 +168,27 @@ class Forgetter:
                     self._forget_lapses(topic, begin)
 
     def _forget_lapses(self, topic: Topic, begin: int) -> None:
-        """What lapsed before ``begin``, and is in no later row, cannot be told from the rest."""
+        """Forget which messages lapsed, among those before ``begin`` that no row has any more."""
         gone = topic.amendments.forgotten(0, begin)
         for one in _lapsing(topic):
             if one.forget_lapses(gone):
                 self._checkpointer.touch(topic.id)
 
     async def _forget_moves(self, topic: Topic, begin: int) -> None:
-        """What was moved, is done, and lies before ``begin`` needs no entry."""
+        """Forget the moves of finished messages before ``begin``."""
         over = topic.claims.moves_over(begin, self._clock.now_ms())
         released = await self._archive.released(topic, over)
-        # Meanwhile a subscription may have come to want some of it again.
+        # By now a subscription may want some of the messages again.
         over = topic.claims.moves_over(begin, self._clock.now_ms())
         over = over[np.isin(over, released, assume_unique=True)]
         if len(over):
             topic.amendments.moves.discard(over)
             self._checkpointer.touch(topic.id)
 
-    # -- what is there ---------------------------------------------------------
+    # -- contents of a generation ----------------------------------------------
 
     async def _holdings(self, generation: Generation) -> list[Holding]:
-        """What living topics have in a generation."""
+        """Return what existing topics have in a generation."""
         held = self._held.get(generation.id)
         if held is None:
             held = await self._run(self._read_holdings, generation)
@@ -207,10 +207,10 @@ class Forgetter:
 
         return await self._run(read)
 
-    # -- may it go -------------------------------------------------------------
+    # -- conditions ------------------------------------------------------------
 
     async def _let_go(self, held: list[Holding]) -> bool:
-        """Whether every namespace lets go of what the oldest generation holds."""
+        """Return whether every namespace permits the deletion of the oldest generation."""
         now_ms = self._clock.now_ms()
         limited: dict[int, int] = {}  # bounds in bytes, by namespace
         for one in held:
@@ -235,9 +235,9 @@ class Forgetter:
         return frozenset(record.id for record in self._registry.subscriptions_of(topic_id))
 
     def _pins(self, held: Holding) -> bool:
-        """Whether someone is still to read what a topic has there from the log itself."""
+        """Return whether a subscription must still read the topic's part of it from the log."""
         id, registry = held.topic_id, self._registry
-        # A shared subscription reads the log only while its past is filled in: then it is active.
+        # A shared subscription reads the log only during a fill; its topic is then active.
         shared = all(record.kind == "shared" for record in registry.subscriptions_of(id))
         if shared and id not in registry.active:
             return False
@@ -250,10 +250,10 @@ class Forgetter:
             if self._registry.exists(one.topic_id)
         )
 
-    # -- what is live ------------------------------------------------------------
+    # -- relocation --------------------------------------------------------------
 
     async def _emptied(self, oldest: Generation, held: list[Holding]) -> bool:
-        """See that nothing in it is live; whether that is so."""
+        """Relocate the live messages of a generation; return whether none is left in it."""
         connection = await self._run(self._engine.connect)
         try:
             for one in held:
@@ -276,7 +276,7 @@ class Forgetter:
     async def _emptied_of(
         self, connection: Connection, oldest: Generation, held: Holding, topic: Topic
     ) -> bool:
-        """See that none of a topic's messages in it is live; whether that is so."""
+        """Relocate a topic's live messages of a generation; return whether none is left in it."""
         whole = held.first_offset, held.end_offset, held.max_due_ms
         if not held.restated and not topic.claims.may_keep(*whole, self._clock.now_ms()):
             return True
@@ -299,7 +299,10 @@ class Forgetter:
         return await relocation.state()
 
     def _is_sparse(self) -> bool:
-        """Whether the log is large for what is live: the index holds little else."""
+        """Return whether the log is large for its live messages, judged by the index.
+
+        The index holds little else.
+        """
         size_bytes = sum(one.size_bytes for one in self._log.generations)
         return size_bytes >= _SPARSE * self._index_bytes
 
@@ -308,7 +311,7 @@ class Forgetter:
         return self._index.memory_bytes + self._index.disk_bytes
 
     def wants_next(self, now_ms: int) -> bool:
-        """Whether the current generation has grown old with most of it done."""
+        """Return whether the current generation is old and most of it is finished."""
         current = self._log.current
         longest_ms = max((one.policy.retention_ms for one in self._registry.namespaces), default=0)
         return (
@@ -328,10 +331,10 @@ class Forgetter:
             )
         ]
 
-    # -- it goes ---------------------------------------------------------------------
+    # -- deletion --------------------------------------------------------------------
 
     async def _go(self, generation: Generation) -> None:
-        """Mark a retired generation, drop its tables, strike it out; may be done again."""
+        """Mark a retired generation, drop its tables, remove its record. Can be repeated."""
         await self._pipeline.transact(lambda connection: forgetting.mark(connection, generation))
         await self._reader.settled()
         more = True

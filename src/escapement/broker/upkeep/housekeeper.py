@@ -1,7 +1,7 @@
-"""Slow work in small steps: generations of the log, what deletes and jobs left, idle producers.
+"""Slow work in small steps: log generations, left-over rows, idle producers.
 
-Nothing here is urgent, and each step is a short transaction of its own. A database that
-is away is no error: the step is tried again at the next round.
+Nothing here is urgent, and each step is a short transaction of its own. If the database is away,
+the step is repeated in the next round.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from escapement.storage.log.log import Log
 _logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 10.0
-# Between two steps of freeing rows, so that commits always come first.
+# Pause between two steps of freeing rows, so that commits come first.
 _BREATH_S: Final = 0.05
-# A producer that published nothing for so long is forgotten, and its sequences with it.
+# A producer that published nothing for this long is forgotten, together with its sequences.
 PRODUCER_IDLE_MS: Final = 7 * 86_400_000
-# How often is looked for what jobs left: all that is being staged is looked at.
+# How often to look for rows that jobs left. The search covers everything that is being staged.
 _PURGE_MS: Final = 60_000
-# How often is looked for producers, jobs and lag that need not be remembered.
+# How often to look for producers, jobs and lag that can be forgotten.
 _FORGETTING_MS: Final = 3_600_000
 
 
 class Housekeeper:
-    """See the module's docstring."""
+    """The task that does slow work in small steps."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class Housekeeper:
         parallelism: int,
         wants_next: Callable[[int], bool],
     ) -> None:
-        """As the parts of a broker, and:
+        """Take the parts of the broker.
 
         Args:
-          wants_next: whether the log had better go on in a new generation now.
+          wants_next: returns whether the log should begin a new generation now.
         """
         self._engine = engine
         self._lease = lease
@@ -68,27 +68,27 @@ class Housekeeper:
         self._parallelism = parallelism
         self._wants_next = wants_next
         self._rolling = trio.Lock()
-        # By the clock that is never set: neither waits for another's hour to come round again.
+        # By the monotonic clock, so that setting the wall clock back delays neither of them.
         self._purge_at_ms = clock.lease_ms()
         self._forget_at_ms = clock.lease_ms() + _FORGETTING_MS
 
     async def run(self) -> None:
-        """Keep house for ever."""
+        """Run a round at each interval, forever."""
         while True:
             await trio.sleep(ROUND_S)
             try:
                 await self.round()
             except (StorageUnavailable, TransactionAborted) as error:
-                _logger.warning("housekeeping waits for the database: %s", error)
+                _logger.warning("housekeeping failed; retrying in the next round: %s", error)
 
     async def round(self) -> None:
-        """Do what there is to do now."""
+        """Do all work that is due now."""
         await self._roll()
         now_ms, passed_ms = self._clock.now_ms(), self._clock.lease_ms()
         if passed_ms >= self._purge_at_ms:
             self._purge_at_ms = passed_ms + _PURGE_MS
             await self._step_by_step(partial(parcel.purge_step, self._engine.dialect))
-        # Those of this very step: a generation that is retired is dropped behind it.
+        # Read the generations in each step: a retired one is dropped between two steps.
         await self._step_by_step(lambda connection: _free_step(self._log.generations, connection))
         if spareroom.keeps(self._engine):
             await self._step_by_step(spareroom.give_back_step)
@@ -100,17 +100,17 @@ class Housekeeper:
             await self._step_by_step(partial(lagtable.forget_step, before_ms))
 
     async def set_parallelism(self, count: int) -> None:
-        """Have the log go on in a new generation of so many tables, if it has another number.
+        """Begin a new generation of ``count`` tables, if the current one has another number.
 
         Raises:
-          StorageUnavailable: if the database cannot be asked; nothing has changed.
+          StorageUnavailable: if the database cannot be reached; nothing changed.
         """
         async with self._rolling:
             if count != self._log.current.parallelism:
                 try:
                     await self._begin_generation(count)
                 except TransactionAborted as error:
-                    raise StorageUnavailable(f"no new generation: {error}") from error
+                    raise StorageUnavailable(f"cannot begin a new generation: {error}") from error
             self._parallelism = count
 
     async def _roll(self) -> None:
@@ -135,7 +135,7 @@ class Housekeeper:
             connection.close()
 
     async def _step_by_step(self, step: Callable[[Connection], bool]) -> None:
-        """Take short transactions, with pauses, until one says that nothing is left."""
+        """Run short transactions, with pauses, until one reports that nothing is left."""
         more = True
         while more:
             more = await self._transact(step)

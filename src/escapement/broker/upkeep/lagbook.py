@@ -1,9 +1,10 @@
-"""What this broker has counted of the lag, on its way from the journal to the database.
+"""The delivery lag counted by this broker, until it is in the database.
 
-Each group commit adds to the hours of subscriptions (storage/lag.py); here that is summed up, and
-a checkpoint writes what has changed. A *page* is a row of the table: it stands for a range of the
-journal's entries of one epoch. A page that nothing was added to for a while is closed and let go:
-what still comes for its hour begins another, so nothing has to be read back.
+Each group commit adds to the hours of subscriptions (storage/lag.py). This module sums these
+counts, and a checkpoint writes those that have changed. A *page* is a row of the table: it stands
+for a range of the journal's entries of one epoch. A page that nothing was added to for a while is
+closed and removed from memory. Later counts for its hour begin another page, so no page has to be
+read back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 from escapement.storage.lag import HOUR_MS, Lag
 from escapement.storage.lagtable import LagRow
 
-# Most of an hour's messages are acknowledged within another.
+# Most messages of an hour are acknowledged within another hour.
 _KEEP_MS: Final = HOUR_MS
 
 
@@ -23,24 +24,24 @@ _KEEP_MS: Final = HOUR_MS
 class _Page:
     first_seq: int
     last_seq: int
-    counts: dict[int, int] = field(default_factory=dict)  # by cell of a tally
+    counts: dict[int, int] = field(default_factory=dict)  # by cell of the tally
     changed_ms: int = 0  # when a checkpoint last took it
 
 
 class LagBook:
-    """See the module's docstring."""
+    """The open pages of all subscriptions."""
 
     def __init__(self) -> None:
         self._pages: dict[tuple[int, int, int], _Page] = {}  # by hour, origin, epoch
         self._changed: set[tuple[int, int, int]] = set()
 
     def add(self, epoch: int, seq: int, lag: Lag) -> None:
-        """An entry of the journal says so; those of a subscription come in their order."""
+        """Add the lag of a journal entry; the entries of a subscription arrive in order."""
         key = (lag.hour_ms, lag.origin_id, epoch)
         page = self._pages.get(key)
         if page is None:
             page = self._pages[key] = _Page(seq, seq)
-        assert page.last_seq <= seq, "the lag of an earlier entry comes behind a later one's"
+        assert page.last_seq <= seq, "the lag of an earlier entry arrives after that of a later one"
         page.last_seq = seq
         counts = page.counts
         for cell, count in zip(lag.tally.cells.tolist(), lag.tally.counts.tolist(), strict=True):
@@ -48,10 +49,10 @@ class LagBook:
         self._changed.add(key)
 
     def take_changed(self, now_ms: int, origins: Container[int]) -> list[LagRow]:
-        """The rows that differ from what was last taken; to be written.
+        """Return the rows that have changed since the last call, to be written.
 
         Args:
-          origins: the ids of those that still are; the pages of others are let go.
+          origins: the origin ids of existing subscriptions; pages of others are removed.
         """
         found = []
         for key in self._changed:

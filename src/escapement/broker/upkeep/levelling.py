@@ -1,12 +1,11 @@
-"""How much may stay, where that follows from more than what waits for one subscription.
+"""Enforces drop-oldest quotas that need more than one subscription's count.
 
-One task. Of a namespace, where the sum of its topics is over a quota that drops the oldest due,
-it counts exactly what waits in each topic, for the subscription that is furthest behind, and
-whoever has the most gives first: all topics that give come to one level. Of a topic, where what is
-not yet due counts for its quota, it counts that, key by key: what the index says without being
-read may be much more, and for each too many a message would go that has its place.
+One task. If the topics of a namespace together exceed its quota, it counts exactly the backlog of
+each topic, for the subscription that is furthest behind. The largest backlogs shrink first, down to
+a common level. If messages not yet due count for a topic's quota, it counts them key by key. The
+estimate from the index may be much higher, and each message too many would drop one that has room.
 
-What they let go is then let go by :mod:`~escapement.broker.upkeep.shedding`, the oldest of each.
+:mod:`~escapement.broker.upkeep.shedding` then drops the oldest messages of each subscription.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from escapement.broker.upkeep.shedding import Shedding
 from escapement.clock import Clock
 from escapement.storage.index import DelayedIndex, Key
 
-# What takes long to count is not counted for more than a tenth of the time.
+# After a count, the topic rests until this many times the duration of the count has passed.
 _REST_SHARE: Final = 10
 
 
 class Levelling:
-    """See the module's docstring.
+    """The task that enforces namespace quotas, and quotas that count messages not yet due.
 
     Args:
       active: the topics that may have a backlog, by id.
-      wake: called with a subscription of which something is to be dropped.
+      wake: called with a subscription that must drop messages.
       reschedule: called after a topic's timers may have changed.
     """
 
@@ -57,12 +56,12 @@ class Levelling:
         self._work = trio.Event()
 
     def want(self, topic: Topic, whole: bool) -> None:
-        """The topic may be over its quota; ``whole``: its namespace over that of all together."""
+        """Queue a topic that may exceed its quota; ``whole``: the namespace quota."""
         self._wanted[topic, whole] = None
         self._work.set()
 
     async def run(self) -> None:
-        """Work for ever."""
+        """Work through the queue forever."""
         while True:
             if not self._wanted:
                 self._work = trio.Event()
@@ -79,7 +78,7 @@ class Levelling:
         counted = [await self._count(topic, whole) for topic in topics]
         quota = _quota(wanted, whole)
         if not (topics and quota.there and quota.drops):
-            return  # it was changed meanwhile
+            return  # the quota changed meanwhile
         amounts = [amount for amount, _ in counted]
         keep_most = Amount.of_all(amounts, quota).keep_most(quota)
         stays = levels([amount.beside(quota) for amount in amounts], keep_most)
@@ -102,9 +101,11 @@ class Levelling:
                     self._await_due(topic)
 
     def _await_due(self, topic: Topic) -> None:
-        """While too much is not yet due, who reads the log keeps as much: less with each that is.
+        """Check the topic again when its next message falls due.
 
-        Shared subscriptions are offered it then.
+        While messages not yet due exceed the quota, a subscription in the arrival order keeps as
+        many messages as there are of them, and fewer as each falls due. A shared subscription needs
+        no timer: it is offered each message that falls due.
         """
         if topic.ordered and not topic.shared:
             after = Key(self._clock.now_ms() + 1, 0)

@@ -1,4 +1,4 @@
-"""How far a broker has come since its last checkpoint, kept by whoever hears of commits."""
+"""The broker's progress since its last checkpoint, updated after each commit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from escapement.storage.journal.journal import JournalPosition
 
 @dataclass(slots=True)
 class Progress:
-    """See the module's docstring."""
+    """Lane positions and changed state since the last checkpoint."""
 
-    positions: dict[int, JournalPosition]  # by lane: the last group that was taken in
+    positions: dict[int, JournalPosition]  # by lane: the last group that was applied
     touched: set[int] = field(default_factory=set)  # topics changed since the last checkpoint
     producers: dict[int, ProducerRow] = field(default_factory=dict)
-    keyed: set[int] = field(default_factory=set)  # topics that remember dedup keys
+    keyed: set[int] = field(default_factory=set)  # topics with dedup keys
     lags: LagBook = field(default_factory=LagBook)

@@ -1,11 +1,12 @@
-"""Relocation: live messages of an old generation are stated again in the current one.
+"""Relocation: restates live messages of an old generation in the current one.
 
-What was read is gathered until it is worth a row of the log. Then one synchronous step looks
-at what of it is still live, and hands a restatement that changes nothing to the commit
-pipeline: the same offsets, the same times. The index has these keys already, so delivery is
-not touched. A message that is being given another time just then stays where it is; so does
-one that was given another while a subscription holds it at its old time, which nothing but
-its old row states. Both pass.
+Messages are gathered until they fill a row of the log. Then one synchronous step selects those that
+are still live, and hands the commit pipeline a restatement that changes nothing: the same offsets
+and due times. The index has these keys already, so delivery is not affected.
+
+Two kinds of messages cannot be relocated at the moment, which passes: messages that are being
+moved, and moved messages that a subscription holds at their old due time, which only their old row
+states.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from escapement.storage.commit.items import Restate
 from escapement.storage.log.logtable import LogRow
 from escapement.storage.log.published import Published
 
-# What is stated again in one row.
+# The size of a row of restated messages.
 _ROW_BYTES: Final = 1 << 20
 
 
 class Relocation:
-    """Of one topic; see the module's docstring."""
+    """The relocation of one topic's messages."""
 
     def __init__(self, topic: Topic, pipeline: CommitPipeline, clock: Clock) -> None:
         self._topic = topic
         self._pipeline = pipeline
         self._clock = clock
-        self._parts: list[Published] = []  # live messages of a row each
-        self._due_ms: list[Int64s] = []  # as their rows say: of a restatement not the first
+        self._parts: list[Published] = []  # live messages, one part per row read
+        self._due_ms: list[Int64s] = []  # as in their rows; in a restatement not the original
         self._size_bytes = 0
 
     @property
     def is_due(self) -> bool:
-        """Enough has been gathered for a row."""
+        """Whether enough messages are gathered for a row."""
         return self._size_bytes >= _ROW_BYTES
 
     def gather(self, row: LogRow) -> bool:
-        """Take what is live in a row of the log; whether there was anything."""
+        """Gather the live messages of a log row; return whether there are any."""
         offsets, due_ms = row.offsets, row.content.due_ms
         at = np.flatnonzero(self._topic.claims.live(due_ms, offsets, self._clock.now_ms()))
         if not len(at):
@@ -57,11 +58,11 @@ class Relocation:
         return True
 
     async def state(self) -> bool:
-        """State what was gathered again, durably; False if some of it cannot be moved now.
+        """Restate the gathered messages durably; return False if some cannot be relocated now.
 
         Raises:
-          StorageUnavailable: it may have been stated or not.
-          NotFound: the topic was deleted.
+          StorageUnavailable: if it is unknown whether they were restated.
+          NotFound: if the topic was deleted.
         """
         if not self._parts:
             return True
@@ -69,7 +70,7 @@ class Relocation:
         offsets, first = np.unique(gathered.offsets, return_index=True)
         due_ms = np.concatenate(self._due_ms)[first]
         self._parts, self._due_ms, self._size_bytes = [], [], 0
-        # From here to the hand-in nothing waits: what is not live any more is left out.
+        # No await from here to the submission. Messages that are not live any more are left out.
         amendments, now_ms = self._topic.amendments, self._clock.now_ms()
         at = np.flatnonzero(self._topic.claims.live(due_ms, offsets, now_ms))
         offsets, due_ms = offsets[at], due_ms[at]
@@ -80,7 +81,7 @@ class Relocation:
         if (amendments.moves.current(offsets, due_ms) != due_ms).any():
             return False
         for subscription in self._topic.shared.values():
-            # As before any restatement: what was handed out is on record.
+            # Deliveries must be recorded before any restatement.
             subscription.attempts.keep(offsets[subscription.was_handed(offsets)])
         await self._restate(gathered.take(first[at]), due_ms)
         return True

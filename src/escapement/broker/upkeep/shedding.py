@@ -1,12 +1,12 @@
-"""Lets the oldest of a backlog go: where its quota says so, and of a log when it expires.
+"""Drops the oldest messages of a backlog for its quota, and expired messages of a log.
 
-Of one subscription at a time, while nobody else reads for it: what waits is counted
-exactly, by its keys, and what is more than is to be kept goes, the oldest due first; of an
-exclusive or failover subscription, the first of the log. What is in consumers' hands stays.
+It works on one subscription at a time, while no other task reads for it. Pending messages are
+counted exactly, by their keys. Those beyond the number to keep are dropped, the oldest due first;
+an exclusive or failover subscription drops the first ones of the log. In-flight messages stay.
 
-Whatever is acknowledged while it is counted makes room as well, so no more goes than has
-to. Keys and log are read in bounded steps, payloads only of a log. What goes is
-acknowledged, or becomes a dead letter, in the group commits of all that is.
+Messages acknowledged during the count make room as well, so no more are dropped than necessary.
+Keys and log are read in bounded steps; payloads are read only from a log. Dropped messages are
+acknowledged, or become dead letters, in the same group commits as all others.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from escapement.message import Int64s, UInt32s
 from escapement.storage.blocking import Run
 from escapement.storage.index import KEY_MAX, DelayedIndex, Key, Plan
 
-# Keys that are read at once.
+# Keys read per step.
 _STEP_KEYS: Final = 65_536
-# How much of the log is read at once.
+# Bytes of the log read per step.
 _READ_BYTES: Final = 1 << 20
-# Reads of a log to see what has expired, before others have their turn, and a second's rest.
+# Log reads of one sweep for expired messages. Others then have their turn, for a second.
 _READS: Final = 16
 
 
 class Shedding:
-    """See the module's docstring."""
+    """The dropping and expiry of messages."""
 
     def __init__(self, index: DelayedIndex, clock: Clock, run: Run, log: LogReader) -> None:
         self._index = index
@@ -46,13 +46,14 @@ class Shedding:
         self._log = log
 
     async def shed(self, topic: Topic, subscription: Subscription) -> None:
-        """Let go of what is more than ``subscription.keep_most``, up to ``settled_most``.
+        """Drop the messages beyond ``subscription.keep_most``, up to ``settled_most``.
 
-        What is left because not all could go now is looked at again. While the filler adds the
-        past, the oldest messages are not known, and none go. The filler has it looked at again.
+        If not all can be dropped now, the topic is checked again. While the filler adds the past,
+        the oldest messages are not known and none are dropped. The filler then has the topic
+        checked again.
 
         Raises:
-          StorageUnavailable: the log cannot be read now; some may be left.
+          StorageUnavailable: if the log cannot be read now; some messages may be left.
         """
         keep_most, subscription.keep_most = subscription.keep_most, None
         assert keep_most is not None
@@ -71,9 +72,9 @@ class Shedding:
             topic.quota_watch.grown = True
 
     async def count(self, topic: Topic, subscription: Subscription) -> int:
-        """How much of a subscription is due and waits, exactly.
+        """Return exactly how many due messages of a subscription are pending.
 
-        What comes or is done while it is counted may count or not.
+        Messages that fall due or are acknowledged during the count may or may not be included.
         """
         if not isinstance(subscription, SharedSubscription):
             return topic.waiting(subscription)
@@ -88,7 +89,7 @@ class Shedding:
         return waiting
 
     async def weigh(self, topic: Topic, counts_all: bool) -> Weighed:
-        """What is due for each of a topic's subscriptions and, where it counts, what is not yet."""
+        """Return the due messages of each subscription, and those not yet due if they count."""
         dues = []
         for subscription in list(topic.consumed()):
             dues.append((subscription, await self.count(topic, subscription)))
@@ -96,7 +97,7 @@ class Shedding:
         return dues, await self.ahead(topic) if counts_all else None
 
     async def ahead(self, topic: Topic) -> int:
-        """How much of a topic is not yet due and was not cancelled, exactly."""
+        """Return exactly how many messages of a topic are not yet due and not cancelled."""
         counted, now_ms = 0, self._clock.now_ms()
         at = Key(now_ms + 1, 0)
         while at < KEY_MAX:
@@ -109,10 +110,10 @@ class Shedding:
         return counted
 
     async def expire(self, topic: Topic, subscription: OrderedSubscription) -> None:
-        """Let go of what has expired of a log that nobody reads, in bounded steps.
+        """Expire the messages of a log that are past their time to live, in bounded steps.
 
         Raises:
-          StorageUnavailable: the log cannot be read now; it is tried again.
+          StorageUnavailable: if the log cannot be read now; a later sweep tries again.
         """
         ages = subscription.ages
         now_ms = self._clock.now_ms()
@@ -136,13 +137,13 @@ class Shedding:
             subscription.expiry.end_sweep(now_ms)
 
     async def _to_settle(self, topic: Topic, subscription: Subscription, keep_most: int) -> int:
-        """What ``subscription.settled`` is to come to."""
+        """Return the value that ``subscription.settled`` must reach."""
         settled = subscription.settled
         settled += await self.count(topic, subscription) - keep_most
         most, subscription.settled_most = subscription.settled_most, None
         if most is None or settled <= most:
             return settled
-        topic.quota_watch.grown = True  # what has come due since counted as not yet due: look again
+        topic.quota_watch.grown = True  # check again: more messages have fallen due since the count
         return most
 
     async def _shed_shared(

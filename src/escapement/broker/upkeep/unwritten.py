@@ -1,10 +1,10 @@
-"""The state that the database does not have yet: what changed since the last checkpoint.
+"""State that has changed since the last checkpoint and is not in the database yet.
 
-``take`` gathers all of it in one synchronous step, ``stored`` says that it is in the database.
-What could not be written stays, and goes with what is taken next. What was deleted meanwhile is
-left out, so that it does not come back.
+``take`` collects all of it in one synchronous step. ``stored`` reports that it is in the database.
+State that could not be written stays, and goes with the next ``take``. State of topics and
+subscriptions that were deleted meanwhile is left out, so that it does not reappear.
 
-Does no I/O: who writes it is :mod:`~escapement.broker.upkeep.checkpointer`.
+No I/O: :mod:`~escapement.broker.upkeep.checkpointer` writes the state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from escapement.storage.offsets import OffsetSet
 
 
 class Restated(NamedTuple):
-    """All attempts of a subscription, some of them of messages that are done."""
+    """All attempts of a subscription, some of which are of finished messages."""
 
     subscription: Subscription
     parts: Parts
@@ -44,7 +44,7 @@ class Restated(NamedTuple):
 
 
 class Unwritten:
-    """See the module's docstring."""
+    """The unwritten state of a broker."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Unwritten:
         parts: dict[int, Parts],
         key_parts: dict[int, Parts],
     ) -> None:
-        """Nothing, so far.
+        """Begin with nothing unwritten.
 
         Args:
-          parts: what is stored of attempts, by subscription id.
-          key_parts: what is stored of dedup keys, by topic id.
+          parts: the stored parts of attempts, by subscription id.
+          key_parts: the stored parts of dedup keys, by topic id.
         """
         self._log = log
         self._registry = registry
@@ -67,17 +67,17 @@ class Unwritten:
         self._clock = clock
         self.parts = parts
         self._key_parts = key_parts
-        self._left = Checkpoint()  # what was taken and is not in the database
+        self._left = Checkpoint()  # taken, but not in the database yet
         self._covered = dict(progress.positions)
 
     @property
     def is_there(self) -> bool:
-        """Whether a group was committed since, or what was taken could not be written."""
+        """Whether a group was committed since the last checkpoint, or a write has failed."""
         return self._progress.positions != self._covered or bool(self._left.trims)
 
     @property
     def has_stale_keys(self) -> bool:
-        """Whether dedup keys that are stored are over."""
+        """Whether some stored dedup keys are past their window."""
         now_ms = self._clock.now_ms()
         topics = map(self._registry.active.get, self._progress.keyed)
         return any(
@@ -87,18 +87,18 @@ class Unwritten:
         )
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """This is to be written now; ``stored`` follows, or it goes with the next."""
+        """Keep a checkpoint that is being written, in case ``stored`` does not follow."""
         self._left = checkpoint
 
     def stored(self) -> None:
-        """What was kept is in the database."""
+        """Discard the kept checkpoint, which is in the database."""
         self._covered = dict(self._left.trims)
         self._left = Checkpoint()
 
-    # -- what has changed ----------------------------------------------------------
+    # -- collecting changes --------------------------------------------------------
 
     def fills(self) -> list[SubscriptionRow]:
-        """How far the past has been filled in, where it may have gone on."""
+        """Return the progress of the fills of changed topics."""
         return [
             SubscriptionRow(shared.record.id, shared.record.fill_from, shared.record.fill_until, 0)
             for topic in self._active(self._progress.touched)
@@ -108,15 +108,15 @@ class Unwritten:
     def take(
         self, mark: Mark, positions: dict[int, JournalPosition], fills: list[SubscriptionRow]
     ) -> tuple[Checkpoint, list[Restated]]:
-        """Everything that changed since the last one; one synchronous step.
+        """Collect all changes since the last checkpoint, in one synchronous step.
 
         Args:
-          mark: which checkpoint this is.
-          positions: how far each lane had come when the index was frozen.
-          fills: what ``fills`` gave then.
+          mark: identifies this checkpoint.
+          positions: the position of each lane when the index was frozen.
+          fills: the result of ``fills`` at that moment.
 
         Returns:
-          The checkpoint, and attempts that are to be stated anew with it.
+          The checkpoint, and attempts that are to be rewritten with it.
         """
         touched, self._progress.touched = self._progress.touched, set()
         marks, self._progress.producers = self._progress.producers, {}
@@ -160,19 +160,19 @@ class Unwritten:
         return checkpoint, restated
 
     def _active(self, topic_ids: Iterable[int]) -> list[Topic]:
-        """Those of these topics that were not deleted."""
+        """Return the active topics among these; deleted ones are left out."""
         found = map(self._registry.active.get, topic_ids)
         return [topic for topic in found if topic is not None]
 
     def _take_lags(self) -> list[LagRow]:
-        """What was counted since the last checkpoint, as far as its subscription still is."""
+        """Return the lag counted since the last checkpoint, of existing subscriptions."""
         origins = {record.origin_id for record in self._registry.all_subscriptions()}
         lags = {row[:4]: row for row in self._left.lags if row.origin_id in origins}
         changed = self._progress.lags.take_changed(self._clock.now_ms(), origins)
         return list((lags | {row[:4]: row for row in changed}).values())
 
     def _take_groups(self, touched: set[int]) -> tuple[list[tuple[int, str]], list[MemberRow]]:
-        """Groups forgotten since the last checkpoint, and rows of those that have changed."""
+        """Return groups forgotten since the last checkpoint, and the rows of changed groups."""
         forgotten = dict.fromkeys(self._left.forgotten)
         members = {row[:3]: row for row in self._left.members}
         for topic in self._active(touched):
@@ -188,7 +188,7 @@ class Unwritten:
         )
 
     def _take_keys(self) -> tuple[list[KeyPart], dict[int, int]]:
-        """Dedup keys that came since the last checkpoint, or all of a topic; and what goes."""
+        """Return new dedup keys, or all keys of a topic, and the first part to keep by topic."""
         now_ms = self._clock.now_ms()
         exists = self._registry.exists
         keys = [part for part in self._left.keys if exists(part.topic_id)]
@@ -215,7 +215,7 @@ class Unwritten:
     def _take_attempts(
         self, subscription: Subscription, restated: list[Restated]
     ) -> list[AttemptPart]:
-        """What was counted since the last checkpoint, or all of it into ``restated``."""
+        """Return new attempts since the last checkpoint, or add all attempts to ``restated``."""
         id = subscription.record.id
         parts = self.parts.get(id)
         if parts is None:
@@ -237,7 +237,7 @@ class Unwritten:
 
 
 def _whose(row: ChunkRow) -> int:
-    """Of lapses the subscription that has them."""
+    """Return the id of the subscription or topic that a row belongs to."""
     return min(row.subscription_id, lapses_id(row.subscription_id), key=abs)
 
 
