@@ -1,1 +1,1 @@
-"""What moves messages towards consumers: the time that passes, the pump, the consumers' wishes."""
+"""Delivery to consumers: the timekeeper, the pump, and the operations of consumers."""

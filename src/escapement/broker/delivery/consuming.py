@@ -1,7 +1,7 @@
-"""Taking consumers: subscribing, acknowledging, giving back, leaving.
+"""The operations of consumers: subscribe, acknowledge, nack, extend, release, leave.
 
-Each call is one synchronous step on a subscription, and a word to the pump that it may
-have something to do; only making a subscription waits, for it to be durable.
+Each operation is one synchronous step on a subscription, and then wakes the pump. Only creating,
+seeking and deleting a subscription waits, until the change is durable.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from escapement.traits import KeyRange
 
 
 class Consuming:
-    """See the module's docstring.
+    """The operations of consumers on all subscriptions.
 
     Args:
-      ack_wait_ms: of shared consumers, where neither they nor their subscription say.
+      ack_wait_ms: of shared consumers, if neither they nor their subscription set one.
       on_change: called with a topic whose timers may have changed.
-      on_sought: called with a topic of which a subscription has begun again.
+      on_sought: called with a topic after a seek of one of its subscriptions.
     """
 
     def __init__(
@@ -90,34 +90,35 @@ class Consuming:
         outlet: Outlet,
         key_range: KeyRange = None,
     ) -> ConsumerHandle:
-        """A consumer of a subscription, which is created if there is none.
+        """Create a consumer of a subscription; create the subscription if it does not exist.
 
-        It is not served before :meth:`joined`, which must follow without an await between.
+        The consumer gets no messages before :meth:`joined`, which must follow without an await in
+        between.
 
         Raises:
-          Conflict: the subscription is of another kind, or exclusive and taken; or somebody
-            else has some of the keys.
-          InvalidRequest: a range of keys, and the subscription is not shared; or an ack_wait
-            that is longer than the subscription's ``max_backoff``.
+          Conflict: if the subscription is of another kind, if it is exclusive and has a consumer,
+            or if another consumer has some of the keys.
+          InvalidRequest: if a key range is given and the subscription is not shared, or if the ack
+            wait is longer than the subscription's ``max_backoff``.
         """
         if key_range is not None and kind != "shared":
             raise InvalidRequest(f"a key range is for shared subscriptions, not {kind} ones")
         topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
         subscription = await self._ensure(topic, name, kind, position)
         if ack_wait_ms:
-            # A policy that is being stored counts, or it would shorten this wait afterwards.
+            # Wait for a policy that is being stored: otherwise it could shorten this wait later.
             async with self._registry.alone(topic):
                 subscription = _subscription(topic, name)
                 check_ack_wait(topic.name, name, ack_wait_ms, subscription.record.policy)
         if subscription.record.kind != kind:
             raise Conflict(
                 f"the subscription {name} of {topic.name.full} is {subscription.record.kind}, "
-                f"not {kind}"
+                f"not {kind}; consume it as {subscription.record.kind}, or choose another name"
             )
         if kind == "exclusive" and subscription.consumers:
             raise Conflict(
-                f"the exclusive subscription {name} of {topic.name.full} has a consumer; use "
-                "failover to let several stand by"
+                f"the exclusive subscription {name} of {topic.name.full} has a consumer already; "
+                "use a failover subscription if several consumers are to stand by"
             )
         check_range(subscription.consumers, key_range)
         self._last_id += 1
@@ -146,14 +147,14 @@ class Consuming:
         """Create a subscription that begins at ``position``, and serve it.
 
         Raises:
-          AlreadyExists: if there is one of this name.
-          InvalidRequest: if the position lies past the log's end, or it is to keep dead
-            letters and is not shared.
-          StorageUnavailable: if the log must be asked for it and cannot be.
+          AlreadyExists: if a subscription has this name.
+          InvalidRequest: if the position is past the log's end, or if the subscription is to keep
+            dead letters and is not shared.
+          StorageUnavailable: if the log must be read for the position and cannot be.
         """
         check_name("subscription", name)
         if name == KEEPER and kind != "shared":
-            raise InvalidRequest(f"a subscription {name} is shared: it keeps dead letters")
+            raise InvalidRequest(f"the subscription {name} keeps dead letters and must be shared")
         position = await self._place(topic, kind, position)
         await self._registry.create_subscription(
             topic,
@@ -165,11 +166,10 @@ class Consuming:
         )
 
     async def seek(self, topic: Topic, name: str, position: Position) -> None:
-        """Have a subscription begin again at ``position``; its consumers stay.
+        """Begin a subscription again at ``position``; its consumers stay.
 
-        It is a new subscription in the old one's place: nothing is acknowledged, attempts
-        count from 1. What the old one had handed out is taken back. Raises as ``create``,
-        and ``NotFound``.
+        A new subscription replaces the old one: no message is acknowledged, and attempts count from
+        1. In-flight messages of the old one are taken back. Raises as ``create``, and ``NotFound``.
         """
         subscription = topic.subscription(name)
         if subscription is None:
@@ -181,7 +181,7 @@ class Consuming:
         )
 
     def _sought(self, topic: Topic, record: SubscriptionRecord) -> None:
-        """The new record is durable: serve it, and nothing of the old one."""
+        """Serve the new subscription, whose record is durable, instead of the old one."""
         old = topic.subscription(record.name)
         assert old is not None, "a seek and a delete are never under way together"
         new = self._revival.replace_subscription(topic, old, record)
@@ -191,7 +191,7 @@ class Consuming:
         self._on_sought(topic)
 
     async def _place(self, topic: Topic, kind: Kind, position: Position) -> Position:
-        """In the log's order a time is an offset, which the log knows."""
+        """Return the position as an offset if it is a time and the kind uses the arrival order."""
         if kind == "shared" or position.kind != "time":
             return position
         end_offset = topic.next_offset
@@ -200,45 +200,49 @@ class Consuming:
         )
 
     def joined(self, handle: ConsumerHandle) -> None:
-        """The consumer is ready for messages."""
+        """Begin to serve the consumer."""
         handle.subscription.join(handle.consumer)
         self.wake(handle)
 
     def halt(self, handle: ConsumerHandle) -> None:
-        """The consumer is about to leave; nothing is sent to it any more."""
+        """Send nothing more to a consumer, which is about to leave."""
         handle.consumer.halted = True
 
     def close(self, handle: ConsumerHandle) -> None:
-        """The consumer is gone; what it held goes to others at once."""
+        """Remove a consumer; its in-flight messages go to others at once."""
         handle.subscription.leave(handle.consumer, self._clock.now_ms())
         self.wake(handle)
         self._on_change(handle.topic)
 
     def wake(self, handle: ConsumerHandle) -> None:
-        """The consumer can be sent more."""
+        """Wake the pump: the consumer may get more messages."""
         self._pump.wake_subscription(handle.topic, handle.subscription)
 
-    # -- what they say of messages ---------------------------------------------
+    # -- acknowledgements ------------------------------------------------------
 
     def acknowledge(
         self, handle: ConsumerHandle, offsets: Int64s, done: Callable[[int], None] | None
     ) -> None:
-        """Take acknowledgements; ``done`` is told how many took effect, once durable.
+        """Take acknowledgements; call ``done`` with how many took effect, once durable.
 
         Raises:
-          StorageReadOnly, StorageUnavailable: they cannot be kept now; send them again.
+          StorageReadOnly, StorageUnavailable: if they cannot be stored now; send them again.
         """
         if self._pipeline.state is State.READ_ONLY:
-            raise StorageReadOnly("acknowledgements cannot be stored now; send them again later")
+            raise StorageReadOnly(
+                "acknowledgements cannot be stored: the database is read-only; send them again later"
+            )
         if self._pipeline.waiting_acks + len(offsets) > 2 * self._limits.unwritten_acks:
-            raise StorageUnavailable("too many acknowledgements wait for the database")
+            raise StorageUnavailable(
+                "too many acknowledgements wait for the database; send them again later"
+            )
         handle.subscription.acknowledge(offsets, done, at_ms=self._clock.now_ms())
         self.wake(handle)
 
     def negative_acknowledge(
         self, handle: ConsumerHandle, offsets: Int64s, delay_ms: int | None
     ) -> int:
-        """Give messages back, to be tried again later; returns how many it held."""
+        """Take negative acknowledgements; return how many messages the consumer held."""
         count = handle.subscription.negative_acknowledge(
             handle.consumer, offsets, delay_ms, self._clock.now_ms()
         )
@@ -247,11 +251,11 @@ class Consuming:
         return count
 
     def extend(self, handle: ConsumerHandle, offsets: Int64s, wait_ms: int) -> int:
-        """The consumer needs longer for these; returns how many it holds."""
+        """Extend the ack wait of messages; return how many of them the consumer holds."""
         return handle.subscription.extend(handle.consumer, offsets, wait_ms, self._clock.now_ms())
 
     def release(self, handle: ConsumerHandle, offsets: Int64s, delay_ms: int) -> int:
-        """Hand messages back untried; returns how many the consumer held."""
+        """Take messages back without counting an attempt; return how many the consumer held."""
         count = handle.subscription.release(
             handle.consumer, offsets, delay_ms, self._clock.now_ms()
         )
@@ -262,7 +266,7 @@ class Consuming:
     # -- deleting --------------------------------------------------------------
 
     async def delete(self, topic: Topic, name: str) -> None:
-        """Delete a subscription; its consumers are told. Raises ``NotFound``."""
+        """Delete a subscription and tell its consumers. Raises ``NotFound``."""
         await self._registry.delete_subscription(topic, name)
         subscription = topic.subscription(name)
         if subscription is not None:
@@ -270,7 +274,7 @@ class Consuming:
             self.dismiss(topic, subscription, gone)
 
     def dismiss(self, topic: Topic, subscription: Subscription, error: EscapementError) -> None:
-        """A subscription is gone: stop serving it, and tell its consumers why."""
+        """Stop serving a deleted subscription, and tell its consumers why."""
         topic.remove(subscription.record.name)
         self._revival.subscriptions.pop(subscription.record.id, None)
         for consumer in list(subscription.consumers):
@@ -280,7 +284,7 @@ class Consuming:
 
 
 def _subscription(topic: Topic, name: str) -> Subscription:
-    """Raises ``NotFound``."""
+    """Return the subscription. Raises ``NotFound``."""
     found = topic.subscription(name)
     if found is None:
         raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")

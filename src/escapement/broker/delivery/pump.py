@@ -1,14 +1,14 @@
 """Moves messages: windows from the index into wheels, backlogs into ready, frames out.
 
-A few workers take turns over the topics and subscriptions that were *woken*. One
-subscription is served by one worker at a time, so what it hands over happens in order; while
-it is served, waking it again means one more round afterwards. Readers bring the backlogs of
-those that are behind into ready meanwhile, and wake them.
+A few workers take turns over the topics and subscriptions that were *woken*. One worker at a time
+serves a subscription, so its deliveries are in order. A subscription that is woken while it is
+served gets one more round afterwards. Meanwhile, readers read the backlogs of subscriptions that
+are behind into ready, and wake these subscriptions.
 
-What decides is in :mod:`topic <escapement.broker.topic.topic>`,
-:mod:`shared <escapement.broker.subscription.shared>` and
-:mod:`ordered <escapement.broker.subscription.ordered>`; here is only the waiting.
-Reads that touch the disk or the database run through ``run``; those from memory happen at once.
+The decisions are made in :mod:`topic <escapement.broker.topic.topic>`, :mod:`shared
+<escapement.broker.subscription.shared>` and :mod:`ordered
+<escapement.broker.subscription.ordered>`; this module only waits. Reads that touch the disk or the
+database run through ``run``; reads from memory happen at once.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from escapement.message import Blobs, Int64s, MessageBatch, UInt32s
 from escapement.storage.blocking import Run
 from escapement.storage.index import DelayedIndex, Key, Plan
 
-# Enough to overlap one topic's disk reads with others' deliveries; more would only
-# compete for the interpreter.
+# Enough to overlap the disk reads of one topic with the deliveries of others. More workers would
+# only compete for the interpreter.
 WORKERS: Final = 4
-# How much of the log an ordered subscription reads at once.
+# Bytes of the log that an ordered subscription reads at once.
 READ_BYTES: Final = 1024 * 1024
-# What is not handed out in the order of the index lies in many of its blocks, each of which
-# is read for what goes out together: so many frames do.
+# Messages that are not delivered in index order are in many blocks, and each block is read once per
+# run. So a run has up to this many frames.
 _SCATTERED_FRAMES: Final = 4
-# So many of it are put together in a thread, wherever they are: that takes some milliseconds.
+# From this many messages on, such a run is assembled in a thread, even from memory, because that
+# takes some milliseconds.
 _SCATTERED_ROWS: Final = 1024
-# Before the log is asked again while the database is away.
+# Pause before the log is read again while the database is away.
 _RETRY_S: Final = 1.0
-# How often a frame that was decided on asks whether it may leave by now; it is rare.
+# How often an assigned frame that must not leave checks whether it may; this is rare.
 _PAUSE_S: Final = 0.05
 
 
@@ -57,11 +58,11 @@ _Work = tuple[Topic, Subscription | None]
 
 
 class Pump:
-    """See the module's docstring.
+    """The tasks that move messages.
 
     Args:
-      may_dispatch: whether messages may leave at all now.
-      sent: called with a subscription of which something is on its way.
+      may_dispatch: returns whether messages may be delivered now.
+      sent: called with a subscription when messages of it are being sent.
       reschedule: called after a topic's timers may have changed.
     """
 
@@ -89,7 +90,7 @@ class Pump:
         self._woken: OrderedDict[_Work, None] = OrderedDict()
         self._busy: set[_Work] = set()
         self._resting = trio.lowlevel.ParkingLot()  # workers that found nothing to do
-        # Runs of what waited out a back-off: at most those of one ``assign`` a subscription.
+        # Runs of messages after a back-off: for a subscription, at most those of one ``assign``.
         self._aside: OrderedDict[tuple[Topic, Subscription], list[HandOver]] = OrderedDict()
         self._aside_work = trio.Event()
         self._reads: OrderedDict[tuple[Topic, SharedSubscription], None] = OrderedDict()
@@ -99,25 +100,25 @@ class Pump:
         self._stager = Stager(index, limits, run)
 
     def wake(self, topic: Topic) -> None:
-        """Look at a topic and at all of its subscriptions."""
+        """Serve a topic and all of its subscriptions."""
         if topic.wants_window(self._clock.now_ms()):
             self._add((topic, None))
         for subscription in topic.subscriptions():
             self.wake_subscription(topic, subscription)
 
     def wake_subscription(self, topic: Topic, subscription: Subscription) -> None:
-        """Look at one subscription: it has credit, or something to send."""
+        """Serve one subscription that may have credit, or something to send."""
         if not subscription.is_idle:
             self._add((topic, subscription))
 
     def _add(self, work: _Work) -> None:
         self._woken[work] = None
-        # Whoever is busy with it looks again by himself.
+        # A worker that is busy with it looks again by itself.
         if work not in self._busy:
             self._resting.unpark()
 
     async def run(self) -> None:
-        """Work for ever."""
+        """Move messages forever."""
         async with trio.open_nursery() as nursery:
             for _ in range(WORKERS):
                 nursery.start_soon(self._worker)
@@ -125,7 +126,7 @@ class Pump:
             nursery.start_soon(self._collector)
 
     async def _worker(self) -> None:
-        # A task that rests refers to no topic, or that could not be passivated.
+        # A resting task must not refer to a topic: that topic could not become passive.
         while True:
             if not await self._serve_next():
                 await self._resting.park()
@@ -133,7 +134,7 @@ class Pump:
                 await trio.lowlevel.checkpoint()
 
     async def _serve_next(self) -> bool:
-        """Serve who was woken first and is not being served; False if there is nobody."""
+        """Serve the first woken work that no worker serves; return False if there is none."""
         work = next((work for work in self._woken if work not in self._busy), None)
         if work is None:
             return False
@@ -150,8 +151,9 @@ class Pump:
         return True
 
     async def _collector(self) -> None:
-        """Send what waited out a back-off: it lies on disk, and fresh messages do not wait
-        until it is read. Q6.
+        """Send messages after their back-off. Q6.
+
+        They are on disk, and fresh messages must not wait until they are read.
         """
         while True:
             if not self._aside:
@@ -186,7 +188,7 @@ class Pump:
         while self._may_dispatch():
             progress = False
             if subscription.keep_most is not None and not await self._shed(topic, subscription):
-                break  # it is woken when the log can be read, or what is being read was
+                break  # it is woken when the log can be read, or when the current read ends
             if isinstance(subscription, SharedSubscription):
                 now_ms = self._clock.now_ms()
                 if subscription.keeps_order:
@@ -228,7 +230,7 @@ class Pump:
     # -- backlogs --------------------------------------------------------------------
 
     async def _reader(self) -> None:
-        """Read backlogs, while what is ready goes out."""
+        """Read backlogs, while ready messages are sent."""
         while True:
             if await self._read_next():
                 await trio.lowlevel.checkpoint()
@@ -238,9 +240,9 @@ class Pump:
             await self._reads_work.wait()
 
     async def _read_next(self) -> bool:
-        """Read for the next who wants it; False if there is nobody."""
-        # One reads for a subscription at a time: two would read what they do not know of
-        # each other to be reading, and both compete with its deliveries for the processor.
+        """Read for the next subscription that wants it; return False if there is none."""
+        # One reader at a time reads for a subscription. Two would read the same messages, and
+        # both would compete with its deliveries for the processor.
         work = next((work for work in self._reads if work[1] not in self._reading), None)
         if work is None:
             return False
@@ -258,7 +260,7 @@ class Pump:
     async def _read(self, topic: Topic, subscription: SharedSubscription) -> None:
         if subscription.staged.wants_read:
             await self._stager.read(topic, subscription)
-        # Dropping reads by itself; whoever does it looks for what is to be read afterwards.
+        # Dropping reads the backlog itself, and afterwards its worker requests the next scan.
         if subscription not in self._dropping:
             await self._scan(topic, subscription)
 
@@ -290,7 +292,7 @@ class Pump:
         return await self._run(plan.read_traits)
 
     async def _shed(self, topic: Topic, subscription: Subscription) -> bool:
-        """Let go of what is over the topic's quota; False if that cannot be done now."""
+        """Drop messages over the topic's quota; return False if that cannot be done now."""
         if isinstance(subscription, SharedSubscription) and subscription.bands.is_reading:
             return False
         self._dropping.add(subscription)
@@ -303,7 +305,7 @@ class Pump:
         return True
 
     async def _read_log(self, topic: Topic, subscription: OrderedSubscription) -> bool:
-        """Let go of what has expired, and read from an ordered subscription's position on.
+        """Expire messages, then read on from an ordered subscription's position.
 
         Returns whether there was something to read. Raises ``StorageUnavailable``.
         """
@@ -330,9 +332,9 @@ class Pump:
         """Fetch a run's payloads and send it.
 
         Args:
-          fresh: whether it was put in flight in this very step. Otherwise, and after any
-            wait, others may have acknowledged some of it (it may then have left the index),
-            or it may have been taken back: that is not sent, and the credit comes back.
+          fresh: whether the run was put in flight in this same step. Otherwise, and after any wait,
+            some of its messages may have been acknowledged (and have left the index) or taken back.
+            These are not sent, and their credit is returned.
         """
         consumer, rows, batch = hand.consumer, hand.rows, hand.batch
         if batch is None:
@@ -343,12 +345,12 @@ class Pump:
                     return
             rows, batch, waited = await self._payloads(topic, subscription, rows)
             fresh = fresh and not waited and rows.height == hand.rows.height
-        # What was decided some time ago is not allowed any more once the lease has ended.
+        # A run that was assigned earlier must not leave once the lease has ended.
         if not fresh and not self._may_dispatch():
             self._reschedule(topic)
         while not fresh and not self._may_dispatch() and not consumer.closed:  # noqa: ASYNC110 (it is rare)
             await trio.sleep(_PAUSE_S)
-        # Leaving takes back what was not sent, as untried.
+        # When a consumer leaves, its unsent messages are taken back without an attempt.
         if consumer.closed or consumer.halted:
             return
         now_ms = self._clock.now_ms()
@@ -384,10 +386,10 @@ class Pump:
     async def _payloads(
         self, topic: Topic, subscription: Subscription, rows: Rows
     ) -> tuple[Rows, MessageBatch, bool]:
-        """The messages of ``rows``, of which some may be gone; and whether it took a wait."""
+        """Return those messages of ``rows`` that still exist, and whether it took a wait."""
         near = subscription.staged if isinstance(subscription, SharedSubscription) else None
         fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets, near)
-        # What is still to be filled in may have left the index since it was found there.
+        # Messages in the range to be filled in may have left the index since they were found.
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)
         large = subscription.scatters and rows.height >= _SCATTERED_ROWS
         at_hand = not large and fetch.in_memory
@@ -419,9 +421,10 @@ class Pump:
     async def _without_forgotten(
         self, topic: Topic, subscription: Subscription, rows: Rows
     ) -> Rows:
-        """Let go of what the log has forgotten; returns the rest.
+        """Acknowledge messages that the log has forgotten; return the others.
 
-        The clock was set back: a subscription came upon it in an index that is lost since.
+        This happens if the clock was set back: the subscription found the messages in an index that
+        has been lost since.
         """
         moves = topic.amendments.moves
         while True:

@@ -1,9 +1,9 @@
-"""Has it on record what consumers hold: that it was fired, and how often. Q2, V4.
+"""Records deliveries: that a message was delivered, and how often. Q2, V4.
 
-A hand-over is no commit: nobody waits for one before a message leaves. What a consumer has had
-for a moment and has not acknowledged goes into a group commit, as an attempt; what it
-acknowledges at once, which is most, costs nothing. After a kill -9 the next broker knows all
-but what was handed out in the last ``2 * AFTER_MS`` and what a commit takes.
+A delivery waits for no commit. If a consumer has held a message for a moment and has not
+acknowledged it, the attempt goes into a group commit. A message that is acknowledged at once, as
+most are, costs nothing. After a kill -9 the next broker knows all deliveries except those of the
+last ``2 * AFTER_MS`` and the duration of a commit.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import trio
 from escapement.broker.subscription.subscription import Subscription
 from escapement.clock import Clock
 
-# So long at least, and twice as long at most, before a hand-over goes on record.
+# A delivery is recorded after this time at the earliest, and twice this time at the latest.
 AFTER_MS: Final = 10
 
 
 class Recorder:
-    """See the module's docstring."""
+    """The task that records deliveries."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -28,12 +28,12 @@ class Recorder:
         self._work = trio.Event()
 
     def sent(self, subscription: Subscription) -> None:
-        """Something of a subscription was sent to a consumer."""
+        """Note that messages of a subscription were sent to a consumer."""
         self._holding.add(subscription)
         self._work.set()
 
     async def run(self) -> None:
-        """Work for ever."""
+        """Record deliveries forever."""
         while True:
             if not self._holding:
                 self._work = trio.Event()

@@ -1,9 +1,9 @@
-"""Reads messages ahead of their frames: for who hands out in another order than the index's.
+"""Reads messages ahead of their frames, for subscriptions that do not deliver in index order.
 
-What a subscription is to have in memory, and what of it finds room, is said by
-:mod:`~escapement.broker.subscription.staged`; here is only the reading. All that is read at once
-is read in one call: one that came back after each piece would wait for its turn each time, among
-all that goes out meanwhile, and for what is being read everything waits in the end.
+:mod:`~escapement.broker.subscription.staged` decides which messages a subscription should have in
+memory, and which of them fit. This module only reads. Each read is a single call. A read that
+returned to the event loop after each piece would wait for its turn each time, behind all outgoing
+frames, and deliveries would then wait for the read.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from escapement.storage.index import DelayedIndex
 from escapement.storage.index.columns import assemble
 from escapement.storage.index.plan import Fetch, Plan
 
-# A piece of it has so many bytes, if messages are what they were of late, and no more rows: it
-# lies in some twenty tables and blocks, each of which has its price.
+# A piece has about this many bytes, by the recent mean size, and at most this many rows. It is
+# spread over some twenty tables and blocks, and reading each of them has a cost.
 _PIECE_BYTES: Final = 4 * 1024 * 1024
 _PIECE_ROWS: Final = 65_536
 
 
 class _Read(NamedTuple):
-    """What was read: rows and their messages, piece by piece; and those that found no room."""
+    """The result of a read: rows and messages, piece by piece, and the rows that did not fit."""
 
     left: Rows
     found: list[Rows]
@@ -40,13 +40,13 @@ class _Read(NamedTuple):
 
 
 class Stager:
-    """See the module's docstring."""
+    """The reader of staged messages."""
 
     def __init__(self, index: DelayedIndex, limits: BrokerLimits, run: Run) -> None:
         self._index = index
         self._limits = limits
         self._run = run
-        self._staged: WeakSet[Staged] = WeakSet()  # those that have anything
+        self._staged: WeakSet[Staged] = WeakSet()  # those that are not empty
 
     async def read(
         self,
@@ -55,13 +55,13 @@ class Stager:
         found: Rows | None = None,
         plan: Plan | None = None,
     ) -> None:
-        """Read what is worth it.
+        """Read the messages that are worth staging.
 
         Args:
           found: as for ``DueSubscription.to_stage``.
-          plan: which found it, and may know where it is.
+          plan: the plan that found them, which may know where they are.
         """
-        # Of one that was deleted or sought, the index keeps nothing.
+        # The index keeps nothing for a subscription that was deleted or sought.
         if topic.shared.get(subscription.record.name) is not subscription:
             return
         rows = subscription.to_stage(found, self._room_bytes, topic.sizes.mean_bytes)
@@ -72,7 +72,7 @@ class Stager:
         else:
             read = await self._fetch(topic, subscription, rows)
         if read.batches:
-            # Here rather than in the thread, whose memory for it would be fresh each time.
+            # Concatenate here: the thread would allocate fresh memory each time.
             batch = MessageBatch.concat(read.batches)
             topic.sizes.saw(batch)
             subscription.staged.put(Rows.concat(read.found), batch)
@@ -81,8 +81,7 @@ class Stager:
             subscription.staged.expect(read.left)
 
     async def _fetch(self, topic: Topic, subscription: SharedSubscription, rows: Rows) -> _Read:
-        # All is pinned now, and read by pieces: what a message weighs is known only afterwards.
-        # Of a topic of which nothing is known nothing is read ahead.
+        # Pin everything now and read it in pieces, because sizes are known only after reading.
         step = topic.sizes.frame_messages(_PIECE_ROWS, _PIECE_BYTES)
         pieces = [rows.pick(slice(at, at + step)) for at in range(0, rows.height, step)]
         fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
@@ -90,12 +89,12 @@ class Stager:
         return await self._run(_read_fetches, pieces, fetches, unfilled, self._room_bytes())
 
     def _room_bytes(self) -> int:
-        """How many bytes more may be staged, of all subscriptions together."""
+        """Return how many more bytes may be staged, for all subscriptions together."""
         return self._limits.staged_bytes - sum(staged.size_bytes for staged in self._staged)
 
 
 def _read_located(plan: Plan, rows: Rows, room_bytes: int) -> _Read:
-    """Read what the plan found, until there is no room. Blocking."""
+    """Read the messages that the plan found, until the room is used up. Blocking."""
     found: list[Rows] = []
     batches: list[MessageBatch] = []
     left = np.ones(rows.height, bool)
@@ -112,7 +111,7 @@ def _read_located(plan: Plan, rows: Rows, room_bytes: int) -> _Read:
 def _read_fetches(
     pieces: Sequence[Rows], fetches: Sequence[Fetch], unfilled: tuple[int, int], room_bytes: int
 ) -> _Read:
-    """Read pieces, each with its fetch, until there is no room. Blocking."""
+    """Read pieces, each with its fetch, until the room is used up. Blocking."""
     found: list[Rows] = []
     batches: list[MessageBatch] = []
     read = 0

@@ -1,8 +1,8 @@
 """The one task that waits for time to pass, for all topics together.
 
-Each topic says when it next has something to do, and so do all schedules together. The
-task sleeps until the first of those times, and never longer than ``max_sleep_s``, so that
-a jump of the wall clock is noticed. An idle topic has no entry and costs nothing.
+Each topic sets the time of its next work, and so do all schedules together. The task sleeps until
+the first of those times, and at most ``max_sleep_s``, so that it notices a jump of the wall clock.
+An idle topic has no entry and costs nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from escapement.clock import Clock
 
 
 class Timekeeper:
-    """See the module's docstring. Scheduling costs O(log topics).
+    """The timers of all topics. Scheduling costs O(log topics).
 
     Args:
       clock: tells the time.
       on_wake: called with a topic id and the time, synchronously.
       on_step_back: called with the time when the wall clock went back.
-      max_sleep_s: how long to sleep at most.
+      max_sleep_s: the longest sleep.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class Timekeeper:
             self._earlier.set()
 
     def next_wake_ms(self) -> int | None:
-        """When something is to be done next, for clocks that jump there."""
+        """Return the time of the next wake-up, for clocks that jump there."""
         return int(self._order[0][0]) if self._order else None
 
     async def run(self) -> None:
-        """Wake topics for ever."""
+        """Wake topics forever."""
         while True:
             now_ms = self._clock.now_ms()
             if now_ms < self._seen_ms:
                 self._on_step_back(now_ms)
             self._seen_ms = now_ms
-            # Each topic once a round: it may want to be woken again at once, to ask whether
-            # others have got on with what it waits for.
+            # Wake each topic once per round: it may ask to be woken again at once, to check
+            # whether another task has made progress.
             for topic_id in [id for _, id in self._order.irange(maximum=(now_ms + 1,))]:
                 self.schedule(topic_id, None)
                 self._on_wake(topic_id, now_ms)

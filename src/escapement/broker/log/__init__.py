@@ -1,1 +1,1 @@
-"""What was published, as the log has it, and what has been changed of it since."""
+"""The log as the broker reads it, and changes to its messages since publication."""

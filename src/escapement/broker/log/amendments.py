@@ -1,19 +1,19 @@
-"""What was changed of a topic's messages after they were published.
+"""Changes to a topic's messages after their publication: cancelled and moved messages.
 
-A *cancelled* message goes to no subscription that has not been handed it, ever. The set is
-a :mod:`cursor <escapement.broker.log.cursor>`, as that of a subscription: durable in the journal
+A *cancelled* message never goes to a subscription that has not got it yet. The set is a
+:mod:`cursor <escapement.broker.log.cursor>`, like that of a subscription: durable in the journal
 and in chunks, under the negative id of its topic (``cancellations_id``).
 
-A *moved* message has another time, and two keys in the delivery order, of which the one
-that ``moves`` names counts. While that is being made durable it is *withheld*: it is handed
-out neither at its old time nor at its new one.
+A *moved* message has another due time. It has two keys in the delivery order, of which the one in
+``moves`` is current and the other stale. While the move is being made durable, the message is
+*withheld*: it is delivered neither at its old due time nor at its new one.
 
-Nothing is taken out of wheels and windows for it: everybody who takes keys in, wherever
-they come from, asks ``standing`` which of them may still go out. So a window or a scan that
-is being read meanwhile needs no care, and a change costs by what is changed, not by what is
-pending.
+Wheels and windows are not searched for changed messages. Instead, all code that takes keys,
+wherever they come from, asks ``standing`` which of them may be delivered. So a window or a scan
+that is being read meanwhile needs no care. A change costs by the messages that it changes, not by
+those that are pending.
 
-Pure: no clock, no I/O. It does not know subscriptions; they and their topic ask it.
+Pure: no clock, no I/O. This module does not know subscriptions; they and their topic call it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Amendments:
-    """See the module's docstring. A topic without any costs nothing."""
+    """The changes to one topic's messages. A topic without any costs nothing."""
 
     __slots__ = ("cancelled", "moves", "repeating", "withheld")
 
@@ -38,11 +38,11 @@ class Amendments:
         self.cancelled = Cursor()
         self.moves = Moves()
         self.withheld = OffsetSet()
-        # Whether the wheel may have a key twice: what was moved there and back is.
+        # Whether the wheel may have a key twice, because a message was moved away and back.
         self.repeating = False
 
     def standing(self, due_ms: Int64s, offsets: Int64s) -> Bools | None:
-        """Which of these sorted keys may be taken to be handed out; bool[n], or None for all."""
+        """Return which of these sorted keys may be delivered; bool[n], or None for all."""
         standing = self.uncancelled(offsets)
         if not self.repeating and self.moves.empty:
             return standing
@@ -57,18 +57,18 @@ class Amendments:
         return standing
 
     def changed(self, offsets: Int64s) -> Bools:
-        """Which of these were cancelled or moved; bool[n]."""
+        """Return which of these messages were cancelled or moved; bool[n]."""
         changed = self.cancelled.contains(offsets)
         if not self.moves.empty:
             changed |= self.moves.contains(offsets)
         return changed
 
     def gone(self, due_ms: Int64s, offsets: Int64s) -> Bools | None:
-        """Which of these keys nobody is handed any more, for good; bool[n], or None for none."""
+        """Return which of these keys are durably cancelled or stale; bool[n], or None for none."""
         return _either(self.durably_cancelled(offsets), self.moves.stale(due_ms, offsets))
 
     def hidden(self, due_ms: Int64s, offsets: Int64s) -> Bools | None:
-        """Which of these keys nobody is handed any more, durably or not; or None for none."""
+        """Return which of these keys are cancelled or stale; bool[n], or None for none."""
         uncancelled = self.uncancelled(offsets)
         cancelled = None if uncancelled is None else ~uncancelled
         return _either(cancelled, self.moves.stale(due_ms, offsets))
@@ -76,13 +76,13 @@ class Amendments:
     # -- cancelling ----------------------------------------------------------------
 
     def uncancelled(self, offsets: Int64s) -> Bools | None:
-        """Which of these are not cancelled; bool[n], or None for all."""
+        """Return which of these messages are not cancelled; bool[n], or None for all."""
         if not len(self.cancelled) or not self.cancelled.intersects(offsets):
             return None
         return ~self.cancelled.contains(offsets)
 
     def durably_cancelled(self, offsets: Int64s) -> Bools | None:
-        """Which of these are cancelled for good; bool[n], or None for none."""
+        """Return which of these messages are durably cancelled; bool[n], or None for none."""
         if not len(self.cancelled):
             return None
         gone = self.cancelled.contains_durably(offsets)
@@ -91,21 +91,21 @@ class Amendments:
     # -- moving --------------------------------------------------------------------
 
     def withhold(self, offsets: Int64s) -> None:
-        """These are being moved; ``move`` or ``release`` follows."""
+        """Withhold messages that are being moved; ``move`` or ``release`` must follow."""
         self.withheld.add(offsets)
         self.repeating = True
 
     def release(self, offsets: Int64s) -> None:
-        """These stay where they were."""
+        """Release withheld messages that keep their due times."""
         self.withheld.discard(offsets)
 
     def move(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, bases: Int64s) -> None:
-        """These are due at another time, durably, as the rows ``bases`` say; offsets ascend."""
+        """Apply a durable move, stated by the rows ``bases``; offsets ascend."""
         self.moves.put(offsets, due_ms, stale_ms, bases)
         self.withheld.discard(offsets)
 
     def forgotten(self, start: int, begin: int) -> OffsetSet:
-        """Which of ``[start, begin)`` the log, which begins at ``begin``, does not have at all."""
+        """Return which of ``[start, begin)`` no row of the log has; the log begins at ``begin``."""
         gone = OffsetSet()
         if start < begin:
             gone.add_range(start, begin)

@@ -1,9 +1,9 @@
-"""Rows of the log that were read lately, for whoever asks for single messages next.
+"""A cache of recently read log rows, for lookups of single messages.
 
-Messages that are changed one after the other often lie in the same rows: they were published
-together. A row never changes, so one that was read serves as long as the log has it.
+Messages that are changed one after the other are often in the same rows, because they were
+published together. A row never changes, so a cached row is valid as long as the log has it.
 
-Kept from a thread, found from the event loop: what is kept is replaced as a whole.
+A thread adds rows, and the event loop looks them up. So the rows are replaced as a whole.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from escapement.message import Int64s
 from escapement.storage.log.logtable import RowKey
 from escapement.storage.log.published import Published
 
-# So many, of so many bytes together, those read last. All of them are looked at each time.
+# Bounds of the cache, which keeps the rows read last. Each lookup examines all of them.
 KEPT_ROWS: Final = 64
 KEPT_BYTES: Final = 8 << 20
 
 
 class Kept(NamedTuple):
-    """A row that states its messages for the first time, and what it holds."""
+    """A row that states its messages for the first time, with its content."""
 
     key: RowKey
     content: Published
 
 
 class KeptRows:
-    """See the module's docstring."""
+    """The cache of recently read rows."""
 
     __slots__ = ("_rows",)
 
@@ -36,7 +36,7 @@ class KeptRows:
         self._rows: tuple[Kept, ...] = ()
 
     def keep(self, rows: Sequence[Kept]) -> None:
-        """These were just read."""
+        """Add rows that were just read."""
         rows = [row for row in rows if row.key.size_bytes <= KEPT_BYTES]
         keys = {row.key for row in rows}
         kept: list[Kept] = []
@@ -51,11 +51,11 @@ class KeptRows:
     def find(
         self, topic_id: int, offsets: Int64s, generations: Collection[int]
     ) -> Published | None:
-        """These messages, if one kept row has all of them; None otherwise.
+        """Return these messages if one cached row has all of them, else None.
 
         Args:
-          offsets: ascending; int64[n], one at least.
-          generations: those that the log has.
+          offsets: ascending; int64[n], at least one.
+          generations: the ids of the log's generations.
         """
         first, last = int(offsets[0]), int(offsets[-1])
         for key, content in self._rows:

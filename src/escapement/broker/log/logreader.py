@@ -1,8 +1,8 @@
-"""Reads the log for those who want the past: ordered subscriptions and fills.
+"""Reads the log, for ordered subscriptions, fills and lookups of single messages.
 
-One database connection, used by one read at a time and made again after it was lost. Who asks
-for single messages of a topic while it is in use shares the next read: a thousand messages
-that are rescheduled one by one lie in a few rows.
+It has one database connection, which serves one read at a time and is replaced after a failure.
+Requests for single messages of a topic that arrive during a read share the next read: a thousand
+messages that are rescheduled one by one are in a few rows.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from escapement.storage.log.logtable import NO_END, LogRow
 from escapement.storage.log.published import Published
 from escapement.storage.moves import Moves
 
-# Who asks for messages of one topic while others are read is answered together.
+# Requests for messages of one topic that one read answers.
 _ASKING_AT_ONCE: Final = 1024
-# Restatements that are read at once where nothing but times is asked for.
+# Bytes of restatements read per step if only their times are needed.
 _STEP_BYTES: Final = 1 << 20
 
 
 class LogPart(NamedTuple):
-    """One row of the log: messages ``base_offset ... + len(batch)`` and their times."""
+    """One row of the log: messages from ``base_offset`` on, with their due times."""
 
     base_offset: int
     due_ms: Int64s
@@ -41,27 +41,27 @@ class LogPart(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """The offset after its last message."""
+        """The offset after the last message."""
         return self.base_offset + len(self.batch)
 
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """Published messages that somebody waits for."""
+    """A request for published messages that waits for its answer."""
 
     offsets: Int64s
     max_bytes: int
-    turn: trio.Event = field(default_factory=trio.Event)  # it is answered, or is to read
+    turn: trio.Event = field(default_factory=trio.Event)  # set when answered, or to read itself
     answer: tuple[Published, int] | None = None
 
     def part_of(self, found: Published, end: int) -> tuple[Published, int]:
-        """The answer, if ``found`` is all there is before the offset ``end``."""
+        """Return the answer, if ``found`` has all messages before the offset ``end``."""
         count = int(self.offsets.searchsorted(end))
         return found.of_these(self.offsets[:count]), count
 
 
 class LogReader:
-    """See the module's docstring."""
+    """The reader of the log."""
 
     def __init__(self, engine: Engine, log: Log, run: Run, connection: Connection) -> None:
         self._engine = engine
@@ -75,15 +75,15 @@ class LogReader:
     async def read(
         self, topic_id: int, from_offset: int, until_offset: int, max_bytes: int
     ) -> list[LogPart]:
-        """The topic's rows that hold ``[from_offset, until_offset)``, the first at least.
+        """Return the topic's rows that hold ``[from_offset, until_offset)``, at least the first.
 
         Args:
-          until_offset: no more than what is known to be committed.
+          until_offset: at most the end of the messages known to be committed.
           max_bytes: how much to read beyond the first row.
 
         Raises:
-          StorageUnavailable: when the database cannot be reached.
-          LogDamaged: when a row fails its checksum.
+          StorageUnavailable: if the database cannot be reached.
+          LogDamaged: if a row fails its checksum.
         """
         async with self._alone:
             parts, _ = await self._run(
@@ -99,9 +99,9 @@ class LogReader:
         min_due_ms: int,
         max_bytes: int,
     ) -> tuple[list[LogPart], int]:
-        """As ``read``, without rows of which all messages are due before ``min_due_ms``.
+        """Read like ``read``, but skip rows in which all messages are due before ``min_due_ms``.
 
-        Returns the rows, of which there may be none, and the offset to go on from.
+        Returns the rows, possibly none, and the offset to go on from.
         """
         async with self._alone:
             return await self._run(
@@ -109,9 +109,9 @@ class LogReader:
             )
 
     async def first_accepted(self, topic_id: int, at_ms: int, until_offset: int) -> int:
-        """The offset of the topic's first message accepted at ``at_ms`` or later.
+        """Return the offset of the topic's first message accepted at ``at_ms`` or later.
 
-        ``until_offset`` if there is none before it. Raises ``StorageUnavailable``.
+        Returns ``until_offset`` if there is none before it. Raises ``StorageUnavailable``.
         """
         async with self._alone:
             return await self._run(self._first_accepted, topic_id, at_ms, until_offset)
@@ -123,19 +123,19 @@ class LogReader:
     async def published(
         self, topic_id: int, offsets: Int64s, moves: Moves, max_bytes: int
     ) -> tuple[Published, int]:
-        """The first of these messages, those that the log has in whichever row.
+        """Return the first of these messages, from whichever rows the log has them in.
 
         Args:
           offsets: ascending, of committed messages; int64[n].
-          moves: the topic's, which know what was stated again, and by which row.
-          max_bytes: how much to read beyond the first row, of each of the two kinds.
+          moves: the topic's moves, which know the row that restates a message.
+          max_bytes: how much to read beyond the first row, for first rows and restatements each.
 
         Returns:
-          What there is, and how many of the offsets have been looked for: one at least.
+          The messages that the log has, and how many of the offsets were looked up: at least one.
 
         Raises:
-          StorageUnavailable: when the database cannot be reached.
-          LogDamaged: when a row fails its checksum.
+          StorageUnavailable: if the database cannot be reached.
+          LogDamaged: if a row fails its checksum.
         """
         generations = [generation.id for generation in self._log.generations]
         kept = self._kept.find(topic_id, offsets, generations)
@@ -144,7 +144,7 @@ class LogReader:
             return kept, len(offsets)
         asked, waiting = _Asked(offsets, max_bytes), self._asked.setdefault(topic_id, [])
         waiting.append(asked)
-        # Of those who wait for messages of a topic one reads, until it has its own.
+        # One of the waiting requests for a topic reads for all, until it has its own answer.
         reads = len(waiting) == 1
         try:
             if not reads:
@@ -164,7 +164,7 @@ class LogReader:
         return asked.answer
 
     async def _answer(self, topic_id: int, waiting: list[_Asked], moves: Moves) -> None:
-        """Read for all who wait for messages of a topic at once; answers some of them."""
+        """Read for all waiting requests of a topic at once; answer some of them."""
         asking = waiting[:_ASKING_AT_ONCE]
         offsets = np.unique(np.concatenate([asked.offsets for asked in asking]))
         max_bytes = max(asked.max_bytes for asked in asking)
@@ -174,7 +174,7 @@ class LogReader:
             if len(found.offsets) == count:
                 break
             lost = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
-            # Has some of it been relocated meanwhile, and its row forgotten?
+            # Read again if missing messages were relocated meanwhile, and their rows deleted.
             if (moves.bases(offsets[:count][lost]) == bases[:count][lost]).all():
                 break
         end = int(offsets[count]) if count < len(offsets) else NO_END
@@ -198,7 +198,7 @@ class LogReader:
             missing &= bases[:count] < 0
             if not missing.any():
                 return found, count
-            # The rows that first stated them are gone. In the order of the messages:
+            # Their first rows are gone. Read the restatements in the order of the messages.
             wanted = list(dict.fromkeys(bases[:count][missing].tolist()))
             rows, known = self._log.restatements(connection, topic_id, wanted, max_bytes)
         if known < len(wanted):
@@ -211,7 +211,7 @@ class LogReader:
         return both.take(np.argsort(both.offsets)), count
 
     async def first_offset(self, topic_id: int) -> int | None:
-        """The first that the log has in the row that first stated it; None for none.
+        """Return the first offset whose first row the log has; None if there is none.
 
         Raises ``StorageUnavailable``.
         """
@@ -225,14 +225,14 @@ class LogReader:
     async def forgotten(
         self, topic_id: int, offsets: Int64s, end_offset: int, moves: Moves
     ) -> npt.NDArray[np.bool_]:
-        """Which of these messages the log does not have any more, in whichever row; bool[n].
+        """Return which of these messages no row of the log has any more; bool[n].
 
         Args:
-          end_offset: where the topic's log ends.
-          moves: the topic's, which know what was stated again.
+          end_offset: the end of the topic's log.
+          moves: the topic's moves, which know the restated messages.
 
         Raises:
-          StorageUnavailable: when the database cannot be reached.
+          StorageUnavailable: if the database cannot be reached.
         """
         first = await self.first_offset(topic_id)
         begin = end_offset if first is None else first
@@ -243,15 +243,15 @@ class LogReader:
         return gone
 
     async def unstated(self, topic_id: int, offsets: Int64s, moves: Moves) -> npt.NDArray[np.bool_]:
-        """Which of these no row states *again*, though ``moves`` knows them; bool[n].
+        """Return which of these messages are in ``moves`` but no longer *restated*; bool[n].
 
-        An entry may stay when the row is gone: until it was checkpointed that it is over, or
-        as long as an old key of the message is still to be come upon. Raises as ``forgotten``.
+        A move may outlive its row: until a checkpoint has removed the move, and as long as a stale
+        key of the message may still be read. Raises as ``forgotten``.
         """
         bases = moves.bases(offsets)
         if not bases.any():
             return moves.contains(offsets)
-        # What is stated again from here on is not among those rows.
+        # Messages restated during this read are excluded below: their bases change.
         oldest = await self.first_base(topic_id)
         lost = bases > oldest if oldest else np.ones(len(offsets), bool)
         gone: npt.NDArray[np.bool_] = lost & moves.contains(offsets)
@@ -259,7 +259,7 @@ class LogReader:
         return gone
 
     async def lowest_base(self, topic_id: int) -> int:
-        """The key of the topic's newest restatement; 0 if it has none."""
+        """Return the key of the topic's newest restatement; 0 if it has none."""
         async with self._alone:
             return await self._run(self._lowest_base, topic_id)
 
@@ -268,7 +268,7 @@ class LogReader:
             return self._log.lowest_base(connection, topic_id)
 
     async def first_base(self, topic_id: int) -> int:
-        """The key of the topic's oldest restatement that is there; 0 if it has none."""
+        """Return the key of the topic's oldest restatement that the log has; 0 if it has none."""
         async with self._alone:
             return await self._run(self._first_base, topic_id)
 
@@ -278,7 +278,7 @@ class LogReader:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        """The connection, which whatever goes wrong on it makes useless."""
+        """Provide the connection; close it after any error."""
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
@@ -302,14 +302,14 @@ class LogReader:
         return [_part(row) for row in rows], reached
 
     async def accepted_ms(self, topic_id: int, offsets: Int64s, moves: Moves) -> Int64s:
-        """When each of these was accepted; 0 where the log does not have it any more.
+        """Return when each message was accepted; 0 if the log does not have it any more.
 
         Args:
           offsets: ascending; int64[n].
-          moves: the topic's, which know what was stated again, and by which row.
+          moves: the topic's moves, which know the row that restates a message.
 
         Raises:
-          StorageUnavailable: when the database cannot be reached.
+          StorageUnavailable: if the database cannot be reached.
         """
         async with self._alone:
             found = await self._run(self._accepted_ms, topic_id, offsets)
@@ -325,12 +325,12 @@ class LogReader:
             return self._log.accepted_ms(connection, topic_id, offsets)
 
     async def settled(self) -> None:
-        """Wait until the reads that are under way have ended."""
+        """Wait until the current reads have ended."""
         async with self._alone:
             pass
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

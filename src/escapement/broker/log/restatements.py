@@ -1,14 +1,14 @@
-"""The keys of a topic's restatements, the rows of the log that state earlier messages again.
+"""The keys of a topic's restatements, the log rows that state earlier messages again.
 
-They are negative, and the more negative the newer. Which is the newest is asked of the log
-when one is first needed.
+The keys are negative, and newer rows have lower keys. The log is asked for the lowest key when a
+new key is first needed.
 """
 
 from __future__ import annotations
 
 
 class Restatements:
-    """Gives out keys that no row has; see the module's docstring."""
+    """A generator of unused restatement keys."""
 
     __slots__ = ("_last",)
 
@@ -17,16 +17,16 @@ class Restatements:
 
     @property
     def known(self) -> bool:
-        """Whether ``next`` can be asked for."""
+        """Whether ``next`` may be called."""
         return self._last is not None
 
     def know(self, lowest: int) -> None:
-        """The newest restatement in the log has this key; 0: there is none."""
+        """Set the key of the newest restatement in the log; 0 if there is none."""
         if self._last is None:
             self._last = lowest
 
     def next(self) -> int:
-        """A key for a restatement that no other has."""
+        """Return an unused key for a restatement."""
         assert self._last is not None
         self._last -= 1
         return self._last

@@ -86,7 +86,7 @@ class Compactor:
             await self.merge_some()
 
     async def merge_some(self) -> None:
-        """Merge what is worth merging now, after any current merge. Raises ``StorageError``."""
+        """Merge segments if worthwhile, after any current merge. Raises ``StorageError``."""
         async with self._alone:
             for _ in self._dormant.count():
                 await trio.lowlevel.checkpoint()
@@ -121,7 +121,7 @@ class Compactor:
         for record, unacknowledged in left:
             start = record.start_offset
             since = last_offset - max(first_offset, start) + 1
-            # Of the messages published before the subscription began, it gets those due later.
+            # The subscription gets messages published before it began if they are due later.
             covered = max(since, 0) + (due_from(record.start_due_ms) if start else 0)
             wanted = max(wanted, min(unacknowledged, covered))
         return min(most, wanted)
