@@ -1,10 +1,10 @@
 #!python
-"""What is given to spark-submit to run a job on a cluster: `escapement pipeline`, as a file.
+"""The command `escapement pipeline` as a file for spark-submit, to run a job on a cluster.
 
     spark-submit --master … "$(command -v escapement-pipeline.py)" forecast orders --by day
 
-Installing the package puts it beside the command `escapement`. It is not in the package,
-because Python looks for modules first where the file lies that it runs.
+The package installs this file beside the command `escapement`. The file is not inside the package,
+because Python searches the directory of the file that it runs first when it imports modules.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Where Spark finds the data source ``escapement`` by itself.
+"""The module by which Spark finds the data source ``escapement`` without registration.
 
-It looks into every module whose name begins with ``pyspark_`` for a ``DefaultSource``.
+Spark searches every module whose name begins with ``pyspark_`` for a ``DefaultSource``.
 """
 
 from escapement.pipeline.source import EscapementSource as DefaultSource

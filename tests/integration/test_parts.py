@@ -319,16 +319,16 @@ def test_what_cannot_be_meant_is_refused() -> None:
     for options, said in (
         ({"startingOfsets": "3"}, "unknown option 'startingofsets'"),
         ({"startingOffsets": "soon"}, "earliest, latest or an offset"),
-        ({"startingOffsets": "{3"}, "no JSON object"),
+        ({"startingOffsets": "{3"}, "not a JSON object"),
         ({"startingOffsets": "latest"}, "startingOffsets latest a batch would read nothing"),
         ({"startingOffsets": json.dumps({TOPIC: -1})}, "startingOffsets -1 a batch"),
         ({"endingOffsets": json.dumps({TOPIC: -2})}, "endingOffsets -2 a batch would"),
         ({"endingOffsets": "-3"}, "earliest, latest or an offset"),
-        ({"startingOffsets": '{"other": 3}'}, "names public/default/other: it is not read"),
+        ({"startingOffsets": '{"other": 3}'}, "names public/default/other, which is not read"),
         ({"endingTimestamp": "2027-01-31T09:00:00"}, "its offset from UTC"),
-        ({"topics": "a,b"}, "one of the two"),
+        ({"topics": "a,b"}, "given twice"),
         ({"minPartitions": "0"}, "an integer from 1 to"),
-        ({"topic": "", "topics": " , "}, "which topic"),
+        ({"topic": "", "topics": " , "}, "the topic is missing"),
     ):
         with pytest.raises(InvalidRequest, match=said):
             BatchPlan(Options({"topic": TOPIC, "url": "mysql://db/log", **options}), ["offset"])

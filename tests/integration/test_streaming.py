@@ -136,7 +136,7 @@ def test_what_a_stream_missed_is_noticed(engine: Engine, tmp_path: Path) -> None
     # What was forgotten when the stream began there is no loss.
     assert stream.parts({NAME: at._replace(next_offset=100, begin_offset=200)}, latest)
     other = {NAME: Position(at.topic_id + 1, 100, 0)}
-    with pytest.raises(LogForgotten, match="made anew"):
+    with pytest.raises(LogForgotten, match="created again"):
         stream.parts(other, latest)
     assert len(read(engine, lenient, other, latest)) == 302
     assert read(engine, lenient, other, {NAME: Position(at.topic_id + 1, 200, 0)}) == []
@@ -151,20 +151,20 @@ def test_a_topic_that_is_deleted_ends_a_stream_unless_it_is_to_go_on(
     start = {NAME: latest[NAME]._replace(next_offset=400)}
     delete(engine)
     for ask in (stream.latest, lambda: stream.parts(start, latest)):
-        with pytest.raises(NotFound, match=r"does not exist, or no longer.*failOnDataLoss"):
+        with pytest.raises(NotFound, match=r"does not exist, or was deleted.*failOnDataLoss"):
             ask()
     for _ in range(2):
         assert lenient.latest() == {}
         assert lenient.reached(start, {}, None) == start
         assert lenient.parts(start, latest) == []
     said = capsys.readouterr().err
-    assert said.count(TOPIC) == said.count("going on without it") == 1
+    assert said.count(TOPIC) == said.count("continues despite the loss") == 1
     with pytest.raises(NotFound):
         lenient.initial()
     more(engine, 5)
     end = lenient.reached(start, lenient.latest(), None)
     assert read(engine, lenient, start, end) == list(range(5))
-    assert "deleted and made anew" in capsys.readouterr().err
+    assert "deleted and created again" in capsys.readouterr().err
 
 
 def test_a_log_that_ends_before_what_was_read_is_another_one(
@@ -174,7 +174,7 @@ def test_a_log_that_ends_before_what_was_read_is_another_one(
     stream, lenient = plan(tmp_path), plan(tmp_path, failOnDataLoss="false")
     latest = stream.latest()
     ahead = {NAME: latest[NAME]._replace(next_offset=600)}
-    with pytest.raises(LogForgotten, match="ends at 500, and was read up to 600"):
+    with pytest.raises(LogForgotten, match="ends at 500, but was read up to 600"):
         stream.reached(ahead, latest, None)
     assert lenient.reached(ahead, latest, None) == latest
     assert lenient.parts(ahead, latest) == []

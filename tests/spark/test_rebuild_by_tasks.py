@@ -183,11 +183,11 @@ def test_where_tasks_cannot_do_it_it_is_said(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """P5: no session, SQLite with a cluster, a password."""
-    with pytest.raises(InvalidRequest, match="needs a session"):
+    with pytest.raises(InvalidRequest, match="needs a Spark session"):
         run(None, RebuildConfig(tmp_path, "mysql://db/log", engine="spark"))
     (tmp_path / "log.sqlite3").touch()
     cluster: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
-    with pytest.raises(InvalidRequest, match="SQLite is read on its machine"):
+    with pytest.raises(InvalidRequest, match="SQLite cannot be read by a cluster"):
         run(cluster, RebuildConfig(tmp_path))
     with pytest.raises(InvalidRequest, match="password"):
         run(cluster, RebuildConfig(tmp_path, "mysql://user:secret@db/log"))

@@ -76,8 +76,8 @@ async def test_fifty_thousand_reminders_of_a_file_are_scheduled_once_each_at_its
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("customer,phone,at,zone\nc1,+1,2030-03-31 09:30,\n", "lacks something"),
-        ("customer,phone,at,zone\nc1,+1,,Europe/Berlin\n", "lacks something"),
+        ("customer,phone,at,zone\nc1,+1,2030-03-31 09:30,\n", "missing values"),
+        ("customer,phone,at,zone\nc1,+1,,Europe/Berlin\n", "missing values"),
         ("phone,customer,at,zone\n+1,c1,2030-03-31 09:30,Europe/Berlin\n", "header"),
     ],
 )

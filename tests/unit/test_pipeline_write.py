@@ -56,8 +56,8 @@ def test_columns_are_known_by_name_in_any_case_and_order() -> None:
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"deliver_at": "timestamp"}, "no column 'payload'"),
-        ({"payload": "binary", "offset": "bigint"}, "'offset' means nothing"),
+        ({"deliver_at": "timestamp"}, "column 'payload' is missing"),
+        ({"payload": "binary", "offset": "bigint"}, "'offset' is unknown"),
         ({"payload": "int"}, "must be binary or string"),
         ({"payload": "binary", "deliver_at": "timestamp_ntz"}, "must be TIMESTAMP_LTZ$"),
         ({"payload": "binary", "deliver_at": "string"}, "must be TIMESTAMP_LTZ$"),
@@ -65,7 +65,7 @@ def test_columns_are_known_by_name_in_any_case_and_order() -> None:
         ({"payload": "binary", "delay": "bigint"}, "day to second"),
         ({"payload": "binary", "priority": "double"}, "tinyint or"),
         ({"payload": "binary", "Payload": "binary"}, "two columns"),
-        ({"payload": "binary", "delay_ms": "int", "deliver_at": "timestamp"}, "both say when"),
+        ({"payload": "binary", "delay_ms": "int", "deliver_at": "timestamp"}, "exclude each other"),
     ],
 )
 def test_what_cannot_be_written_is_named(columns: dict[str, str], why: str) -> None:
@@ -191,7 +191,7 @@ def test_a_time_that_no_broker_takes_is_refused_before_it_holds_up_others(
 ) -> None:
     """B7: in a letter it would be held for ever, with all that it shares the letter with."""
     with pytest.raises(
-        DelayTooLong, match=r"^1 row \(the first is row 2 of .* wanted later .* maxDelay"
+        DelayTooLong, match=r"^1 row \(the first is row 2 of .* due later .* maxDelay"
     ):
         read({"payload": pa.array([b"1", b"2"]), **times})
 
@@ -220,8 +220,8 @@ def test_null_time_is_refused_and_its_row_named_by_place_and_key(
         with pytest.raises(InvalidRequest) as refused:
             read({**columns, "key": pa.array([b"c-1", key, b"c-3", b"c-4"])}, null_times="fail")
         assert str(refused.value) == (
-            f"2 rows (the first is row 2 of partition 3{said}) whose {name} is null: fill in the "
-            "time, drop these rows, or send them at once with the option nullTimes=now"
+            f"2 rows (the first is row 2 of partition 3{said}) whose {name} is null: fill in the"
+            " time, drop these rows, or deliver them at once with the option nullTimes=now"
         )
     with pytest.raises(InvalidRequest, match=r"the first is row 2 of partition 3\)"):
         read(columns, null_times="fail")

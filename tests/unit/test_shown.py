@@ -22,7 +22,7 @@ def test_where_the_drivers_mark_is_not_to_be_seen_it_is_said_what_to_do(tmp_path
         with pytest.raises(InvalidRequest) as refused:
             other.check()
         said = str(refused.value)
-        assert f"does not see {other.directory} as the driver does: name a directory" in said
+        assert f"does not see {other.directory} as the driver does: use a directory" in said
         assert "on a file system that driver and workers share under one name" in said
         assert "\n" not in said
 

@@ -1,18 +1,18 @@
-"""The job `rebuild`: the delayed index again, from the log and the cursors.
+"""The job `rebuild`: rebuilds the delayed index from the log and the cursors.
 
-For a broker that has lost its disk, or for a new one: what its first start would do message by
-message before it serves, done beforehand. The log is read once, and what is pending of it written
-as segments of the broker's own format: by this process (pipeline/filling.py), or by the tasks of
-Spark (pipeline/shuffle.py).
+The job is for a broker that has lost its disk, or for a new broker, which would otherwise build
+the index message by message before it serves. The job reads the log once and writes pending
+messages as segments in the broker's format. That runs in this process (pipeline/filling.py) or in
+Spark's tasks (pipeline/shuffle.py).
 
 **One writer.** The job holds the lock of the data directory and the lease of the log, so no
-broker writes to either meanwhile: what it read stays true, and the manifest may stand for
-everything up to the journal's end. A broker that is alive on this log is not disturbed: the job
-is refused. Afterwards the directory's own broker has the lease at once.
+broker writes to either meanwhile. So the data read stays valid, and the manifest may cover the
+journal up to its end. If a broker is alive on this log, the job is refused and the broker is not
+disturbed. After the job, the directory's own broker gets the lease at once.
 
-**All or nothing.** It is built beside the index, under a name that no broker looks at, and takes
-the index's place by one rename when it is complete and on disk. A manifest stands for all
-topics, so all are rebuilt.
+**All or nothing.** The new index is built beside the old one, under a name that brokers ignore.
+When it is complete and on disk, one rename replaces the old index. A manifest covers all topics,
+so all topics are rebuilt.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from escapement.storage.state import load_state
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# As long as a broker's; renewed when a third of it has gone.
+# The duration of the lease, the same as a broker's. It is renewed after a third of it.
 _LEASE_MS: Final = 10_000
 _RENEWAL_MS: Final = _LEASE_MS // 3
-# Between two looks at the lease, and at how far others have come.
+# The interval at which the lease and the progress of other threads are checked.
 _LOOK_S: Final = 0.5
-# Rows whose keys are listed between two looks at the lease, together.
+# The size of the rows whose keys are listed between two checks of the lease.
 _STEP_BYTES: Final = 64 << 20
 DEFAULT_MEMORY_BYTES: Final = 512 << 20
 
@@ -64,24 +64,25 @@ T = TypeVar("T")
 
 
 def _untold(progress: Progress) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildConfig:
-    """What the job is to do.
+    """The configuration of the job ``rebuild``.
 
     Args:
-      data: the data directory of the broker that is to have the index; made if missing.
-      log_url: as `escapement serve --log`; without it, SQLite in ``data``. A password, or user,
-        that it lacks is looked for in the environment, as by the other jobs.
-      engine: where it is computed; None: here, unless the session's master is a cluster.
-      memory_bytes: messages in memory; what is sorted as one segment is half of it. With Spark,
-        of each task.
-      progress: called some times a second, in the thread that runs the job. With Spark what it
-        says is that of tasks which have ended.
-      password_file: a file that has the password, instead of one in ``log_url``; with Spark on
-        every machine.
+      data: the data directory of the broker that gets the index; created if missing.
+      log_url: the URL of the log, as for `escapement serve --log`; None for SQLite in ``data``. A
+        missing user or password is read from the environment, as for the other jobs.
+      engine: where the index is computed; None for this process, or for Spark if the session's
+        master is a cluster.
+      memory_bytes: the memory for messages; with Spark, of each task. The local engine sorts half
+        of it as one segment.
+      progress: called some times a second, in the thread that runs the job. With Spark, the
+        progress covers finished tasks only.
+      password_file: a file with the password, instead of a password in ``log_url``. With Spark,
+        it must exist on every machine.
     """
 
     data: Path
@@ -96,14 +97,15 @@ def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
     """Rebuild the index of ``config.data``; blocking.
 
     Args:
-      spark: the local engine needs none.
+      spark: a session; the local engine does not need one.
 
     Raises:
-      InvalidRequest: for the Spark engine, if it cannot be used.
+      InvalidRequest: if the Spark engine is wanted and cannot be used.
       DataDirectoryInUse: if a broker runs in the directory.
       LeaseHeld: if another broker is alive on this log.
-      NotFound: if there is no log yet.
-      LogDamaged, StorageError, StorageUnavailable: and the index is as it was.
+      NotFound: if the log does not exist.
+      LogDamaged, StorageError, StorageUnavailable: if the log cannot be read or the index cannot
+        be written. The old index is unchanged.
     """
     _check_there(config)
     data = config.data.absolute()
@@ -128,11 +130,11 @@ def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
 
 
 def check_tasks(config: RebuildConfig) -> None:
-    """Say what ``run`` would of a config for tasks, as far as that needs no session.
+    """Check a configuration for the Spark engine, as far as possible without a session.
 
     Raises:
-      InvalidRequest: tasks cannot be told where the log is.
-      NotFound: if there is no log yet.
+      InvalidRequest: if the address of the log is missing or invalid, or contains a password.
+      NotFound: if the log does not exist.
     """
     _check_there(config)
     _address(config, config.data.absolute()).engine().close()
@@ -140,12 +142,14 @@ def check_tasks(config: RebuildConfig) -> None:
 
 def _check_there(config: RebuildConfig) -> None:
     if config.log_url is None and not (config.data / FILE_NAME).exists():
-        raise NotFound(f"there is no log at {config.data / FILE_NAME}: say where it is (--log)")
+        raise NotFound(
+            f"there is no log at {config.data / FILE_NAME}: give the URL of the log (--log)"
+        )
 
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """What a job that has the lease works with."""
+    """The environment of a running job, which holds the lease."""
 
     engine: Engine
     connection: Connection
@@ -158,7 +162,7 @@ class Site:
     tell: Callable[[Progress], None]
 
 
-Fill = Callable[[Site], list[Path]]  # the segments, on disk
+Fill = Callable[[Site], list[Path]]  # returns the segments, which are on disk
 
 
 def rebuild(
@@ -170,10 +174,12 @@ def rebuild(
     progress: Callable[[Progress], None] = _untold,
     fill: Fill | None = None,
 ) -> Progress:
-    """Rebuild the index in ``directory`` for the broker ``identity``; blocking. As :func:`run`.
+    """Rebuild the index in ``directory`` for the broker ``identity``; blocking.
+
+    Raises the errors of :func:`run`.
 
     Args:
-      fill: how it is filled; None: here.
+      fill: fills the index; None for this process.
     """
     connection = engine.connect()
     try:
@@ -213,7 +219,7 @@ def rebuild(
 
 
 def _by_itself(memory_bytes: int, site: Site) -> list[Path]:
-    """Fill it in this process."""
+    """Fill the index in this process. Return the segments."""
     renewal = site.renewal
     with (
         closing(all_rows(site.engine, site.log, site.connection, renewal.wait)) as steps,
@@ -232,7 +238,7 @@ def _by_itself(memory_bytes: int, site: Site) -> list[Path]:
 def _by_tasks(
     spark: SparkSession, address: LogAddress, memory_bytes: int, site: Site
 ) -> list[Path]:
-    """Have Spark's tasks fill it."""
+    """Fill the index with Spark's tasks. Return the segments."""
     keys = []
     for step in site.log.scan_keys(site.connection, _STEP_BYTES):
         keys += step
@@ -267,19 +273,24 @@ def _by_spark(spark: SparkSession | None, config: RebuildConfig) -> bool:
 
 def _session(spark: SparkSession | None, config: RebuildConfig) -> SparkSession:
     if spark is None:
-        raise InvalidRequest("the Spark engine needs a session of Spark: none was given")
+        raise InvalidRequest(
+            "the Spark engine needs a Spark session: pass a session, or use the local engine"
+        )
     if config.log_url is None and not is_local(spark.sparkContext.master):
-        raise InvalidRequest("a log on SQLite is read on its machine: use the local engine")
+        raise InvalidRequest(
+            "a log on SQLite cannot be read by a cluster, only on its own machine: use the local"
+            " engine"
+        )
     return spark
 
 
 def is_local(master: str) -> bool:
-    """Whether this master of Spark is on one machine."""
+    """Return whether this Spark master runs on one machine."""
     return master.split("[")[0] == "local"
 
 
 def _address(config: RebuildConfig, data: Path) -> LogAddress:
-    """Where tasks find the log. Raises ``InvalidRequest``."""
+    """Return the address of the log for tasks. Raises ``InvalidRequest``."""
     options = {"url": config.log_url, "passwordFile": config.password_file}
     if config.log_url is None:
         options["data"] = str(data)
@@ -287,7 +298,7 @@ def _address(config: RebuildConfig, data: Path) -> LogAddress:
 
 
 def _engine(config: RebuildConfig, data: Path) -> Engine:
-    """The engine of this process, which unlike tasks may be told the password in the URL."""
+    """Return the engine for this process. Unlike for tasks, the URL may have the password."""
     url = config.log_url
     if config.password_file is None and url is not None and urlsplit(url).password is not None:
         return open_engine(url, data)
@@ -295,11 +306,11 @@ def _engine(config: RebuildConfig, data: Path) -> Engine:
 
 
 def _nothing() -> None:
-    """There is nothing to be done."""
+    """Do nothing."""
 
 
 class _Renewal:
-    """Keeps the lease while the job runs."""
+    """Renews the lease while the job runs."""
 
     def __init__(self, engine: Engine, connection: Connection, held: Lease, clock: Clock) -> None:
         self.held = held
@@ -308,17 +319,23 @@ class _Renewal:
         self._clock = clock
 
     def __call__(self) -> None:
-        """Renew it if it is time to. Raises ``LeaseLost``."""
+        """Renew the lease if it is time to. Raises ``LeaseLost``."""
         left_ms = self.held.deadline_ms - self._clock.lease_ms()
         if left_ms < _LEASE_MS - _RENEWAL_MS:
             self.at_once()
 
     def at_once(self) -> None:
-        """Renew it, which proves that nobody else has written. Raises ``LeaseLost``."""
+        """Renew the lease, which proves that no other process has written.
+
+        Raises ``LeaseLost``.
+        """
         self.held = lease.renew(self._engine, self._connection, self.held, self._clock)
 
     def wait(self, work: Future[T], meanwhile: Callable[[], object] = _nothing) -> T:
-        """Renew it until that is done. Raises ``LeaseLost``, and whatever the work raised."""
+        """Renew the lease until the work is done, and return its result.
+
+        Raises ``LeaseLost``, and the errors of the work.
+        """
         while True:
             try:
                 return work.result(timeout=_LOOK_S)
@@ -334,9 +351,10 @@ class _Renewal:
         cancel: Callable[[], object] = _nothing,
         meanwhile: Callable[[], object] = _nothing,
     ) -> T:
-        """Renew it while that is done in a thread of its own, which ``cancel`` ends early.
+        """Run ``work`` in a new thread, renew the lease meanwhile, and return the result.
 
         Args:
+          cancel: called to end the work early, if the lease is lost.
           meanwhile: called some times a second, in this thread.
         """
         with ThreadPoolExecutor(1) as pool:
@@ -349,9 +367,12 @@ class _Renewal:
 
 @contextmanager
 def _held(engine: Engine, identity: Identity, clock: Clock) -> Iterator[_Renewal]:
-    """The lease is held in the block; what is known of the owner before goes on to the next."""
+    """Hold the lease inside the block.
+
+    The next owner learns until when the previous owner's deliveries are in doubt.
+    """
     held = lease.acquire(engine, identity, _LEASE_MS, clock)
-    # Of its own, because the log is read meanwhile.
+    # A separate connection, because the log is read on another one meanwhile.
     connection = engine.connect()
     try:
         renewal = _Renewal(engine, connection, held, clock)
@@ -359,7 +380,7 @@ def _held(engine: Engine, identity: Identity, clock: Clock) -> Iterator[_Renewal
             yield renewal
         finally:
             doubtful_until_ms = held.delivered_until_ms(clock.now_ms())
-            # What cannot be given up ends by itself.
+            # A lease that cannot be released expires.
             with suppress(EscapementError):
                 lease.release(
                     engine, connection, held, clean=True, doubtful_until_ms=doubtful_until_ms

@@ -1,12 +1,13 @@
-"""One stretch of a topic's log, counted again row by row: what an audit's task does.
+"""The audit of one stretch of a topic's log, row by row; runs in a task.
 
-A stretch is cut in the driver out of one state of the topic (storage/topicstate.py). The rows
-of its messages must follow each other without gap or overlap, be whole, and say outside of
-their data what they say inside; what was moved must be in the row that says so. The messages
-that somebody still is to get are counted, with a digest that does not depend on their order,
-so that an index can be held against it without sending them anywhere.
+The driver cuts stretches out of one state of the topic (storage/topicstate.py). The rows of a
+stretch must follow each other without gap or overlap and be intact, and their columns must match
+their data. A rescheduled message must be in the row that restates it. The task counts the
+messages that an index must have and computes a digest of them. The digest does not depend on
+their order, so the driver can compare an index with it without transferring keys.
 
-No Spark in here. Nothing is locked: what the log forgets meanwhile is left out.
+This module does not use Spark. Rows are not locked: a recount is repeated if the log forgets rows
+meanwhile.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from escapement.storage.log.logtable import LogRow, RowHead
 from escapement.storage.offsets import OffsetSet
 
 _STEP_BYTES: Final = 8 << 20
-# Heads of rows are looked at in runs of so many, then their data.
+# The heads of so many rows are read before their data.
 _HEADS_AT_ONCE: Final = 256
-# What falls due so soon may be due already by a broker's clock.
+# The assumed maximum difference between the database's clock and a broker's clock.
 _CLOCKS_APART_MS: Final = 60_000
-# Findings of one stretch: who has more of a kind knows enough.
+# The maximum of findings for one stretch; further ones are dropped.
 _MOST_FINDINGS: Final = 20
 
 Bools = npt.NDArray[np.bool_]
@@ -41,16 +42,18 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Needs:
-    """Which messages of a stretch an index must have."""
+    """The rules for which messages of a stretch an index must have."""
 
     standing: Standing
-    unindexed: OffsetSet  # stated by rows that the index does not have yet
+    unindexed: OffsetSet  # from rows that the index does not have yet
 
     def of(self, due_ms: Int64s, offsets: Int64s) -> Bools:
-        """Of these, under the times that count now; bool[n].
+        """Return a mask of the messages that an index must have; bool[n].
 
-        What a shared subscription is to get and has not acknowledged, and what is not yet due,
-        because one may still come. What a subscription fills in from the log is not needed.
+        ``due_ms`` has the current due times. An index must have the messages that a shared
+        subscription covers and has not acknowledged, and messages that are not due, because a new
+        subscription may still need them. Messages that a subscription fills in from the log are
+        not needed.
         """
         shared = [one for one in self.standing.subscriptions if one.record.kind == "shared"]
         open_to = np.full(len(offsets), not shared)
@@ -69,13 +72,13 @@ class Needs:
 
 @dataclass(slots=True)
 class Digest:
-    """How many keys, and a sum of them in which none can be exchanged for another unseen."""
+    """A count of keys, and a sum over their hashes, which detects exchanged keys."""
 
     count: int = 0
     sum: int = 0
 
     def add(self, due_ms: Int64s, offsets: Int64s) -> None:
-        """Take in keys, each once, in any order."""
+        """Add keys, each once, in any order."""
         mixed = due_ms.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= offsets.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
         # The finalizer of splitmix64 (Steele, Lea, Flood 2014).
@@ -95,7 +98,7 @@ class Digest:
 class Stretch:
     """The messages ``offsets`` of a topic, whose log began at ``begin_offset``.
 
-    The first generation of the log was ``generation``.
+    ``generation`` is the first generation of the log.
     """
 
     topic: str
@@ -108,14 +111,14 @@ class Stretch:
 
     @property
     def messages(self) -> int:
-        """How many it has, at most."""
+        """An upper bound of its messages."""
         there = self.offsets.high - max(self.offsets.low, self.begin_offset)
         return max(there, 0) + len(self.moved.offsets)
 
 
 @dataclass(slots=True)
 class Recount:
-    """What was found; it means nothing if the log has ``forgotten`` something meanwhile."""
+    """The result for one stretch. It is invalid if the log has ``forgotten`` rows meanwhile."""
 
     topic: str
     offsets: Span
@@ -126,16 +129,16 @@ class Recount:
     findings: list[str] = field(default_factory=list)
 
     def note(self, what: str) -> None:
-        """Something that does not add up."""
+        """Add a finding, up to a maximum."""
         if len(self.findings) < _MOST_FINDINGS:
             self.findings.append(what)
 
 
 def recount(engine: Engine, stretch: Stretch) -> Recount:
-    """Count the stretch again; blocking.
+    """Audit a stretch; blocking.
 
     Raises:
-      StorageUnavailable: when the database cannot be reached.
+      StorageUnavailable: if the database cannot be reached.
     """
     connection = engine.connect()
     try:
@@ -150,13 +153,13 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
         except LogDamaged as error:
             found.note(str(error))
         except StorageError as error:
-            # Is it a table that is gone, or something else?
+            # The error may mean that the table of a generation was dropped.
             if type(error) is not StorageError:
                 raise
             if first_generation(Log.look(connection)) == stretch.generation:
                 raise
             found.forgotten = True
-        # Rows vanish before their generation does, and a topic's when it is deleted.
+        # Rows vanish before their generation does, and when a topic is deleted.
         if found.findings and first_generation(Log.look(connection)) != stretch.generation:
             found.forgotten = True
         return found
@@ -165,12 +168,12 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
 
 
 def first_generation(log: Log) -> int:
-    """The id of the oldest generation there is; -1 without any."""
+    """Return the id of the oldest generation, or -1 if there are none."""
     return log.generations[0].id if log.generations else -1
 
 
 def _rows(log: Log, connection: Connection, stretch: Stretch, found: Recount) -> None:
-    """The rows that first stated these messages."""
+    """Check the rows that first stated these messages."""
     at = max(stretch.offsets.low, stretch.begin_offset)
     end = stretch.offsets.high
     some: list[RowHead] = []
@@ -195,7 +198,7 @@ def _rows(log: Log, connection: Connection, stretch: Stretch, found: Recount) ->
 def _contents(
     log: Log, connection: Connection, stretch: Stretch, heads: Sequence[RowHead], found: Recount
 ) -> None:
-    """What is in some rows, against what they say of it."""
+    """Check the data of some rows against their heads."""
     by_key = {head.key: head for head in heads}
     try:
         for rows in log.fetch(connection, list(by_key), _STEP_BYTES):
@@ -217,10 +220,13 @@ def _content(row: LogRow, head: RowHead, stretch: Stretch, found: Recount) -> No
     span, due_ms, offsets = stretch.offsets, row.content.due_ms, row.offsets
     bounds = (int(due_ms.min()), int(due_ms.max()), row.content.accepted_at_ms)
     if bounds != head[1:]:
-        found.note(f"the row at {row.key.base_offset} has other times in its data than beside it")
+        found.note(
+            f"the row at offset {row.key.base_offset} has other times in its data than in its"
+            " columns"
+        )
     row.content.batch()
     inside = (offsets >= span.low) & (offsets < span.high)
-    # A row that reaches over an end is counted where it begins.
+    # A row that spans two stretches is counted where it begins.
     found.rows += int(row.key.base_offset >= span.low)
     found.messages += int(inside.sum())
     moved = np.isin(offsets, stretch.moved.offsets)
@@ -231,13 +237,16 @@ def _content(row: LogRow, head: RowHead, stretch: Stretch, found: Recount) -> No
 
 
 def _moved(log: Log, connection: Connection, stretch: Stretch, found: Recount) -> None:
-    """What was moved, against the rows that say so; of what is done these may be gone."""
+    """Check rescheduled and relocated messages against the rows that restate them.
+
+    Only messages that an index must have are checked: the rows of others may be gone.
+    """
     moved = stretch.moved
     needed = stretch.needs.of(moved.due_ms, moved.offsets)
     found.needed.add(moved.due_ms[needed], moved.offsets[needed])
     offsets, due_ms, bases = moved.offsets[needed], moved.due_ms[needed], moved.bases[needed]
     sought = np.unique(bases)[::-1].tolist()
-    said = bases == 0  # by no row, but a state of before there were such rows
+    said = bases == 0  # from a state older than restating rows, so there is no row to check
     while sought:
         rows, looked = log.restatements(connection, stretch.topic_id, sought, _STEP_BYTES)
         for row in rows:
@@ -248,4 +257,4 @@ def _moved(log: Log, connection: Connection, stretch: Stretch, found: Recount) -
             said[theirs] = there & (row.content.due_ms[at] == due_ms[theirs])
         sought = sought[looked:]
     for offset in offsets[~said][:_MOST_FINDINGS].tolist():
-        found.note(f"no row of the log says that offset {offset} was moved to its time")
+        found.note(f"no row of the log has the current due time of offset {offset}")

@@ -1,6 +1,6 @@
-"""Rows of a DataFrame, as Arrow has them, turned into batches of messages.
+"""Conversion of a DataFrame's rows, as Arrow record batches, into batches of messages.
 
-Columns become columns: nothing here looks at a single row, unless to name it in an error.
+Columns are converted as a whole. Single rows are only looked at to name them in an error.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from escapement.pipeline.staging import MAX_MESSAGE_BYTES, sizes_of
 
 _BYTES: Final = pa.large_binary()
 _LAST_PRIORITY: Final = 255
-# An error shows so much of a key.
+# How many characters of a key an error shows.
 _SHOWN_KEY_CHARS: Final = 100
 
 Bools = npt.NDArray[np.bool_]
 
 
 class Rows(NamedTuple):
-    """Messages for one topic, and when they are wanted."""
+    """Messages for one topic, and their due times."""
 
     topic: str
     batch: MessageBatch
-    at_ms: Int64s | None  # NO_TIME: at once; None: all of them
-    partition: int  # of Spark's
-    rows_before: int  # those of its earlier record batches
-    places: Int64s | None  # in their record batch; None: all of it
+    at_ms: Int64s | None  # NO_TIME for at once; None if all are at once
+    partition: int  # Spark's number
+    rows_before: int  # rows in earlier record batches of the partition
+    places: Int64s | None  # the row numbers in the record batch; None for all rows
 
     def first(self, *, timed: bool = False) -> str:
-        """The first row of these, or of those that have times, by its number."""
+        """Describe the first of these rows, or the first with a time, by its number."""
         at = 0
         if timed:
-            assert self.at_ms is not None, "none has a time"
+            assert self.at_ms is not None, "no row has a time"
             at = int(np.argmax(self.at_ms != NO_TIME))
         place = at if self.places is None else int(self.places[at])
         return f"row {self.rows_before + place + 1} of partition {self.partition}"
@@ -60,11 +60,11 @@ class RowReader:
     """Reads record batches of one shape.
 
     Args:
-      topic: for rows that name none; "" if each must.
+      topic: the topic of rows without one; "" if each row must have one.
       start_ms: the instant that delays are counted from.
-      max_delay_ms: what is wanted later than this from then is refused.
+      max_delay_ms: times later than this after ``start_ms`` are refused.
       null_times: ``NULL_IS_REFUSED`` or ``NULL_IS_NOW``.
-      partition: Spark's number for where the rows are from; errors name it.
+      partition: Spark's number of the partition, which errors name.
     """
 
     def __init__(
@@ -76,22 +76,22 @@ class RowReader:
         null_times: str,
         partition: int,
     ) -> None:
-        assert topic or "topic" in shape.places, "nothing says where to"
+        assert topic or "topic" in shape.places, "the rows have no topic"
         self._shape = shape
         self._topic = topic
         self._start_ms = start_ms
         self._max_delay_ms = max_delay_ms
         self._null_times = null_times
         self._partition = partition
-        self._rows_before = 0  # those of earlier record batches
+        self._rows_before = 0  # rows in earlier record batches
 
     def read(self, rows: pa.RecordBatch) -> Iterator[Rows]:
-        """The messages of a record batch, by topic; batches come in the order of their rows.
+        """Yield the messages of a record batch by topic. Batches must be in the order of rows.
 
         Raises:
-          InvalidRequest: for what no message can have; it names the first row that has it.
-          DelayTooLong: for times that no broker takes. A letter with one of these is never
-            moved, and neither are the messages that share it.
+          InvalidRequest: if rows have an invalid value. The error names the first such row.
+          DelayTooLong: if times are too far in the future. The inbox relay would never move an
+            inbox entry with such a time, nor the other messages of the entry.
         """
         if not rows.num_rows:
             return
@@ -111,7 +111,7 @@ class RowReader:
             yield self._rows(self._topic, batch, at_ms, None)
             return
         coded = pc.dictionary_encode(topics)
-        # What is no UTF-8 is no name either, and is refused as such.
+        # Bytes that are not UTF-8 are escaped, and refused later as an invalid topic name.
         found = coded.dictionary.cast(_BYTES).to_pylist()
         names = [*(name.decode("utf-8", "backslashreplace") for name in found), ""]
         codes = np.asarray(coded.indices.fill_null(len(names) - 1))
@@ -139,29 +139,33 @@ class RowReader:
         if large.any():
             raise InvalidRequest(
                 f"{self._named(large)} too large: {int(sizes[np.argmax(large)]):,} bytes of"
-                f" payload, key and properties, where {MAX_MESSAGE_BYTES:,} are the maximum of a"
-                " bulk write"
+                f" payload, key and properties, but the maximum of a bulk write is"
+                f" {MAX_MESSAGE_BYTES:,} bytes"
             )
 
     def _refuse(self, wrong: Bools, why: str) -> None:
-        """Raise ``InvalidRequest`` if any row is."""
+        """Raise ``InvalidRequest`` if any row is wrong."""
         count = int(np.count_nonzero(wrong))
         if count:
             raise InvalidRequest(f"{self._named(wrong)} {why}")
 
     def _named(self, wrong: Bools, more: str = "") -> str:
-        """How many rows these are, and which is the first; ``more`` of that one."""
+        """Describe how many rows are wrong, and the first one, with ``more`` about it."""
         count, first = int(np.count_nonzero(wrong)), self._rows_before + int(np.argmax(wrong)) + 1
         place = f"row {first} of partition {self._partition}{more}"
         return f"{count} row{'s' * (count > 1)} (the first is {place})"
 
     def _refuse_null(self, rows: pa.RecordBatch, name: str, given: Bools) -> None:
-        """A time that Spark could not parse is null; sent at once, it may be far too early."""
+        """Refuse null times, unless they mean now.
+
+        Spark turns times that it cannot parse into null. If such messages were delivered at once,
+        that could be far too early.
+        """
         if self._null_times == NULL_IS_REFUSED and not given.all():
             named = self._named(~given, _key_shown(self._shape, rows, int(np.argmin(given))))
             raise InvalidRequest(
-                f"{named} whose {name} is null: fill in the time, drop these rows, or send them "
-                "at once with the option nullTimes=now"
+                f"{named} whose {name} is null: fill in the time, drop these rows, or deliver them"
+                " at once with the option nullTimes=now"
             )
 
     def _optional(self, rows: pa.RecordBatch, name: str, read: Any) -> Any:
@@ -180,28 +184,28 @@ class RowReader:
         elif name == "delay":
             at_ms = _milliseconds(column) + self._start_ms
         else:
-            # Cut, so that the sum is not past what 64 bits have: that would be in the past.
+            # Limited, so that the sum does not overflow 64 bits: that would be a time in the past.
             delays_ms = np.minimum(_integers(column.cast(pa.int64()), 0), MAX_DURATION_MS)
             at_ms = delays_ms + self._start_ms
         too_far = given & (at_ms > self._start_ms + self._max_delay_ms)
         if too_far.any():
             most = duration_text(self._max_delay_ms)
             raise DelayTooLong(
-                f"{self._named(too_far)} wanted later than the maximum delay of {most} from now;"
-                " where the broker takes them (its --max-delay), say so with the option maxDelay"
+                f"{self._named(too_far)} due later than the maximum delay of {most} from now. If"
+                " the broker accepts longer delays (its --max-delay), set the option maxDelay"
             )
-        # What lies before the beginning of time is due at once, as all that has passed.
+        # Times before 1970 are due at once, as all times in the past.
         return np.where(given, np.maximum(at_ms, 0), NO_TIME)
 
     def _payloads(self, column: pa.Array) -> Blobs:
         if column.null_count:
-            self._refuse(~_given(column), "without a payload: a message has one, if an empty one")
+            self._refuse(~_given(column), "without a payload: use an empty payload instead of null")
         return _blobs(column, "payload")
 
     def _topics(self, column: pa.Array) -> pa.Array:
         if not self._topic:
             absent = ~_given(column) | np.asarray(pc.equal(column, "").fill_null(True))
-            self._refuse(absent, "without a topic, and the option topic names none")
+            self._refuse(absent, "without a topic: fill in the column, or give the option topic")
         return column
 
     def _properties(self, column: pa.Array) -> Blobs | None:
@@ -211,13 +215,13 @@ class RowReader:
         counts = np.where(_given(column), np.diff(bounds), 0)
         self._refuse(counts > MOST_ENTRIES, f"with more than {MOST_ENTRIES:,} properties")
         low, high = int(bounds[0]), int(bounds[-1])
-        if int(counts.sum()) != high - low:  # entries of what is null
+        if int(counts.sum()) != high - low:  # null maps may still have entries
             entries = np.repeat(_given(column), np.diff(bounds))
             keep = pa.array(np.flatnonzero(entries) + low)
             names, values = column.keys.take(keep), column.items.take(keep)
         else:
             names, values = column.keys.slice(low, high - low), column.items.slice(low, high - low)
-        # A name is never null: neither Spark nor Arrow makes a map with one that is.
+        # A name is never null: neither Spark nor Arrow allows null keys in a map.
         absent = np.asarray(values.is_null()) if values.null_count else None
         return encode_maps(counts, _blobs(names, "property"), _blobs(values, "property"), absent)
 
@@ -240,7 +244,7 @@ def _integers(column: pa.Array, absent: int) -> Int64s:
 
 
 def _milliseconds(column: pa.Array) -> Int64s:
-    """A column of timestamps or intervals, rounded up: nothing may come early."""
+    """Return timestamps or intervals in milliseconds, rounded up so that no message is early."""
     unit = {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
     factor = 1_000 if column.type.unit == "s" else 1
     values = _integers(column.cast(pa.int64()), 0) * factor
@@ -248,7 +252,7 @@ def _milliseconds(column: pa.Array) -> Int64s:
 
 
 def _key_shown(shape: Shape, rows: pa.RecordBatch, place: int) -> str:
-    """The key of a row, for an error; nothing if it has none."""
+    """Return text about the key of a row, for an error; empty if the row has no key."""
     if "key" not in shape.places:
         return ""
     key = rows.column(shape.places["key"]).cast(_BYTES)[place].as_py() or b""
@@ -264,7 +268,7 @@ def _key_shown(shape: Shape, rows: pa.RecordBatch, place: int) -> str:
 
 
 def _blobs(column: pa.Array, name: str) -> Blobs:
-    """Text or bytes, without a copy of them; null is empty."""
+    """Return a column of text or bytes without copying them. A null becomes empty."""
     if column.null_count:
         column = column.fill_null(b"" if pa.types.is_binary(column.type) else "")
     column = column.cast(_BYTES)
@@ -275,7 +279,9 @@ def _blobs(column: pa.Array, name: str) -> Blobs:
     low, high = int(bounds[0]), int(bounds[-1])
     lengths = np.diff(bounds)
     if len(lengths) and int(lengths.max()) >= 1 << 32:
-        raise InvalidRequest(f"a {name} of {int(lengths.max())} bytes is too long")
+        raise InvalidRequest(
+            f"a {name} of {int(lengths.max())} bytes is too long: the maximum is {(1 << 32) - 1}"
+        )
     taken = memoryview(data).cast("B")[low:high] if data is not None else b""
     return Blobs(lengths.astype(np.uint32), taken)
 

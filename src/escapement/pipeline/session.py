@@ -1,7 +1,7 @@
-"""The Spark that a command runs its job on.
+"""The Spark session that a command runs its job on.
 
-It is one that this process has already, or what spark-submit says, or else all cores of this
-machine.
+It is the session that this process already has, or one on the master that the command or
+spark-submit names, or else one on all cores of this machine.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NEEDS_SPARK: Final = (
-    "this needs Spark: install escapement[spark], and escapement[spark-jvm] where there is no Java"
+    "this needs Spark: install escapement[spark], and also escapement[spark-jvm] if Java is missing"
 )
-# What Spark starts on; others it refuses after some seconds, and many lines.
+# The masters that Spark accepts. Spark refuses others only after some seconds, with many lines.
 _MASTER: Final = re.compile(
     r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn"
 )
-# Where Spark's scripts look for options of the Java that they start.
+# The variable from which Spark's scripts take options for Java.
 _JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
-# spark-submit has a Java running when it starts Python, and tells it where; which Python its
-# workers have is said by whoever submits.
+# The variable by which spark-submit gives Python the port of the running Java. With spark-submit,
+# the user configures the Python of the workers.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 
 
 def is_submitted() -> bool:
-    """Whether spark-submit runs this process."""
+    """Return whether spark-submit runs this process."""
     return _SUBMITTED in os.environ
 
 
@@ -43,21 +43,21 @@ def is_submitted() -> bool:
 def session(
     name: str, master: str | None = None, *, bar: bool = True, java_options: str | None = None
 ) -> Iterator[SparkSession]:
-    """A session for the time of one job.
+    """Yield a session for one job. A session created for the job is stopped afterwards.
 
     Args:
-      master: instead of what spark-submit says, or all cores of this machine.
-      bar: whether Spark shows on a terminal how far it is; not beside a job that does. For
-        spark-submit its own settings say that.
-      java_options: of a Java that is started for it, unless the environment has some.
+      master: the master; None for that of spark-submit, or all cores of this machine.
+      bar: whether Spark shows a progress bar on a terminal. Set it to false for a job that shows
+        its own progress. Under spark-submit, Spark's settings decide.
+      java_options: options for a new Java, unless the environment has some.
 
     Raises:
-      InvalidRequest: if there is no Spark here, no Java for it, or no such master.
-      StorageError: if Spark does not start; it has said why on standard error.
+      InvalidRequest: if Spark or Java is not installed, or the master is not valid.
+      StorageError: if Spark does not start. Spark prints the reason on standard error.
     """
     if master is not None and not _MASTER.fullmatch(master):
         raise InvalidRequest(
-            f"Spark knows no master {master!r}: say local[*], spark://host:7077, yarn or"
+            f"{master!r} is not a Spark master: use local[*], spark://host:7077, yarn or"
             " k8s://https://host:6443"
         )
     try:
@@ -70,12 +70,13 @@ def session(
         return
     if not is_submitted():
         provide_java()
-        # Workers on this machine are to have what is installed here.
+        # Workers on this machine use the packages installed here.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if java_options is not None:
             os.environ.setdefault(_JAVA_OPTIONS, java_options)
     try:
-        # A Java that was left before it has said where to reach it would stay for ever.
+        # If an interrupt came before Java reports its port, Java could not be stopped and would
+        # run forever. So interrupts are put off until Spark has started.
         with put_off():
             spark = _started(name, master, progress_of(bar))
         yield spark
@@ -85,8 +86,10 @@ def session(
 
 
 def progress_of(bar: bool) -> dict[str, str]:
-    """Whether Spark shows how far it is. To spark-submit says so whoever submits: what Python
-    sees as standard error is no terminal there.
+    """Return the setting for Spark's progress bar.
+
+    Empty under spark-submit, where Spark's settings decide: there, Python's standard error is
+    never a terminal.
     """
     if is_submitted():
         return {}
@@ -110,4 +113,6 @@ def _started(name: str, master: str | None, progress: dict[str, str]) -> SparkSe
         )
     except (Py4JError, PySparkException):
         where = "" if master is None else f" on {master}"
-        raise StorageError(f"Spark does not start{where}: what it says of it is above") from None
+        raise StorageError(
+            f"Spark does not start{where}: see its own error messages above"
+        ) from None

@@ -1,7 +1,7 @@
-"""What a DataFrame must look like to be written: the names and types of its columns.
+"""The shape of a DataFrame to write: the names and types of its columns.
 
-No Spark in here: the types are words of its SQL. Whatever is wrong is said before anything
-runs.
+An invalid shape is refused before any task runs. This module does not use Spark: types are given
+in Spark's SQL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TYPES: Final[dict[str, tuple[str, ...]]] = {
     "properties": ("map<string,string>",),
     "priority": _WHOLE,
 }
-# How to write, in SQL, a type whose own word means another where the session says so.
+# SQL names for types whose usual name may mean another type, depending on a setting.
 _SQL: Final = {"timestamp": "TIMESTAMP_LTZ"}
 _WHEN: Final = ("deliver_at", "delay", "delay_ms")
 # Values of the option nullTimes.
@@ -35,50 +35,54 @@ NULL_IS_NOW: Final = "now"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Where each column of a DataFrame stands, by the name that it has here."""
+    """The position of each column of a DataFrame, by the column's name in lower case."""
 
     places: Mapping[str, int]
 
     @classmethod
     def of(cls, columns: Mapping[str, str]) -> Shape:
-        """The shape of columns that have these types, in their order.
+        """Return the shape of columns, which are given by name and type, in their order.
 
         Raises:
-          InvalidRequest: if they cannot be written; it names the column.
+          InvalidRequest: if the columns cannot be written. The error names the column.
         """
         places: dict[str, int] = {}
         for place, (name, kind) in enumerate(columns.items()):
             known = name.lower()
             if known not in _TYPES:
                 raise InvalidRequest(
-                    f"the column {name!r} means nothing here; select those that do:"
+                    f"the column {name!r} is unknown. Select only known columns:"
                     f" {', '.join(_TYPES)}"
                 )
             if known in places:
-                raise InvalidRequest(f"there are two columns {known!r}")
+                raise InvalidRequest(f"there are two columns {known!r}: select one of them")
             if not _fits(kind.lower(), _TYPES[known]):
                 wanted = " or ".join(_SQL.get(word, word) for word in _TYPES[known])
-                raise InvalidRequest(f"the column {name!r} is of type {kind}, it must be {wanted}")
+                raise InvalidRequest(f"the column {name!r} is of type {kind}, but must be {wanted}")
             places[known] = place
         if "payload" not in places:
-            raise InvalidRequest("there is no column 'payload'")
+            raise InvalidRequest(
+                "the column 'payload' is missing: select the payload under this name"
+            )
         given = [name for name in _WHEN if name in places]
         if len(given) > 1:
-            raise InvalidRequest(f"{' and '.join(given)} both say when: select one of them")
+            raise InvalidRequest(
+                f"the columns {' and '.join(given)} exclude each other: select one of them"
+            )
         return cls(places)
 
     @property
     def has_times(self) -> bool:
-        """Whether messages may be given times."""
+        """Whether messages may have due times."""
         return self.when is not None
 
     @property
     def when(self) -> str | None:
-        """The column that says when messages are due; None without one."""
+        """The column with the due times or delays, or None."""
         return next((name for name in _WHEN if name in self.places), None)
 
 
 def _fits(kind: str, wanted: tuple[str, ...]) -> bool:
-    # Any part of days to seconds is one; years and months have no length.
+    # Every interval of days to seconds is accepted; years and months have no fixed length.
     exact = wanted == (_INTERVAL,) and kind.startswith("interval ")
     return kind in wanted or (exact and not {"year", "month"} & set(kind.split()))

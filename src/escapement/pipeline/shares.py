@@ -1,7 +1,7 @@
-"""Shares: what one task gets of many pieces of work, where most of them are small.
+"""Shares: groups of small pieces of work, one group for each task.
 
-A task costs some tens of milliseconds however little it does, so of thousands of topics each
-with a task of its own little else would be seen. No Spark in here.
+A task costs some tens of milliseconds even if it does little. With one task for each of thousands
+of topics, that would dominate. This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-# Few enough that all cores have something to do where there are thousands.
+# The maximum of pieces in a share. It is small enough to occupy all cores with thousands of pieces.
 _MOST_PIECES: Final = 20
 
 
 def shares(pieces: Iterable[T], messages: Callable[[T], int], most: int) -> list[tuple[T, ...]]:
-    """The pieces in their order, as many together as have ``most`` messages at most, or one.
+    """Group pieces, in order, into shares of at most ``most`` messages, or of one piece.
 
     Args:
-      messages: how many a piece has.
+      messages: returns the number of messages of a piece.
     """
     found: list[tuple[T, ...]] = []
     some: list[T] = []

@@ -1,17 +1,19 @@
-"""How verified files come into an archive, so that each step may be the last before a crash.
+"""The archive folder: moves verified files into an archive, safe against a crash at any step.
 
-A run of the job ``archive`` writes into a directory of its own. What is verified there
+A run of the job ``archive`` writes files into a directory of its own. After verification:
 
-1. is named in a note in that directory: which files are about to be where;
-2. is moved into its places, and a manifest of each topic is written beside;
-3. is recorded in the database, topic by topic. From then on it counts: the log may forget these
-   messages, and readers know of the files.
+1. A note in that directory lists the places to which the files will be moved.
+2. The files are moved to their places, and a manifest of each topic is written.
+3. The database records the files, topic by topic. From then on they count: the log may forget
+   these messages, and readers use the files.
+4. The run's directory is deleted.
 
-Then the directory goes. Whoever comes next and finds one deletes what its note names and no
-record does, and then it. A root may be that of several logs: each looks at its own directories.
-Both kinds of names begin with an underscore, so that Spark's readers pass them by.
+The next run deletes directories that a crash has left. Before that, it deletes the files that
+the note in such a directory lists and no record names. Several logs may share a root: each log
+handles only its own directories. The names of the folders for runs and manifests begin with an
+underscore, so that Spark's readers ignore them.
 
-Does not know Spark: a :class:`Place` is what it needs of a file system.
+This module does not use Spark: a :class:`Place` is the interface to a file system.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _NOTE: Final = "moving.json"
 
 
 class Place(Protocol):
-    """A directory; pipeline/localplace.py says what each of these does."""
+    """A directory of a file system. For the methods, see pipeline/localplace.py."""
 
     root: str
 
@@ -51,26 +53,26 @@ class Place(Protocol):
 
 
 class Ready(NamedTuple):
-    """Verified files of one topic, in the directory of their run, and which messages they have.
+    """Verified files of one topic in the directory of their run, and the offsets they have.
 
-    Their paths in the manifest are those that they are to have.
+    The manifest has the paths to which the files will be moved.
     """
 
     manifest: Manifest
     offsets: OffsetSet
-    names: tuple[str, ...]  # of the manifest's files, in that directory
+    names: tuple[str, ...]  # the names of the manifest's files in the run's directory
 
     @property
     def manifest_path(self) -> str:
-        """Where the manifest is to be."""
+        """The path to which the manifest is written."""
         return f"{_MANIFESTS}/{self.manifest.run}-{self.manifest.topic_id}.json"
 
 
 class Shelf:
-    """The archive of one log at one place; see the module's docstring. Blocking."""
+    """The archive folder of one log at one place; blocking."""
 
     def __init__(self, place: Place, engine: Engine, connection: Connection) -> None:
-        """Over the connection that holds ``archive.alone``."""
+        """``connection`` must hold the lock of ``archive.alone``."""
         self._place = place
         self._engine = engine
         self._connection = connection
@@ -78,12 +80,13 @@ class Shelf:
         self.log = log_identity(connection).hex()
 
     def begin(self, run: str) -> str:
-        """The whole path of the directory that a run may write to."""
+        """Return the whole path of the directory that a run writes to."""
         return f"{self.root}/{self._directory(run)}"
 
     def put(self, run: str, ready: list[Ready]) -> None:
-        """Bring what is in the run's directory into its places."""
-        # With the connection the right to be at work here would be gone.
+        """Move files from the run's directory to their places, and write the manifests."""
+        # Check that the connection is alive. If it is lost, so is the lock, and another run may
+        # be active.
         self._connection.execute("SELECT 1")
         directory = self._directory(run)
         files = {
@@ -99,7 +102,7 @@ class Shelf:
         self._place.settle()
 
     def record(self, one: Ready) -> bool:
-        """From now on it counts; False if its topic was deleted, and all of it with it."""
+        """Record files, so that they count. Return False if their topic was deleted."""
         manifest = one.manifest
         row = ArchiveRecord(
             manifest.topic_id,
@@ -118,7 +121,7 @@ class Shelf:
         return True
 
     def clear(self) -> None:
-        """Delete what runs on this log have left that does not count."""
+        """Delete the directories of runs on this log, and moved files without a record."""
         for name in self._place.directories(_RUNS):
             if not name.startswith(self.log):
                 continue

@@ -1,9 +1,9 @@
-"""A directory that driver and tasks must see as one: where tasks write, and the driver takes it up.
+"""A directory shared between the driver and tasks, in which tasks write files for the driver.
 
-The driver leaves a mark in it, and a task that does not see the mark refuses, before it has
-written anything on a disk of its own, where nobody would ever look.
+The driver writes a mark into it. A task that does not see the mark fails before it writes
+anything. Otherwise it would write to its own disk, where the driver does not find the files.
 
-No Spark in here.
+This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ _MARK: Final = "MARK"
 
 
 class Shown(NamedTuple):
-    """A directory, and what is marked there."""
+    """A shared directory and its mark."""
 
     directory: Path
     mark: str
 
     @classmethod
     def mark_in(cls, directory: Path) -> Shown:
-        """Leave a mark that nobody else can have left; the directory is made if it is missing."""
+        """Write a random mark into a directory, which is created if it is missing."""
         mark = secrets.token_hex(16)
         LocalPlace(f"file:{directory.absolute()}").write(_MARK, mark.encode())
         return cls(directory, mark)
 
     def check(self) -> None:
-        """Raise ``InvalidRequest`` where it is not to be seen."""
+        """Raise ``InvalidRequest`` if this process does not see the mark."""
         try:
             seen = (self.directory / _MARK).read_bytes()
         except OSError:
             seen = b""
         if seen != self.mark.encode():
             raise InvalidRequest(
-                f"{socket.gethostname()} does not see {self.directory} as the driver does: name a"
+                f"{socket.gethostname()} does not see {self.directory} as the driver does: use a"
                 " directory on a file system that driver and workers share under one name, or a"
-                " master that is a local one"
+                " local master"
             )

@@ -1,14 +1,15 @@
-"""An index filled from the log by tasks on many machines.
+"""The Spark engine of the job ``rebuild``: fills an index from the log with tasks.
 
-Three passes over the log's rows, which the driver names: a small one that samples when messages
-are due, so that the delivery order can be cut into ranges (pipeline/ranges.py); one that reads
-all of it and sends each range's messages to one place, in blocks of columns; and there one that
-sorts and writes them, as segments of the broker's own format, in the directory of the index that
-is being built. Tasks are plain functions here; Spark only carries what they give.
+There are three steps over the log rows that the driver lists:
 
-That directory must be one for driver and tasks (pipeline/shown.py). A task that is tried again, or
-runs twice, writes files of its own; the driver names those of the attempts that it was told of, and
-deletes all others.
+1. Sample the due times of messages, to cut the delivery order into ranges (pipeline/ranges.py).
+2. Read all rows, and send the messages of each range to one task, in blocks of columns.
+3. Sort the messages of each range, and write them as segments in the broker's format, into the
+   directory of the new index.
+
+Tasks are plain functions; Spark transports their results. Driver and tasks must share the
+directory (pipeline/shown.py). A task that is retried or runs twice writes separate files. The
+driver uses the files of the attempts that Spark reports, and deletes all others.
 """
 
 from __future__ import annotations
@@ -36,29 +37,29 @@ from escapement.storage.log.logtable import LogRow, RowKey
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Rows of the log that a task reads at once, and in all: some seconds of work.
+# The size of the log rows that a task reads at once, and altogether: some seconds of work.
 _STEP_BYTES: Final = 4 << 20
 _PART_BYTES: Final = 64 << 20
-# Rows that are read of each part as a sample.
+# Rows of each part that are sampled.
 _SAMPLED_ROWS: Final = 2
-# A range is no smaller, so that a small log does not become many segments, and half of what a
-# task holds, because a sample is not exact.
+# The least size of a range, so that a small log does not become many segments. The target size is
+# at most half of a task's memory, because a sample is not exact.
 _LEAST_RANGE_BYTES: Final = 16 << 20
 
 T = TypeVar("T")
 
 
 class Block(NamedTuple):
-    """Messages of one topic in one range, as they travel."""
+    """Messages of one topic in one range, as they are sent between tasks."""
 
     topic_id: int
     due_ms: bytes  # int64[n]
     offsets: bytes  # int64[n], ascending
-    body: bytes  # a MessageBatch's
+    body: bytes  # an encoded MessageBatch
 
 
 class Written(NamedTuple):
-    """A segment that a task has written."""
+    """A segment that a task has written, as a file name and its number of messages."""
 
     name: str
     rows: int
@@ -66,7 +67,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What all tasks of a job know."""
+    """The parameters that all tasks of a job share."""
 
     address: LogAddress
     shown: Shown
@@ -75,9 +76,9 @@ class Work:
 
 
 class Counters(NamedTuple):
-    """How far those tasks have come that have ended, in the driver; accumulators of Spark's.
+    """The progress of finished tasks, as Spark accumulators.
 
-    A task that runs again because what it gave was lost counts again: they are for people.
+    For people only: a task that runs again because its result was lost is counted twice.
     """
 
     messages: Any  # read
@@ -86,18 +87,18 @@ class Counters(NamedTuple):
 
     @classmethod
     def of(cls, spark: SparkSession) -> Counters:
-        """New ones."""
+        """Create new counters."""
         return cls(*(spark.sparkContext.accumulator(0) for _ in cls._fields))
 
 
 Claims = dict[int, TopicClaims]
 
 
-# -- what tasks do ---------------------------------------------------------------
+# -- in tasks --------------------------------------------------------------------
 
 
 def sample(work: Work, claims: Claims, keys: Sequence[RowKey]) -> list[Sample]:
-    """When some messages are due that stand for those in these rows."""
+    """Return samples of the keys of pending messages in these rows."""
     work.shown.check()
     some = [keys[(2 * at + 1) * len(keys) // (2 * _SAMPLED_ROWS)] for at in range(_SAMPLED_ROWS)]
     some = list(dict.fromkeys(some))
@@ -114,11 +115,11 @@ def sample(work: Work, claims: Claims, keys: Sequence[RowKey]) -> list[Sample]:
 def scatter(
     work: Work, claims: Claims, ranges: Ranges, keys: Sequence[RowKey]
 ) -> Iterator[tuple[int, Block]]:
-    """What is pending of these rows, in blocks, each with the number of its range."""
+    """Yield the pending messages of these rows in blocks, each with the number of its range."""
     work.shown.check()
     with _reading(work.address) as connection:
         for rows in Log.look(connection).fetch(connection, keys, _STEP_BYTES):
-            # What was restated has other offsets than those around it, and does not ascend.
+            # Restated messages are grouped separately, so that offsets ascend in each block.
             for (topic_id, _), group in groupby(rows, key=_stream):
                 columns = [_pending(work, claims, row) for row in group]
                 due_ms = np.concatenate([column[0] for column in columns])
@@ -128,10 +129,10 @@ def scatter(
 
 
 def gather(work: Work, attempt: int, blocks: Iterable[tuple[int, Block]]) -> Iterator[Written]:
-    """Sort and write the blocks of a range, as one segment or, if it is large, as several.
+    """Sort the blocks of a range and write them as a segment, or as several if memory is full.
 
     Args:
-      attempt: a number that no other attempt of any task has.
+      attempt: a number that is unique among all attempts of all tasks.
     """
     work.shown.check()
     table, number = BulkTable(work.memory_bytes), 0
@@ -163,12 +164,15 @@ def _written(work: Work, name: str, table: BulkTable) -> Written:
 
 
 def _stream(row: LogRow) -> tuple[int, int]:
-    """Rows of one stream have ascending offsets: those of a topic, and each restatement."""
+    """Return the group of a row: the rows of a topic that first state messages, or a restating row.
+
+    The offsets of a group ascend.
+    """
     return row.key.topic_id, min(row.key.base_offset, 0)
 
 
 def _pending(work: Work, claims: Claims, row: LogRow) -> tuple[Int64s, Int64s, MessageBatch]:
-    """Times, offsets and contents of what an index must have of a row."""
+    """Return due times, offsets and contents of the messages of a row that an index must have."""
     due_ms, offsets, batch = row.content.due_ms, row.offsets, row.content.batch()
     of_topic = claims.get(row.key.topic_id)  # None if it was deleted
     if of_topic is None:
@@ -207,13 +211,13 @@ def _reading(address: LogAddress) -> Iterator[Connection]:
         engine.close()
 
 
-# -- what the driver does --------------------------------------------------------
+# -- in the driver ---------------------------------------------------------------
 
 
 def fill(
     spark: SparkSession, work: Work, claims: Claims, keys: Sequence[RowKey], counters: Counters
 ) -> list[Written]:
-    """Have the index filled; what was written, in the order of its keys. Blocking."""
+    """Fill the index. Return the segments in the order of their keys. Blocking."""
     context = spark.sparkContext
     total_bytes = sum(key.size_bytes for key in keys)
     if not keys:
@@ -237,7 +241,7 @@ def fill(
 
 
 def _parts(keys: Sequence[RowKey], processors: int) -> list[list[RowKey]]:
-    """What each task reads: about equal bytes, in the order of the log."""
+    """Divide the rows into parts of about equal size, one for each task, in the log's order."""
     ends = np.cumsum([key.size_bytes for key in keys])
     total_bytes = int(ends[-1])
     part_bytes = max(min(_PART_BYTES, total_bytes // processors), 1)

@@ -1,8 +1,8 @@
-"""The data source ``escapement``: what Spark asks for first.
+"""The data source ``escapement``: the class that Spark loads first.
 
-Every instance lives in a Python process that Spark starts for one question, and travels to
-the next as a pickle, so it holds its options and nothing else. What answers a question is
-imported when that is asked: the first two processes of a session want but a name and a schema.
+Spark starts a Python process for each request, and sends an instance from one process to the next
+as a pickle. So an instance has its options only. Methods import the modules they need: the first
+two processes of a session only request the name and the schema, and should start fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EscapementSource(DataSource):
-    """Topics of escapement as DataFrames; docs/spark.md."""
+    """The data source for topics as DataFrames; see docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,9 +1,9 @@
-"""One attempt at one part of a job: messages in, letters in the database out.
+"""Staging of one attempt at one part of a bulk job: from messages to inbox entries.
 
-Messages are gathered by target until they fill a letter, and letters until they are worth a
-transaction; each of these may be done twice (storage/letters/job.py), so a database that goes
-away for a while is waited for. One transaction is written in a thread while the next is gathered.
-What is in memory is bounded by ``BUFFER_BYTES``, one batch, and two transactions.
+Messages are gathered by target until they fill an inbox entry, and entries until they fill a
+transaction. A transaction may be run twice (storage/letters/job.py), so it is retried while the
+database is away. One transaction is written in a thread while the next is gathered. The memory is
+bounded by ``BUFFER_BYTES``, one batch, and two transactions.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from escapement.storage.letters.letter import (
     compressed,
 )
 
-# A letter is one group commit of the broker's: larger ones make others wait, and in smaller ones
-# each message bears more of what a commit costs.
+# The target size of an inbox entry. The broker moves an entry in one group commit: larger entries
+# delay other publishers, and smaller ones have a higher commit cost per message.
 LETTER_BYTES: Final = 2 << 20
-# What a transaction has at least, unless it is the last: a COMMIT costs an fsync.
+# The least size of a transaction, except the last: each COMMIT costs an fsync.
 TRANSACTION_BYTES: Final = 4 << 20
-# Messages gathered for all targets; beyond it letters go that are not full.
+# The maximum size of messages gathered for all targets. Above it, all of them are put into inbox
+# entries, even if these are not full.
 BUFFER_BYTES: Final = 16 << 20
-# Of a message beside its columns: its time, priority, and lengths of what it has.
+# The size of a message beside its payload, key and properties: time, priority and lengths.
 _ROW_BYTES: Final = 24
-# The payload, key and properties of a message that fits a letter, with what is beside them.
+# The maximum size of payload, key and properties together, which fits an inbox entry.
 MAX_MESSAGE_BYTES: Final = MAX_LETTER_BYTES - 64
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """Messages of one target that are in no letter yet."""
+    """Messages of one target that are not in an inbox entry yet."""
 
     batches: list[MessageBatch] = field(default_factory=list)
     at_ms: list[Int64s] = field(default_factory=list)
@@ -51,11 +52,13 @@ class _Gathered:
 
 
 class Stager:
-    """See the module's docstring. Blocking; for one thread. Whoever gives it up closes it.
+    """Stages the messages of one attempt. Blocking; for one thread.
+
+    Call ``finish``, or ``close`` to give the attempt up.
 
     Args:
-      admit: called with each target before anything is gathered for it; raises what is
-        wrong with it.
+      admit: called for each topic before its first messages are gathered. Returns the full name
+        of the topic, or raises an error if the topic does not take the messages.
     """
 
     def __init__(
@@ -71,17 +74,17 @@ class Stager:
         self._letter_bytes = 0
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
-        self.tallies: dict[str, Tally] = {}  # of each target, what is or will be staged
+        self.tallies: dict[str, Tally] = {}  # of each target, including entries to be written
 
     def add(self, topic: str, batch: MessageBatch, at_ms: Int64s | None) -> None:
-        """Stage messages for a topic, written in any way; ``at_ms`` as in ``Times``.
+        """Stage messages for a topic, whose name may be short; ``at_ms`` as in ``Times``.
 
-        None is larger than ``MAX_MESSAGE_BYTES``.
+        Messages must not be larger than ``MAX_MESSAGE_BYTES``.
         """
         timed = at_ms is not None and bool((at_ms != NO_TIME).any())
         target = self._names.get((topic, timed))
         if target is None:
-            self._await_written()  # on one connection one thing at a time
+            self._await_written()  # ``admit`` uses the same connection
             target = self._names[topic, timed] = self._admit(topic, timed)
         gathered = self._gather(
             target, batch, np.full(len(batch), NO_TIME) if at_ms is None else at_ms
@@ -102,7 +105,7 @@ class Stager:
         return gathered
 
     def finish(self) -> Counted:
-        """All that was added is staged; what the commit is to be told."""
+        """Stage the rest of the messages, and return the counts for the commit."""
         self._close_all()
         self._write()
         self._await_written()
@@ -111,7 +114,7 @@ class Stager:
         return Counted(self._attempt.part, self._attempt.name, messages)
 
     def close(self) -> None:
-        """Nothing is being written any more, whatever became of it."""
+        """Wait for the writing thread to end, and ignore its errors."""
         self._thread.shutdown()
 
     def _close_all(self) -> None:
@@ -119,7 +122,7 @@ class Stager:
             self._close(target, whole=True)
 
     def _close(self, target: str, *, whole: bool) -> None:
-        """Put what was gathered for a target into letters: all of it, or what fills them."""
+        """Put gathered messages of a target into inbox entries: all, or those in full entries."""
         gathered = self._gathered.pop(target)
         self._gathered_bytes -= gathered.size_bytes
         batch = MessageBatch.concat(gathered.batches)
@@ -129,7 +132,7 @@ class Stager:
         rest = batch.part(low, high)
         if not whole and high - low < MAX_LETTER_MESSAGES and rest.size_bytes < LETTER_BYTES:
             cuts.pop()
-            # A copy: a view of a few would keep all the others in memory.
+            # A copy, because a view would keep the whole batch in memory.
             self._gather(target, MessageBatch.decode(rest.encode()), at_ms[low:high].copy())
         for low, high in cuts:
             self._put(target, batch.part(low, high), at_ms[low:high])
@@ -152,7 +155,7 @@ class Stager:
             self._write()
 
     def _write(self) -> None:
-        """Begin to write the letters, once those before them are written."""
+        """Start to write the inbox entries, after the previous ones are written."""
         letters, self._letters = self._letters, []
         self._letter_bytes = 0
         if not letters:
@@ -166,14 +169,14 @@ class Stager:
         self._writing = self._thread.submit(self._transactions.run, stage)
 
     def _await_written(self) -> None:
-        """Wait for what is being written. Raises what it failed with."""
+        """Wait for the current write, and raise its error if it failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
 
 def sizes_of(batch: MessageBatch) -> Int64s:
-    """The bytes of each message: of its payload, key and properties."""
+    """Return the size of each message: of its payload, key and properties."""
     sizes = batch.payloads.lengths.astype(np.int64)
     for column in (batch.keys, batch.properties):
         if column is not None:
@@ -182,7 +185,7 @@ def sizes_of(batch: MessageBatch) -> Int64s:
 
 
 def _cuts(batch: MessageBatch) -> list[tuple[int, int]]:
-    """Where a batch is to be cut into letters: of one message, or of as many as fit."""
+    """Return the ranges of a batch for inbox entries: as many messages as fit, or one."""
     sizes = sizes_of(batch) + _ROW_BYTES
     ends = np.cumsum(sizes)
     cuts: list[tuple[int, int]] = []

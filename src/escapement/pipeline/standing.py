@@ -1,25 +1,24 @@
-"""How messages of a topic stand: a state and a count of attempts for each, in columns.
+"""The status of a topic's messages: the state and the number of attempts of each, in columns.
 
-Seen from one subscription, in the words of ``escapement message show``:
+For one subscription, states are named as by ``escapement message show``:
 
     =============  ==================================================================
-    not covered    the subscription begins elsewhere
-    pending        not due yet; of a shared subscription
-    waiting        due, or in the order of the log its turn may come; not tried, as
-                   far as is recorded: it may have come to a consumer just now
-    in retry       was delivered and not acknowledged: a consumer has it, or it waits
-    acknowledged   done, by a consumer or because it expired or was dropped by a quota
-                   between two attempts, or went to the dead letters after some; of what is
-                   archived also what lapsed
-    lapsed         expired, or was dropped by a quota, before anybody was handed it
-    cancelled      was cancelled before it was tried
+    not covered    the subscription starts after this message
+    pending        not due yet; shared subscriptions only
+    waiting        due, or in arrival order for subscriptions that ignore delays, and
+                   without a recorded attempt; it may have been delivered just now
+    in retry       was delivered and not acknowledged: it is in flight or to be retried
+    acknowledged   acknowledged by a consumer; or dead-lettered, expired or dropped by
+                   a quota after an attempt; for archived messages, also lapsed ones
+    lapsed         expired, or dropped by a quota, before its first delivery
+    cancelled      cancelled before its first delivery
     =============  ==================================================================
 
-Seen from the topic as a whole: ``acked``, ``lapsed`` or ``cancelled``, when all subscriptions
-that are to get it are done with it, the first of these that it is for any of them; else ``fired``,
-when it is due or was tried; else ``to_be_fired``. Q2.
+For the topic as a whole, a message is ``acked``, ``lapsed`` or ``cancelled`` if it is finished for
+every subscription that covers it: the first of these states that it has for any of them.
+Otherwise it is ``fired`` if it is due or has an attempt, else ``to_be_fired``. Q2.
 
-Pure, but for the state it is cut from (storage/topicstate.py).
+Pure, except that :class:`Standing` is cut from a topic's state (storage/topicstate.py).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from escapement.storage.topicstate import SubscriptionState, TopicState
 
 Bools = npt.NDArray[np.bool_]
 
-# By their codes.
+# The names of the states, by their codes.
 STATES: Final = (
     "to_be_fired",
     "fired",
@@ -51,18 +50,18 @@ STATES: Final = (
 )
 _TO_BE_FIRED, _FIRED, _ACKED, _CANCELLED = range(4)
 _NOT_COVERED, _PENDING, _WAITING, _IN_RETRY, _ACKNOWLEDGED, _LAPSED = range(4, 10)
-# Of what is done no count is kept.
+# The number of attempts of acknowledged messages, for which no count is kept.
 NO_COUNT: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standing:
-    """What is to be known of some messages of a topic to tell how they stand."""
+    """The data that determines the status of some messages of a topic."""
 
     now_ms: int
     cancelled: OffsetSet
     subscriptions: list[SubscriptionState]
-    one: bool  # seen from the only one of them
+    one: bool  # whether states are those of the only subscription, not of the topic
 
     @classmethod
     def of(
@@ -74,10 +73,14 @@ class Standing:
         *,
         forgotten: bool = False,
     ) -> Standing:
-        """Of the messages ``[low, high)``. Raises ``NotFound``.
+        """Return the data for the messages ``[low, high)``.
 
         Args:
-          forgotten: the log does not have them any more; then it is not known what lapsed.
+          subscription: a subscription for its states; None for the states of the topic.
+          forgotten: whether the log has forgotten the messages. Then lapsed messages are not known.
+
+        Raises:
+          NotFound: if the subscription does not exist.
         """
         seen_from = state.subscriptions
         if subscription is not None:
@@ -93,10 +96,10 @@ class Standing:
         return cls(state.read_at_ms, cancelled, parts, subscription is not None)
 
     def codes_and_counts(self, due_ms: Int64s, offsets: Int64s) -> tuple[UInt8s, Int64s]:
-        """For each message the code of its state, and its attempts or ``NO_COUNT``.
+        """Return the code of each message's state, and its attempts or ``NO_COUNT``.
 
         Args:
-          due_ms: when each is due now; int64[n].
+          due_ms: the current due times; int64[n].
           offsets: in any order; int64[n].
         """
         cancelled = self.cancelled.contains(offsets)
@@ -123,10 +126,10 @@ class Standing:
         return codes, counts
 
     def done(self, due_ms: Int64s, offsets: Int64s) -> Bools:
-        """Which messages nobody is to get any more, so that the log may forget them; bool[n].
+        """Return a mask of finished messages, which the log may forget; bool[n].
 
-        What is due, or cancelled, and what each subscription that is to get it has acknowledged,
-        or was not handed before it was cancelled.
+        A message is finished if it is due or cancelled, and each subscription that covers it has
+        acknowledged it, or had no attempt at it before it was cancelled.
         """
         cancelled = self.cancelled.contains(offsets)
         done: Bools = (due_ms <= self.now_ms) | cancelled

@@ -1,4 +1,4 @@
-"""Spark's face of a streaming read."""
+"""The adapter of Spark's interface for streaming reads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from escapement.pipeline.streaming import Positions, StreamPlan, from_json, to_j
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's source."""
+    """The source of one streaming query."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        # Looked at by the first that needs them: an error from here Spark loses in one of its own.
+        # Both are checked on first use: Spark hides an error of the constructor behind its own.
         self._options = options
         self._schema = schema
-        # With Trigger.AvailableNow: where the query ends.
+        # The end of a query with Trigger.AvailableNow.
         self._target: Positions | None = None
 
     @cached_property

@@ -1,10 +1,10 @@
-"""What a stream gives: where it begins, how far it goes with each batch, and its parts.
+"""The plan of a streaming read: its start, the end of each batch, and the parts of a batch.
 
-A position in a topic is the offset to go on from, and with it what is needed to notice loss: the
-topic's id, for a topic of that name may be a new one, and where the log began when the position
-was noted. Spark keeps positions in its checkpoint, as JSON.
+A position in a topic has the next offset to read. To detect data loss, it also has the topic's id,
+because the topic may be deleted and created again, and the beginning of the log at the time of
+the position. Spark stores positions in its checkpoint, as JSON.
 
-Runs in the driver, or in a Python process beside it. Nothing is kept open between two calls.
+Runs in the driver, or in a Python process beside it. No connection stays open between two calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STREAM_OPTIONS: Final = (
 
 
 class Position(NamedTuple):
-    """A place in a topic's log; see the module's docstring."""
+    """A place in a topic's log, with the data to detect loss."""
 
     topic_id: int
     next_offset: int
@@ -47,7 +47,7 @@ Positions = dict[TopicName, Position]
 
 
 def to_json(positions: Mapping[TopicName, Position]) -> dict[str, Any]:
-    """As Spark keeps them."""
+    """Return positions as Spark stores them."""
     return {
         topic.full: {"id": at.topic_id, "next": at.next_offset, "begin": at.begin_offset}
         for topic, at in positions.items()
@@ -55,7 +55,7 @@ def to_json(positions: Mapping[TopicName, Position]) -> dict[str, Any]:
 
 
 def from_json(kept: Mapping[str, Mapping[str, int]]) -> Positions:
-    """What ``to_json`` gave."""
+    """Return the positions that ``to_json`` encoded."""
     return {
         TopicName.parse(topic): Position(at["id"], at["next"], at["begin"])
         for topic, at in kept.items()
@@ -63,7 +63,7 @@ def from_json(kept: Mapping[str, Mapping[str, int]]) -> Positions:
 
 
 class StreamPlan:
-    """What a stream was asked for; checked, and nothing looked at yet."""
+    """A streaming read with checked options. Methods read the database."""
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
         """Raises ``InvalidRequest``."""
@@ -80,14 +80,15 @@ class StreamPlan:
         self._min_parts = options.number("minPartitions")
         self._most_records = options.number("maxRecordsPerPartition")
         self._fail_on_loss = options.flag("failOnDataLoss", True)
-        self._told: set[str] = set()  # which losses it has warned of
+        self._told: set[str] = set()  # losses that were printed
 
     def initial(self) -> Positions:
-        """Where a new query begins.
+        """Return the start of a new query.
 
         Raises:
           NotFound: if a topic does not exist.
-          LogForgotten: if the log begins behind the offset asked for.
+          LogForgotten: if the log has forgotten the requested offset, unless ``failOnDataLoss``
+            is false.
         """
         found: Positions = {}
         with looking(self.address) as (engine, connection):
@@ -99,10 +100,10 @@ class StreamPlan:
         return found
 
     def latest(self) -> Positions:
-        """Where the topics' logs end now, of those that there are.
+        """Return the current ends of the logs of existing topics.
 
         Raises:
-          NotFound: if one does not exist, unless it is wanted to go on without it.
+          NotFound: if a topic does not exist, unless ``failOnDataLoss`` is false.
         """
         found: Positions = {}
         with looking(self.address) as (_, connection):
@@ -110,41 +111,42 @@ class StreamPlan:
                 try:
                     found[topic] = Position(*read_range(connection, topic))
                 except NotFound as error:
-                    self._lost(f"{error}, or no longer", NotFound)
+                    self._lost(f"{error}, or was deleted", NotFound)
         return found
 
     def reached(self, start: Positions, end: Positions, most: int | None) -> Positions:
-        """How far a batch goes, as :func:`admit` says.
+        """Return the end of a batch, by the rules of :func:`admit`.
 
         Raises:
-          LogForgotten: if the log ends before ``start``, unless that is wanted: then it goes on
-            from that end.
+          LogForgotten: if the log ends before ``start``, unless ``failOnDataLoss`` is false. Then
+            the stream continues from the end of the log.
         """
         if any(_is_behind(at, start.get(topic)) for topic, at in end.items()):
-            # Only where ``end`` was noted before ``start`` does the log end no sooner than that.
+            # ``end`` may only be older than ``start``, so look at the current end of the log.
             for topic, now in self.latest().items():
                 begun = start.get(topic)
                 if begun is None or not _is_behind(now, begun):
                     continue
                 self._lost(
-                    f"the log of {topic.full} ends at {now.next_offset}, and was read up to"
-                    f" {begun.next_offset}: the database was set back"
+                    f"the log of {topic.full} ends at {now.next_offset}, but was read up to"
+                    f" {begun.next_offset}: the database was restored from an older state"
                 )
                 start = {**start, topic: now}
-        # What was deleted stays where it is: should it be made anew, that has another id.
+        # A deleted topic keeps its position. If it is created again, the new topic has another id.
         gone = {topic: start[topic] for topic in self.topics if topic in start.keys() - end.keys()}
         return admit(start, {**end, **gone}, most)
 
     def tasks(self, start: Positions, end: Positions) -> list[tuple[Part, ...]]:
-        """The parts of a batch that each task reads; raises as :meth:`parts`."""
+        """Return the parts of a batch that each task reads. Raises the errors of :meth:`parts`."""
         return tasks_of(self.parts(start, end), self._min_parts, self._most_records)
 
     def parts(self, start: Positions, end: Positions) -> list[Part]:
-        """The parts of a batch, as the topics stand now.
+        """Return the parts of a batch by the current state of the topics.
 
         Raises:
-          LogForgotten: if some of it is in the log no more, unless that is wanted.
-          NotFound: if a topic of it is not there any more, unless that is wanted.
+          LogForgotten: if the log has forgotten messages of the batch, unless ``failOnDataLoss``
+            is false.
+          NotFound: if a topic of the batch was deleted, unless ``failOnDataLoss`` is false.
         """
         with looking(self.address) as (engine, connection):
             begun = {
@@ -156,7 +158,7 @@ class StreamPlan:
             for topic, state in zip(topics, states, strict=True):
                 since, until = begun[topic], end[topic]
                 if isinstance(state, NotFound):
-                    self._lost(f"{state}, or no longer", NotFound)
+                    self._lost(f"{state}, or was deleted", NotFound)
                     continue
                 self._check(topic, since, until, state)
                 if state.record.id != until.topic_id:
@@ -195,42 +197,46 @@ class StreamPlan:
             place = state.end_offset
         elif not self._since and int(place) < state.begin_offset:
             self._lost(
-                f"the log of {topic.full} begins at {state.begin_offset}, not at {place}: what lay"
-                " before was done and is forgotten; a stream reads no archives: begin at earliest,"
-                " and read what is archived once as a batch"
+                f"the log of {topic.full} begins at {state.begin_offset}, not at {place}: it has"
+                " forgotten finished messages before that, and a stream does not read archives."
+                " Start at earliest, and read archived messages once as a batch"
             )
         return Position(state.record.id, min(int(place), state.end_offset), state.begin_offset)
 
     def _check(self, topic: TopicName, since: Position, until: Position, state: TopicState) -> None:
-        """Whether something of a batch is lost. Raises ``LogForgotten``."""
+        """Check a batch for lost messages. Raises ``LogForgotten``."""
         if not since.topic_id == until.topic_id == state.record.id:
-            self._lost(f"{topic.full} was deleted and made anew since it was read last")
+            self._lost(f"topic {topic.full} was deleted and created again since the last read")
             return
         known = max(since.next_offset, since.begin_offset)
         if known < min(state.begin_offset, until.next_offset):
             self._lost(
                 f"the log of {topic.full} begins at {state.begin_offset}, not at"
-                f" {since.next_offset}, up to where it was read: what lies between was done and is"
-                " forgotten; if it is archived, read it once as a batch (startingOffsets,"
-                " endingOffsets); a longer retention of the namespace keeps it for slow queries"
+                f" {since.next_offset}, up to which it was read: it has forgotten the finished"
+                " messages between. If they are archived, read them once as a batch"
+                " (startingOffsets, endingOffsets). For slow queries, set a longer retention of"
+                " the namespace"
             )
 
     def _lost(self, what: str, kind: type[EscapementError] = LogForgotten) -> None:
-        """Raise it; or say it once, where the query is to go on all the same."""
+        """Raise an error about a loss, or print it once if ``failOnDataLoss`` is false."""
         if self._fail_on_loss:
-            raise kind(f"{what}. To go on without it, set failOnDataLoss to false")
+            raise kind(f"{what}. To continue despite the loss, set failOnDataLoss to false")
         if what not in self._told:
             self._told.add(what)
-            print(f"escapement: {what}; going on without it", file=sys.stderr)
+            print(f"escapement: {what}. The query continues despite the loss", file=sys.stderr)
 
 
 def _published_since(state: TopicState, log: Log, connection: Connection, since_ms: int) -> int:
-    """The first message published then or later; halving as ``Log.first_accepted`` does."""
+    """Return the first offset published at ``since_ms`` or later; a binary search.
+
+    If the wall clock was set back, the result has the limits of ``Log.first_accepted``.
+    """
     at = (connection, state.record.id)
     first = log.first_accepted(*at, since_ms, state.end_offset)
     if first > state.begin_offset:
         return first
-    # All rows that there are: so there may be more among those that later rows state again.
+    # All rows in the log match. Earlier messages that only restating rows have may match, too.
     earlier = stated_again(state, 0, state.begin_offset)
     low, high = 0, len(earlier)
     while low < high:
@@ -246,17 +252,17 @@ def _published_since(state: TopicState, log: Log, connection: Connection, since_
 
 
 def _is_behind(at: Position, begun: Position | None) -> bool:
-    """Whether it is before the position that was begun at, in the same topic."""
+    """Return whether ``at`` is before ``begun`` in the same topic."""
     return (
         begun is not None and begun.topic_id == at.topic_id and begun.next_offset > at.next_offset
     )
 
 
 def admit(start: Positions, latest: Positions, most: int | None) -> Positions:
-    """How far a batch goes: ``most`` messages at most, shared out as :func:`_shared` says.
+    """Return the end of a batch with at most ``most`` messages, distributed by :func:`_shared`.
 
-    Where a topic has nothing new its position stays as it is, whatever the log has forgotten
-    meanwhile, so that there is no batch without messages.
+    The position of a topic without new messages does not change, even if the log has forgotten
+    messages meanwhile. Otherwise there would be batches without messages.
     """
     ahead: dict[TopicName, int] = {}
     for topic, end in latest.items():
@@ -277,13 +283,15 @@ def admit(start: Positions, latest: Positions, most: int | None) -> Positions:
 
 
 def _shared(ahead: Mapping[TopicName, int], most: int) -> dict[TopicName, int]:
-    """Of each topic in proportion to what is ahead, and one at least while there are enough.
+    """Distribute ``most`` messages over topics, in proportion to their unread messages.
 
-    So a topic with little does not wait until others have been read up.
+    Each topic with unread messages gets at least one while there are enough. So a topic with few
+    messages is read before the backlog of the others is.
     """
     shares: dict[TopicName, int] = {}
     left, waiting = most, sum(ahead.values())
-    # What is left goes to those that are left, the smallest first: rounding loses nothing.
+    # The smallest topics come first. The remainder is divided among the other topics, so that no
+    # message is lost by rounding.
     for topic, new in sorted(ahead.items(), key=lambda one: one[1]):
         shares[topic] = new if left >= waiting else min(new, left, max(left * new // waiting, 1))
         waiting -= new

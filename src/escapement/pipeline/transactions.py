@@ -1,6 +1,6 @@
-"""Transactions of a job on a connection of its own, tried again when the database fails.
+"""Transactions of a bulk job on its own connection, retried when the database fails.
 
-Only for what may be done twice: after a COMMIT without a reply it is simply done again.
+Transactions must be repeatable: after a COMMIT without a reply, the transaction runs again.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from escapement.storage.engine.transaction import transaction
 
 T = TypeVar("T")
 
-# A restart of a server, or a fail-over, is over by then; tasks are better ended than hung.
+# The maximum time of retries: enough for a restart or a fail-over of the server. After that, a task
+# fails instead of hanging.
 _PATIENCE_S: Final = 60.0
 _FIRST_PAUSE_S: Final = 0.05
 _LAST_PAUSE_S: Final = 2.0
 
 
 class Transactions:
-    """See the module's docstring. Blocking; for one thread."""
+    """A connection with retried transactions. Blocking; for one thread."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._connection: Connection | None = None
-        self.in_doubt = False  # whether a COMMIT was lost, and what it did was done again
+        self.in_doubt = False  # whether a COMMIT had no reply, so that its transaction ran again
 
     def run(self, statement: Callable[[Connection], T]) -> T:
-        """What ``statement`` gives, once that is durable.
+        """Run ``statement`` in a transaction, and return its result when that is durable.
 
         Raises:
-          StorageUnavailable: the database was away for too long.
+          StorageUnavailable: if the database was away for too long.
         """
         deadline_s = time.monotonic() + _PATIENCE_S
         pause_s = _FIRST_PAUSE_S
@@ -59,7 +60,7 @@ class Transactions:
             raise
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

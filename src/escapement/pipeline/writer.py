@@ -1,8 +1,7 @@
-"""Spark's writers: what Spark asks for, answered by a bulk write.
+"""The adapters of Spark's interfaces for writes, batch and streaming, over a bulk write.
 
-A writer is made in the driver, travels to the tasks as a pickle, and back to a process of the
-driver's for the commit; of a stream that process makes a new one. Record batches come as Arrow has
-them.
+The driver creates a writer and sends it to the tasks as a pickle. For the commit, Spark sends it
+to a process beside the driver; for a stream, that process creates a new writer.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from escapement.pipeline.options import Options
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Where Spark tells a task which query and which batch it works for.
+# The local properties by which Spark tells a task its query and batch.
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 
 
 @dataclass
 class StagedPart(WriterCommitMessage):
-    """What a task tells the commit."""
+    """The message of a task to the commit."""
 
     part: Part
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """``df.write.format("escapement").mode("append")``."""
+    """The writer of ``df.write.format("escapement").mode("append")``."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise InvalidRequest('messages are added, never replaced: write with mode("append")')
+            raise InvalidRequest('messages cannot be overwritten: write with mode("append")')
         self._plan = BulkWrite.plan(options, _columns(schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedPart:
@@ -60,32 +59,36 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """``df.writeStream.format("escapement")``: a job for each batch, in a series of the query."""
+    """The writer of ``df.writeStream.format("escapement")``.
+
+    Each batch is a job, in one series for the query.
+    """
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise InvalidRequest(
-                'messages are added, never replaced: write with outputMode("append")'
-            )
+            raise InvalidRequest('messages cannot be overwritten: write with outputMode("append")')
         self._plan = BulkWrite.plan(options, _columns(schema), of_stream=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedPart:
         task = _task()
         query, batch = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
-            raise InvalidRequest("Spark does not say which query and batch this is")
+            raise InvalidRequest(
+                f"Spark has not set the properties {_QUERY_ID} and {_BATCH_ID} of the task, so the"
+                " batch cannot be identified: start the query with writeStream"
+            )
         plan = self._plan.of_batch(f"query/{query}", int(batch))
         return StagedPart(bulk.write_part(plan, task.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         parts = _parts(messages)
-        if parts:  # a batch without tasks has nothing to be known by, and nothing in it
+        if parts:  # a batch without parts has no messages
             report = bulk.commit(self._plan.of_batch(parts[0].series, batchId), parts)
-            if report.messages or report.repeated:  # a batch may be empty, every time
+            if report.messages or report.repeated:  # print nothing for empty batches
                 _say(report)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        # There may be none: then no task has said which query this is.
+        # There may be no parts. Then the id of the query is unknown.
         bulk.abandon_batch(self._plan, batchId, _parts(messages))
 
 
@@ -97,7 +100,7 @@ def _columns(schema: StructType) -> dict[str, str]:
     names = schema.fieldNames()
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise InvalidRequest(f"there are two columns {twice[0]!r}")
+        raise InvalidRequest(f"there are two columns {twice[0]!r}: select one of them")
     return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
@@ -107,5 +110,5 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
 
 def _task() -> TaskContext:
     task = TaskContext.get()
-    assert task is not None, "this runs in a task"
+    assert task is not None, "this must run in a task"
     return task
