@@ -230,7 +230,7 @@ class Consuming:
         """
         if self._pipeline.state is State.READ_ONLY:
             raise StorageReadOnly(
-                "acknowledgements cannot be stored: the database is read-only; send them again later"
+                "acknowledgements cannot be stored: the database is read-only; send them later"
             )
         if self._pipeline.waiting_acks + len(offsets) > 2 * self._limits.unwritten_acks:
             raise StorageUnavailable(

@@ -43,7 +43,7 @@ class Claims:
         self.subscribing = 0  # subscriptions being made durable
         self.arrived_since_ms = _NEVER_MS  # the earliest due time that arrived meanwhile
 
-    # -- while a subscription is made ------------------------------------------
+    # -- while a subscription is created ---------------------------------------
 
     def begin_subscribing(self) -> None:
         """Note that a subscription is being made durable; ``end_subscribing`` must follow."""
@@ -91,9 +91,10 @@ class Claims:
         """Return which messages are pending, for a view; bool[n].
 
         These are the messages not yet due and not cancelled, and the due messages that a shared
-        subscription covers or holds and has not acknowledged. A moved message is reported by its
-        current key, even if a subscription holds it under an earlier one. It is reported by the
-        earlier key only if that subscription does not cover the current one.
+        subscription covers and has not acknowledged. A cancelled one is pending only for a
+        subscription that holds it. A moved message is reported by its current key, even if a
+        subscription holds it under an earlier one. It is reported by the earlier key only if that
+        subscription does not cover the current one.
         """
         hidden = self._amendments.hidden(due_ms, offsets)
         pending = due_ms > now_ms

@@ -11,7 +11,7 @@ So the journal always covers the messages that the index lacks, and a crash betw
 only makes the next start read a little more. The state is taken *after* step 2 and may be newer
 than the positions: replaying an entry that it contains changes nothing.
 
-State that could not be written (MySQL was away) goes with the next checkpoint.
+State that could not be written (MySQL was away) is written with the next checkpoint.
 :mod:`~escapement.broker.upkeep.unwritten` collects the state to be written.
 """
 
@@ -178,7 +178,7 @@ class Checkpointer:
         try:
             await self._run(self._write, checkpoint)
         except (StorageUnavailable, TransactionAborted) as error:
-            _log.warning("cannot write state; it goes with the next checkpoint: %s", error)
+            _log.warning("cannot write the state; the next checkpoint writes it: %s", error)
             return
         self.unwritten.stored()
 

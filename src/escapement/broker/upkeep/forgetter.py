@@ -1,6 +1,6 @@
 """Deletes the oldest generations of the log when nothing needs them any more.
 
-One task. In each round it examines the oldest generation, and the next one after that is deleted. A
+One task. In each round it examines the oldest generation and, after deleting it, the next one. A
 generation may be deleted when
 
 1. every namespace with messages in it permits it: they are older than its ``retention_ms``, or

@@ -1,7 +1,7 @@
 """State that has changed since the last checkpoint and is not in the database yet.
 
 ``take`` collects all of it in one synchronous step. ``stored`` reports that it is in the database.
-State that could not be written stays, and goes with the next ``take``. State of topics and
+State that could not be written stays for the next ``take``. State of topics and
 subscriptions that were deleted meanwhile is left out, so that it does not reappear.
 
 No I/O: :mod:`~escapement.broker.upkeep.checkpointer` writes the state.
