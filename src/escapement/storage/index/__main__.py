@@ -1,10 +1,9 @@
-"""The child process of a compaction: a job on standard input, a count on standard output.
+"""The child process of a compaction: reads a job from standard input and prints a row count.
 
-Started by ``Compaction.run`` and by nobody else. It is polite: it has a low priority, and a
-session of its own, because Linux shares processors out between sessions first and looks at
-priorities only inside each, unless the session itself is given one. It does not outlive its
-parent: standard input stays open as long as the parent lives, and when it closes, the process
-ends at once, leaving a file that no manifest names.
+``Compaction.run`` starts it. It has a low priority and a session of its own, because Linux divides
+processors between sessions first and applies priorities inside each session, unless the session
+itself has a priority. It does not outlive its parent: the parent keeps standard input open, and
+when that closes the process ends at once and leaves a file that no manifest names.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from escapement.errors import IndexDamaged
 from escapement.storage.index.compaction import EXIT_DAMAGED, Job, merge_segments
 
-_NICENESS = 10  # the broker goes first, but on an idle machine this takes a core
+_NICENESS = 10  # the broker has precedence, but on an idle machine a merge uses a whole core
 
 
 def _end_with_the_parent() -> None:
@@ -28,9 +27,9 @@ def _end_with_the_parent() -> None:
 
 
 def main() -> int:
-    """Do one job; the exit code."""
+    """Do one job and return the exit code."""
     os.nice(_NICENESS)
-    with suppress(OSError):  # another system than Linux, or one that shares out otherwise
+    with suppress(OSError):  # not Linux, or a kernel without autogroups
         Path("/proc/self/autogroup").write_text(str(_NICENESS), "ascii")
     job = Job.decode(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
@@ -44,7 +43,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Without waiting for the thread that waits for the parent.
+    # Exit without joining the thread that waits for the parent.
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,10 +1,10 @@
-"""Blocks: what a segment is made of, each with its length, version and checksum.
+"""Blocks: the parts of a segment, each with its length, version and checksum.
 
-Owns the frame around every piece of the index on disk, and the bounded cache of blocks
-that were read. A block is 24 bytes of header and a body:
+This module owns the frame around every piece of the index on disk, and the bounded cache of
+blocks that were read. A block is a header of 24 bytes and a body:
 
     ==========  ======  ===========================================================
-    checksum    uint32  CRC-32 of everything behind it, header and body
+    checksum    uint32  CRC-32 of everything after it, header and body
     kind        uint8   KEYS, MESSAGES, FOOTER or TRAITS
     version     uint8   1
     reserved    uint16  0
@@ -13,12 +13,12 @@ that were read. A block is 24 bytes of header and a body:
     body bytes  uint64
     ==========  ======  ===========================================================
 
-The body of KEYS is ``due_ms`` int64[rows], then ``offsets`` int64[rows]; the body of
-MESSAGES is the body of a ``MessageBatch``, that of TRAITS uint32[rows]. All integers are
+The body of KEYS is ``due_ms`` int64[rows], then ``offsets`` int64[rows]. The body of
+MESSAGES is that of a ``MessageBatch``. The body of TRAITS is uint32[rows]. All integers are
 little-endian.
 
-Knows nothing of topics or of where a block lies. Whatever does not decode raises
-``IndexDamaged``: a block either is what was written, or is refused.
+This module knows nothing of topics or of the position of a block. A block that does not decode
+raises ``IndexDamaged``, so a reader gets exactly the bytes written or an error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HEADER_BYTES: Final = _CHECKSUM.size + _FIELDS.size
 
 
 def encode(kind: int, rows: int, body: Sequence[Buffer]) -> list[Buffer]:
-    """The block around ``body``; both in pieces, so that nothing is copied."""
+    """Return the block around ``body``. Both are in pieces, so that nothing is copied."""
     fields = _FIELDS.pack(kind, _VERSION, 0, rows, 0, sum(map(len, body)))
     checksum = crc32(fields)
     for piece in body:
@@ -56,10 +56,10 @@ def encode(kind: int, rows: int, body: Sequence[Buffer]) -> list[Buffer]:
 
 
 def decode(block: bytes, kind: int, where: str) -> tuple[int, memoryview]:
-    """The rows and the body of a block; ``where`` names it in errors.
+    """Return the rows and the body of a block; ``where`` names it in errors.
 
     Raises:
-      IndexDamaged: it is torn, altered, or not of this kind and version.
+      IndexDamaged: if it is torn, altered, or not of this kind and version.
     """
     if len(block) < HEADER_BYTES:
         raise IndexDamaged(f"{where}: a block of {len(block)} bytes is shorter than its header")
@@ -68,7 +68,9 @@ def decode(block: bytes, kind: int, where: str) -> tuple[int, memoryview]:
         raise IndexDamaged(f"{where}: a block fails its checksum")
     found, version, _, rows, _, size = _FIELDS.unpack_from(view, _CHECKSUM.size)
     if (found, version, size) != (kind, _VERSION, len(block) - HEADER_BYTES):
-        raise IndexDamaged(f"{where}: a block of kind {found}, version {version}, {size} bytes")
+        raise IndexDamaged(
+            f"{where}: unexpected block of kind {found}, version {version}, {size} bytes"
+        )
     return rows, view[HEADER_BYTES:]
 
 
@@ -92,13 +94,13 @@ class KeyBlock:
     def decode(cls, block: bytes, where: str) -> KeyBlock:
         rows, body = decode(block, KEYS, where)
         if len(body) != 16 * rows:
-            raise IndexDamaged(f"{where}: {rows} keys in {len(body)} bytes")
+            raise IndexDamaged(f"{where}: {len(body)} bytes do not hold {rows} keys")
         columns = np.frombuffer(body, "<i8").reshape(2, rows)
         return cls((columns[0], columns[1]), len(block))
 
     @classmethod
     def of(cls, keys: Keys) -> KeyBlock:
-        """What ``decode`` would give of these keys, which are copied."""
+        """Return what ``decode`` would return for these keys, which are copied."""
         due_ms, offsets = keys
         return cls((due_ms.copy(), offsets.copy()), HEADER_BYTES + 16 * len(due_ms))
 
@@ -112,7 +114,7 @@ class MessageBlock:
 
     @property
     def size_bytes(self) -> int:
-        # The starts of its strings are counted with it: eight bytes a row each.
+        # The starts of the payloads count as well: eight bytes a row.
         return self.file_bytes + 8 * len(self.columns.payloads.lengths)
 
     @classmethod
@@ -127,17 +129,17 @@ class MessageBlock:
         except RemoteProtocolError as error:
             raise IndexDamaged(f"{where}: {error}") from error
         if len(batch) != rows:
-            raise IndexDamaged(f"{where}: {len(batch)} messages in a block of {rows}")
+            raise IndexDamaged(f"{where}: a block of {rows} rows has {len(batch)} messages")
         return cls(FixedColumns.of(batch), len(block))
 
     @classmethod
     def of(cls, batch: MessageBatch) -> MessageBlock:
-        """What ``decode`` would give of these messages, which are copied."""
+        """Return what ``decode`` would return for these messages, which are copied."""
         body = batch.encode()
         return cls(FixedColumns.of(MessageBatch.decode(body)), HEADER_BYTES + len(body))
 
     def traits(self) -> UInt32s | None:
-        """The messages' traits, from keys and priorities."""
+        """Return the traits of the messages, computed from keys and priorities."""
         columns, keys = self.columns, None
         if columns.keys is not None:
             keys = Blobs(columns.keys.lengths, columns.keys.data)
@@ -164,12 +166,12 @@ class TraitBlock:
     def decode(cls, block: bytes, where: str) -> TraitBlock:
         rows, body = decode(block, TRAITS, where)
         if len(body) != 4 * rows:
-            raise IndexDamaged(f"{where}: {rows} traits in {len(body)} bytes")
+            raise IndexDamaged(f"{where}: {len(body)} bytes do not hold {rows} traits")
         return cls(np.frombuffer(body, "<u4"), len(block))
 
     @classmethod
     def of(cls, traits: UInt32s) -> TraitBlock:
-        """What ``decode`` would give of these traits, which are copied."""
+        """Return what ``decode`` would return for these traits, which are copied."""
         return cls(traits.copy(), HEADER_BYTES + 4 * len(traits))
 
 
@@ -177,7 +179,7 @@ Block = KeyBlock | MessageBlock | TraitBlock
 
 
 class BlockCache:
-    """The blocks read last, of all segments, up to a number of bytes; for any thread."""
+    """A cache of the most recently read blocks of all segments, bounded in bytes; thread-safe."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -186,7 +188,7 @@ class BlockCache:
         self._lock = Lock()
 
     def peek(self, place: tuple[int, int]) -> Block | None:
-        """The block, if it is here."""
+        """Return the block, if it is cached."""
         with self._lock:
             block = self._blocks.get(place)
             if block is not None:
@@ -194,9 +196,9 @@ class BlockCache:
             return block
 
     def get(self, place: tuple[int, int], load: Callable[[], Block]) -> Block:
-        """The block at (segment, position); read by ``load`` if it is not here.
+        """Return the block at (segment, position); ``load`` reads it if it is not cached.
 
-        Two threads that miss at once both load; the lock is never held over a read.
+        Two threads that miss at once both load; the lock is never held during a read.
         """
         block = self.peek(place)
         if block is not None:
@@ -206,7 +208,7 @@ class BlockCache:
         return block
 
     def put(self, place: tuple[int, int], block: Block) -> None:
-        """Remember the block at (segment, position)."""
+        """Cache the block at (segment, position)."""
         if block.size_bytes > self.capacity_bytes:
             return
         with self._lock:

@@ -1,10 +1,10 @@
-"""An index in the making: beside the one in use, and in its place when it is whole.
+"""An index under construction in a directory beside the current one, which it replaces at the end.
 
-Owns a directory that no broker looks at, in which anybody may write segments, also several
-processes; and the one step by which they become the index. Until then nothing has changed; what
-a crash leaves is deleted by who builds next.
+Brokers do not look at this directory, and several processes may write segments to it at the same
+time. One step makes them the index; until then the current index is unchanged. The next build
+deletes whatever a crash leaves here.
 
-Knows nothing of the log. The order is: segments, fsync, manifest, fsync, rename.
+This module knows nothing of the log. The order is: segments, fsync, manifest, fsync, rename.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _SUFFIX: Final = ".rebuilding"
 
 
 class Building:
-    """One index in the making; blocking."""
+    """One index under construction; blocking."""
 
     def __init__(self, index: Path) -> None:
-        """``index``: the directory whose place it is to take.
+        """``index`` is the directory to replace.
 
         Raises:
-          StorageError: if there cannot be one beside it.
+          StorageError: if a directory beside it cannot be made.
         """
         self._index = index
         self.directory = index.with_name(index.name + _SUFFIX)
@@ -49,7 +49,7 @@ class Building:
             self.directory.mkdir(parents=True)
 
     def new_segment(self) -> SegmentWriter:
-        """Where the next segment is to be written. Raises ``StorageError``."""
+        """Return a writer for the next segment. Raises ``StorageError``."""
         self._last_number += 1
         path = self.directory / segment_name(self._last_number)
         with writing(path):
@@ -62,15 +62,15 @@ class Building:
         segments: Iterable[Path],
         base: Mark | None,
     ) -> None:
-        """Let a manifest name these segments, which are on disk: they are all there is.
+        """Write a manifest that names these durable segments as the whole index.
 
-        They may have been written under any names in the directory.
+        The files may have any names in the directory.
 
         Args:
-          base: which checkpoint the state was of that says what is pending.
+          base: the checkpoint of the database state from which pending messages were determined.
 
         Raises:
-          StorageError: the disk refuses.
+          StorageError: if the disk refuses.
         """
         sizes = {}
         with writing(self.directory):
@@ -83,22 +83,22 @@ class Building:
             ManifestFile(self.directory, no_failpoint).update(lambda _: manifest, lambda: None)
 
     def merge(self, limits: IndexLimits, wait: Callable[[Callable[[], None]], None]) -> None:
-        """Merge the smallest until there are no more segments than a broker keeps to.
+        """Merge the smallest segments until no more are left than a broker keeps to.
 
-        Whatever the manifest does not name is deleted.
+        Deletes files that the manifest does not name.
 
         Args:
-          wait: does what it is given, which takes long.
+          wait: calls its argument, which takes long.
 
         Raises:
-          IndexDamaged: a segment is not whole.
-          StorageError: the disk refuses.
+          IndexDamaged: if a segment is damaged.
+          StorageError: if the disk refuses.
         """
         index = DelayedIndex.open(self.directory, limits)
         while (surplus := index.segment_count - limits.max_segments) > 0:
             assert index.manifest is not None
             sizes = index.manifest.segments
-            # No more at once than readers are meant to have open.
+            # Merge no more at once than readers may have open.
             some = sorted(sizes, key=sizes.__getitem__)[: min(surplus + 1, limits.max_segments)]
             compaction = index.begin_compaction(some)
             wait(compaction.run)
@@ -106,7 +106,7 @@ class Building:
             index.install_compaction(compaction)
 
     def take_place(self) -> None:
-        """Be the index. Interrupted, there is none, or the new one. Raises ``StorageError``."""
+        """Become the index. A crash leaves no index or the new one. Raises ``StorageError``."""
         with writing(self._index):
             if self._index.exists():
                 DelayedIndex.discard(self._index)
@@ -116,5 +116,5 @@ class Building:
             sync_directory(self._index.parent)
 
     def discard(self) -> None:
-        """Give it up."""
+        """Give up and delete the directory."""
         rmtree(self.directory, ignore_errors=True)

@@ -1,13 +1,13 @@
-"""A checkpoint: what memory held when it began, as one segment and a new manifest.
+"""A checkpoint of the index: writes frozen memory as one segment and a new manifest.
 
-Owns the steps from frozen memory to a durable segment, cut so that nobody waits long.
-The caller goes through :meth:`Checkpoint.groups`, decides in its own thread which of a
-group's messages are live, and has :meth:`Checkpoint.write` and
-:meth:`Checkpoint.finish` run where blocking calls run. Payloads are gathered some
-megabytes at a time, by numpy, which lets go of the interpreter lock meanwhile.
+This module owns the steps from frozen memory to a durable segment, cut so that the event loop
+never blocks for long. The caller iterates over :meth:`Checkpoint.groups` and decides in its own
+thread which messages of a group are live. It runs :meth:`Checkpoint.write` and
+:meth:`Checkpoint.finish` in a thread for blocking calls. Payloads are gathered some megabytes at a
+time by numpy, which releases the interpreter lock meanwhile.
 
-Knows nothing of acknowledgements (it is told what to keep) or of the readers (the index
-swaps them when all is durable). The order is: segment, fsync, manifest, fsync.
+It knows nothing of acknowledgements (the caller passes masks) or of readers (the index swaps
+tables for the segment when that is durable). The order is: segment, fsync, manifest, fsync.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from escapement.storage.index.near import NearBlocks
 from escapement.storage.index.segment import Segment
 from escapement.storage.index.writer import SegmentWriter, writing
 
-# A group holds about this many messages: a mask over them takes about a millisecond.
+# A group has about this many messages: a mask over them takes about a millisecond.
 _GROUP_ROWS: Final = 1 << 16
-# ... or this many topics, because a mask has a price for each.
+# ... or this many topics, because each costs something too.
 _GROUP_TOPICS: Final = 256
-# From so much on a segment whose messages are due late does not go through the system's cache.
+# From this size on, a segment whose messages are due late bypasses the system's cache.
 _MUCH_BYTES: Final = 16 << 20
 
 
@@ -58,7 +58,7 @@ class Group:
     topics: Sequence[tuple[int, Sequence[MemoryTable]]]
 
     def parts(self) -> list[Part]:
-        """What to decide about, at most ``TABLE_ROWS`` messages in each part."""
+        """Return the keys to decide about, at most ``TABLE_ROWS`` messages in each part."""
         return [
             Part(topic_id, table.due_ms, table.offsets)
             for topic_id, tables in self.topics
@@ -67,7 +67,7 @@ class Group:
 
 
 class _Live:
-    """The live rows of a topic's tables, numbered through as if they stood in one table."""
+    """The live rows of a topic's tables, numbered as if they were in one table."""
 
     def __init__(self, tables: Sequence[MemoryTable], keeps: Sequence[Bools | None]) -> None:
         self._tables = tables
@@ -82,7 +82,7 @@ class _Live:
         return int(self._ends[-1])
 
     def write(self, writer: SegmentWriter, topic_id: int) -> None:
-        """Write them in the order of their keys, each key once; blocking."""
+        """Write the rows in the order of their keys, each key once; blocking."""
         parts = list(zip(self._tables, self._rows, strict=True))
         due_ms = np.concatenate([table.due_ms[rows] for table, rows in parts])
         offsets = np.concatenate([table.offsets[rows] for table, rows in parts])
@@ -104,7 +104,7 @@ class _Live:
 
 
 class Checkpoint:
-    """One checkpoint under way; made by ``DelayedIndex.begin_checkpoint``."""
+    """One checkpoint in progress; made by ``DelayedIndex.begin_checkpoint``."""
 
     def __init__(
         self,
@@ -133,21 +133,21 @@ class Checkpoint:
 
     @property
     def rows(self) -> int:
-        """How many messages there are to decide about."""
+        """The number of messages to decide about."""
         return sum(generation.rows for generation in self.generations)
 
     def groups(self) -> Iterator[Group]:
-        """All messages, in the order in which ``write`` must take them."""
+        """Iterate over all messages in the order in which ``write`` must get them."""
         topics: list[tuple[int, Sequence[MemoryTable]]] = []
         rows = 0
         for topic_id in sorted({t for generation in self.generations for t in generation.topics}):
             tables: list[MemoryTable] = []
             for generation in self.generations:
-                topic = generation.topics.get(topic_id)  # None if it was dropped meanwhile
+                topic = generation.topics.get(topic_id)  # None if the topic was deleted meanwhile
                 tables += topic.tables if topic is not None else []
             if not tables:
                 continue
-            # Then offsets ascend from table to table, unless a fill repeats what is there.
+            # In this order offsets ascend across tables, unless a fill repeats existing messages.
             tables.sort(key=_first_offset)
             topics.append((topic_id, tables))
             rows += sum(table.count for table in tables)
@@ -158,12 +158,12 @@ class Checkpoint:
             yield Group(topics)
 
     def write(self, group: Group, keeps: Sequence[Bools | None]) -> None:
-        """Write what is live of a group; blocking.
+        """Write the live messages of a group; blocking.
 
-        ``keeps`` has for each of ``group.parts()`` a mask of its rows, or None for all.
+        ``keeps`` has a mask of rows, or None for all rows, for each of ``group.parts()``.
 
         Raises:
-          StorageError: the disk refuses; abandon the checkpoint.
+          StorageError: if the disk refuses; abandon the checkpoint.
         """
         masks = iter(keeps)
         for topic_id, tables in group.topics:
@@ -179,7 +179,7 @@ class Checkpoint:
         assert next(masks, None) is None, "one mask for each part"
 
     def _is_far(self) -> bool:
-        """Whether this is much, and most of it is not read for a while."""
+        """Whether the memory is large and most of its messages are not read for a while."""
         if sum(generation.memory_bytes for generation in self.generations) < _MUCH_BYTES:
             return False
         topics = [topic for generation in self.generations for topic in generation.topics.values()]
@@ -196,12 +196,13 @@ class Checkpoint:
     ) -> None:
         """Make segment and manifest durable; blocking.
 
-        ``positions`` are those of the log when the checkpoint began; they advance even
-        if nothing was live and there is no segment. By ``forgotten_until_ms`` was due what
-        was not live any more.
+        Args:
+          positions: positions in the log when the checkpoint began. They advance even if no
+            message was live and no segment was written.
+          forgotten_until_ms: all messages that were not live were due by this time.
 
         Raises:
-          StorageError: the disk refuses; abandon the checkpoint.
+          StorageError: if the disk refuses; abandon the checkpoint.
         """
         with writing(self._path):
             added = self._finish_segment()
@@ -233,7 +234,7 @@ class Checkpoint:
         return {self._path.name: self.segment.size_bytes}
 
     def discard(self) -> None:
-        """Give up; deletes the file unless a manifest on disk might name it."""
+        """Give up, and delete the file unless a manifest on disk might name it."""
         if self._writer is not None and not self._named:
             self._writer.discard()
 

@@ -1,13 +1,12 @@
-"""Columns that grow, and one batch gathered out of many of them.
+"""Columns that grow, and batches gathered from several of them.
 
-Owns how message columns lie in memory: :class:`Arena` is a column of byte strings
-that grows at its end, :class:`Columns` the set of columns of one table or block, and
-:func:`assemble` builds a ``MessageBatch`` from rows that lie in several of those, in
-one pass. Knows nothing of keys, topics or files.
+This module owns the layout of message columns in memory. :class:`Arena` is a column of byte
+strings that grows at its end, :class:`Columns` is the set of columns of a table or block, and
+:func:`assemble` builds a ``MessageBatch`` from rows of several of those in one pass. It knows
+nothing of keys, topics or files.
 
-Rows are only ever appended, and growing replaces arrays instead of changing them:
-whoever holds a reference sees every row that was there when it was taken, from any
-thread.
+Rows are only appended, and growing replaces arrays instead of changing them. So a reader in any
+thread sees every row that existed when it took its reference.
 """
 
 from __future__ import annotations
@@ -31,19 +30,20 @@ from escapement.message import (
     copy_strings,
 )
 
-# A first arena: small, because a hundred thousand topics may hold one message each.
+# The first size of an arena: small, because a hundred thousand topics may have a message each.
 _FIRST_BYTES: Final = 128
-# Of rows of which fewer than one in so many follow each other each is copied by itself.
+# If fewer than one in this many rows follow their predecessor, rows are copied one by one.
 _FEW_NEIGHBOURS: Final = 8
-# Strings that lie apart are taken as cells of equal width, where there are at least so many, and
-# they are no wider: if all have one length, or if what is cut off again is little.
+# At least this many strings that are not neighbours are copied as cells of equal width. They must
+# have equal lengths of at most ``_WIDE_BYTES``, or any lengths up to ``_NARROW_BYTES``, so that
+# little is cut off again.
 _FEW: Final = 128
 _WIDE_BYTES: Final = 1024
 _NARROW_BYTES: Final = 32
 
 
 class Strings(Protocol):
-    """A column of byte strings: where each begins in ``data`` and how long it is."""
+    """A column of byte strings, given by the start in ``data`` and the length of each."""
 
     @property
     def data(self) -> Buffer: ...
@@ -55,7 +55,7 @@ class Strings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedStrings:
-    """A column that does not grow any more (of a block that was read)."""
+    """A column that does not grow, such as that of a block read from disk."""
 
     data: Buffer
     starts: Int64s
@@ -86,9 +86,9 @@ class Arena:
         return self._bytes.nbytes + self.starts.nbytes + self.lengths.nbytes
 
     def append(self, row: int, blobs: Blobs, keep: bool = False) -> None:
-        """Put the strings at ``row`` and on; the rows must have been made room for.
+        """Store the strings from ``row`` on; there must be room for the rows.
 
-        With ``keep`` they are the first, and their bytes are not copied but kept.
+        With ``keep`` they are the first, and the arena refers to their bytes without a copy.
         """
         size = len(blobs.data)
         used = self.used
@@ -109,7 +109,7 @@ class Arena:
         self.used = used + size
 
     def make_room(self, row_capacity: int) -> None:
-        """Make room for rows; new ones are empty strings."""
+        """Grow to a number of rows; new rows have empty strings."""
         starts = np.zeros(row_capacity, np.int64)
         starts[: len(self.starts)] = self.starts
         lengths = np.zeros(row_capacity, np.uint32)
@@ -123,7 +123,7 @@ class Arena:
 
 
 def pinned_bytes(*columns: Blobs | None) -> int:
-    """What stays in memory as long as these are kept: all that their bytes are views of."""
+    """Return the memory that references to these columns keep alive, with all they are views of."""
     pinned: dict[int, int] = {}
     for column in columns:
         owner: object = None if column is None else column.data
@@ -138,7 +138,7 @@ def pinned_bytes(*columns: Blobs | None) -> int:
 
 
 class Columns(Protocol):
-    """The columns of a table or block that rows are gathered from."""
+    """The columns of a table or block, from which rows are gathered."""
 
     @property
     def payloads(self) -> Strings: ...
@@ -154,7 +154,7 @@ class Columns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedColumns:
-    """The columns of a batch, to gather from."""
+    """The columns of a batch, from which rows are gathered."""
 
     payloads: FixedStrings
     keys: FixedStrings | None
@@ -164,7 +164,7 @@ class FixedColumns:
 
     @classmethod
     def of(cls, batch: MessageBatch) -> FixedColumns:
-        """The columns of ``batch``, not copied."""
+        """Return the columns of ``batch`` without a copy."""
         return cls(
             FixedStrings.of(batch.payloads),
             None if batch.keys is None else FixedStrings.of(batch.keys),
@@ -175,7 +175,7 @@ class FixedColumns:
 
 
 class Pick(NamedTuple):
-    """Rows of one source, and where in the result they belong; equal heights."""
+    """Rows of one source and their places in the result; equal heights."""
 
     places: Int64s
     columns: Columns
@@ -183,9 +183,10 @@ class Pick(NamedTuple):
 
 
 def assemble(count: int, picks: Sequence[Pick]) -> MessageBatch:
-    """The batch of ``count`` rows that the picks fill, each place exactly once.
+    """Return the batch of ``count`` rows that the picks fill, each place exactly once.
 
-    O(bytes taken). Neighbours in both are copied as one, where there are many.
+    O(bytes taken). Rows that are neighbours in source and result are copied together, if there
+    are enough of them.
     """
     if not count:
         return MessageBatch(Blobs.empty(0))
@@ -217,10 +218,10 @@ def _strings(
     runs: Sequence[tuple[Int64s, Int64s] | None],
     sources: Sequence[Strings | None],
 ) -> Blobs | None:
-    """One column of the result; None if no source uses it, empty where a source does not.
+    """Return one column of the result; None if no source has it, empty rows if only some do.
 
     Args:
-      runs: of each pick, as of ``_runs``.
+      runs: the result of ``_runs`` for each pick.
     """
     used = [(p, r, s) for p, r, s in zip(picks, runs, sources, strict=True) if s is not None]
     if not used:
@@ -250,7 +251,7 @@ def _strings(
 
 
 def _cell_width(lengths: UInt32s) -> int:
-    """How wide the cells are as which strings of these lengths are best taken; 0: not as cells."""
+    """Return the cell width with which to copy strings of these lengths; 0: do not use cells."""
     if len(lengths) < _FEW:
         return 0
     widest = int(lengths.max())
@@ -259,7 +260,7 @@ def _cell_width(lengths: UInt32s) -> int:
 
 
 def _from_cells(lengths: UInt32s, width: int, used: Sequence[tuple[Pick, Strings]]) -> Blobs:
-    """The strings of rows that lie apart, each of which is taken as a cell of ``width`` bytes."""
+    """Return strings that are not neighbours, each copied as a cell of ``width`` bytes."""
     cells = np.empty(len(lengths), np.dtype((np.void, width)))
     for (places, _, rows), source in used:
         cells[places] = cells_of(source.data, source.starts[rows], lengths[places], width)
@@ -267,7 +268,7 @@ def _from_cells(lengths: UInt32s, width: int, used: Sequence[tuple[Pick, Strings
 
 
 def _cut(cells: npt.NDArray[np.void], lengths: UInt32s) -> UInt8s:
-    """The bytes of cells, of each so many."""
+    """Return the first ``lengths[i]`` bytes of each cell, end to end."""
     width = cells.dtype.itemsize
     found = cells.view(np.uint8)
     if int(lengths.min()) == width:
@@ -278,9 +279,9 @@ def _cut(cells: npt.NDArray[np.void], lengths: UInt32s) -> UInt8s:
 
 
 def _runs(places: Int64s, rows: Int64s) -> tuple[Int64s, Int64s] | None:
-    """Where runs begin and end in which places and rows both go on by one: one string each.
+    """Return first and last indexes of the runs in which places and rows both ascend by one.
 
-    None if there are nearly as many as rows.
+    Each run is copied as one string. Returns None if there are nearly as many runs as rows.
     """
     breaks = (rows[1:] - rows[:-1]) != 1
     if _FEW_NEIGHBOURS * int(np.count_nonzero(breaks)) <= (_FEW_NEIGHBOURS - 1) * len(breaks):

@@ -1,9 +1,9 @@
-"""A new file, written from its beginning to its end past the system's cache; and one read so.
+"""A new file written sequentially past the system's cache; and a file read past it.
 
-Copying into the cache costs the system several times what it costs to let the disk fetch the
-bytes itself, and drives out what others read. So this is for what is written in bulk and read
-later. The disk wants whole blocks from aligned memory: they are gathered in a buffer, and while
-the disk fetches one, another is filled. Where a file system cannot do this, the file is written
+Copying into the cache costs the system several times as much as letting the disk fetch the bytes
+itself, and it evicts what others read. So this is for bulk writes that are read later. Direct
+writes need whole blocks from aligned memory: bytes are gathered in a buffer, and while the disk
+fetches one buffer, another is filled. On a file system without direct writes, the file is written
 like any other.
 """
 
@@ -22,17 +22,17 @@ import numpy as np
 
 from escapement.message import Buffer, UInt8s
 
-_DIRECT: Final = getattr(os, "O_DIRECT", 0)  # not everywhere
-# No disk has larger blocks, and all but the last write are a multiple of it.
+_DIRECT: Final = getattr(os, "O_DIRECT", 0)  # some systems lack it
+# A multiple of every disk's block size. All but the last write are a multiple of this.
 _BLOCK_BYTES: Final = 4096
 _BUFFER_BYTES: Final = 4 << 20
 
 
 class DirectFile:
-    """Write, then flush once, then close; blocking. Raises ``OSError``."""
+    """A file to write, flush once, and close; blocking. Raises ``OSError``."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, which must not exist."""
+        """Create the file, which must not exist."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o666)
         self._open = True
@@ -46,8 +46,8 @@ class DirectFile:
         self._writing: Future[None] | None = None
 
     def write(self, piece: Buffer) -> None:
-        """Append it. What the disk refuses of it may be raised by a later call."""
-        # Copied by numpy, which lets go of the interpreter lock meanwhile.
+        """Append a piece. A later call may raise its error."""
+        # A copy by numpy releases the interpreter lock meanwhile.
         rest = np.frombuffer(piece, np.uint8)
         while len(rest):
             part = rest[: _BUFFER_BYTES - self._used]
@@ -61,16 +61,16 @@ class DirectFile:
                 self._used = 0
 
     def writelines(self, pieces: Iterable[Buffer]) -> None:
-        """Append them."""
+        """Append pieces."""
         for piece in pieces:
             self.write(piece)
 
     def flush(self) -> None:
-        """Hand over the rest. Nothing may be written after it."""
+        """Write the rest. No write may follow."""
         self._end_writing()
         whole = self._used - self._used % _BLOCK_BYTES
         self._put(self._buffer[:whole])
-        self._set_direct(False)  # the rest is no block
+        self._set_direct(False)  # the rest is not a whole block
         self._put(self._buffer[whole : self._used])
         self._used = 0
 
@@ -78,7 +78,7 @@ class DirectFile:
         return self._descriptor
 
     def close(self) -> None:
-        """More than once does no harm."""
+        """Close the file; may be called again."""
         if self._open:
             self._open = False
             self._pool.shutdown()
@@ -94,7 +94,7 @@ class DirectFile:
             try:
                 blocks = blocks[os.write(self._descriptor, blocks.data) :]
             except OSError as error:
-                # Here a file system, or what a short write left over, wants the cache.
+                # The file system, or the rest of a short write, requires the cache.
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._set_direct(False)
@@ -112,7 +112,7 @@ class DirectFile:
 
 
 def read_direct(path: Path) -> memoryview:
-    """All of a file, past the system's cache where the file system can; blocking.
+    """Return a whole file, read past the system's cache where possible; blocking.
 
     Raises ``OSError``.
     """
@@ -134,11 +134,11 @@ def _read(path: Path, flags: int) -> memoryview:
         while at < size:
             count = file.readinto(blocks[at:])
             if not count:
-                raise OSError(errno.EIO, f"it has {at} bytes, not {size}")
+                raise OSError(errno.EIO, f"the file has {at} bytes, not {size}")
             at += count
     return blocks[:size]
 
 
 def _aligned() -> UInt8s:
-    """A buffer that begins at a page."""
+    """Return a buffer aligned to a page."""
     return np.frombuffer(mmap.mmap(-1, _BUFFER_BYTES), np.uint8)

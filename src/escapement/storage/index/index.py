@@ -1,22 +1,21 @@
-"""The delayed index: one bundle's messages in delivery order, payloads included.
+"""The delayed index: one bundle's messages in delivery order, with their payloads.
 
-Owns the second order of a topic's messages, by ``(due_ms, offset)``: a small LSM tree.
-New messages gather in memory tables; a checkpoint turns them into an immutable segment
-and a manifest that names the log position up to which the segments are complete;
-compaction merges segments. It is a function of the log: when it is damaged or gone, it
-is discarded and filled again from there.
+It holds the second order of a topic's messages, by ``(due_ms, offset)``, as a small LSM tree. New
+messages gather in memory tables. A checkpoint turns them into an immutable segment and a manifest
+that names the log position up to which the segments are complete. Compaction merges segments. The
+index is a function of the log: if it is damaged or missing, it is discarded and filled again from
+the log.
 
-It is a *set* of keys for each topic. Adding a key again changes nothing, and readers
-merge duplicates, so whoever may have lost something adds again without asking.
+It is a *set* of keys for each topic. Adding a key again changes nothing, and readers merge
+duplicates. So a caller that may have lost messages adds them again without a check.
 
-Must not know what is acknowledged, cancelled or due: it is told what to keep, and asked
-for ranges. It reads no clock and starts no thread; methods marked *blocking* touch the
-disk and may run in a thread, all others belong to one thread and are one synchronous
-step.
+It must not know which messages are acknowledged, cancelled or due: callers say which to keep, and
+ask for ranges. It reads no clock and starts no thread. Methods marked *blocking* access the disk
+and may run in a thread. All others belong to one thread and are one synchronous step.
 
-A message arrives here after its COMMIT, together with its offset and due time; it
-leaves as keys of a plan (into the wheel, into a subscription that is behind) and as a
-batch of a fetch (to a consumer).
+A message arrives here after its COMMIT, together with its offset and due time. It leaves as a key
+of a plan (into the wheel, or into a subscription with a backlog) and as a row of a fetch (to a
+consumer).
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ from escapement.storage.index.segments import Segments
 from escapement.storage.index.tiers import choose
 from escapement.traits import FIRST_PRIORITY, traits_of
 
-# Of the block cache, what one topic may take of a checkpoint.
+# One topic's due-soon blocks may take the bytes of the block cache divided by this.
 _NEAR_SHARE: Final = 8
 
 Mask = Callable[[int, Int64s, Int64s], Bools | None]
 
 
 class DelayedIndex:
-    """The delayed index of one bundle; see the module's text for who may call what."""
+    """The delayed index of one bundle."""
 
     def __init__(
         self,
@@ -73,9 +72,10 @@ class DelayedIndex:
         self._manifest = manifest
         self._cache = cache
         self._failpoint = failpoint
-        self.full_checkpoints = 0  # begun since it was opened because memory was half full
-        # What was due by then may have been left out, or be about to be; monotone, as the wall
-        # clock is not: whoever needs it again adds it again, due or not.
+        self.full_checkpoints = 0  # begun since the opening because memory was half full
+        # Messages due by this time may have been left out, or are about to be. It never decreases,
+        # even if the wall clock does. A caller that needs such a message again adds it again,
+        # whether it is due or not.
         self.forgotten_until_ms = manifest.current.forgotten_until_ms if manifest.current else 0
         self._segments = segments
         self._active = Generation(limits.table_rows, limits.kept_bytes)
@@ -84,7 +84,7 @@ class DelayedIndex:
         self._checkpoint: Checkpoint | None = None
         self._compaction: Compaction | None = None
 
-    # -- from start to end ------------------------------------------------------
+    # -- opening and discarding -------------------------------------------------
 
     @classmethod
     def open(
@@ -93,21 +93,21 @@ class DelayedIndex:
         limits: IndexLimits | None = None,
         failpoint: Failpoint = no_failpoint,
     ) -> DelayedIndex:
-        """Open the index of a directory, which is created if missing; blocking.
+        """Open the index of a directory, which is made if missing; blocking.
 
-        Verifies the manifest and every segment's directory (blocks are verified when
-        they are read), and deletes what a crash left behind.
+        Verifies the manifest and every segment's directory (blocks are verified when they are
+        read), and deletes files that a crash left behind.
 
         Raises:
           StorageError: if the directory cannot be made.
-          IndexDamaged: call :meth:`discard`, open again and fill it from the log.
+          IndexDamaged: call :meth:`discard`, open again and fill the index from the log.
         """
         limits = limits or IndexLimits()
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"cannot use the index directory {directory}: {error.strerror}"
+                f"Cannot use the index directory {directory}: {error.strerror}"
             ) from error
         manifest = ManifestFile(directory, failpoint)
         cache = BlockCache(limits.cache_bytes)
@@ -130,15 +130,15 @@ class DelayedIndex:
         """The newest durable state; None before the first checkpoint."""
         return self._manifest.current
 
-    # -- in ---------------------------------------------------------------------
+    # -- adding -----------------------------------------------------------------
 
     def add(
         self, topic_id: int, base_offset: int, due_ms: Int64s, batch: MessageBatch
     ) -> UInt32s | None:
-        """Take a live group: offsets contiguous from ``base_offset``; O(bytes).
+        """Add a committed group: offsets contiguous from ``base_offset``; O(bytes).
 
-        Bytes of a large one are kept as they are; nobody may change them any more.
-        Returns the messages' traits, None if none has any.
+        The index refers to the bytes of a large batch without a copy. They must not change
+        afterwards. Returns the messages' traits, or None if all are 0.
         """
         assert len(due_ms) == len(batch)
         traits = traits_of(batch)
@@ -151,11 +151,10 @@ class DelayedIndex:
     def add_again(
         self, topic_id: int, offsets: Int64s, due_ms: Int64s, batch: MessageBatch
     ) -> UInt32s | None:
-        """Take messages of any age, offsets strictly ascending; known ones do no harm.
+        """Add messages of any age, offsets strictly ascending; known ones do no harm.
 
-        Successive calls should ascend as well: each stream that does has its own table.
-        Bytes are kept as by ``add``.
-        Returns the messages' traits, None if none has any.
+        Successive calls should ascend as well: each ascending stream has its own table. Bytes are
+        kept as by ``add``. Returns the messages' traits, or None if all are 0.
         """
         assert len(offsets) == len(due_ms) == len(batch)
         traits = traits_of(batch)
@@ -167,38 +166,37 @@ class DelayedIndex:
         return traits
 
     def drop_topic(self, topic_id: int) -> None:
-        """Forget a topic for good: now in memory and for readers, on disk when merged.
+        """Remove a topic: at once from memory and for readers, and from disk by later merges.
 
-        Ids are never used again, so nothing is written down: after a start, the caller
-        drops every topic of :meth:`topics` that does not exist.
+        Topic ids are never reused, so nothing is written to disk. After a start, the caller drops
+        every topic of :meth:`topics` that does not exist.
         """
         self._dropped.add(topic_id)
         for generation in self._generations():
             generation.drop(topic_id)
 
-    # -- out --------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------
 
     def plan(self, topic_id: int, start: Key, until: Key, max_messages: int) -> Plan:
-        """Pin what lies in ``[start, until)``, cut after about ``max_messages``.
+        """Pin the messages in ``[start, until)``, cut after about ``max_messages``.
 
-        ``plan.stop`` is where the next plan starts. If anything lies in the range, at
-        least one message lies before it. How far the cut misses ``max_messages`` is
-        bounded by a block (4096 messages) for each segment. O(tables + segments) binary
-        searches.
+        ``plan.stop`` is where the next plan starts. If the range has a message, at least one lies
+        before it. The cut misses ``max_messages`` by at most a block (4096 messages) for each
+        segment. O(tables + segments) binary searches.
         """
         spans = self._spans(topic_id, start, until)
         return Plan(spans, start, until, max_messages)
 
     def count_between(self, topic_id: int, start: Key, until: Key) -> int:
-        """How many entries lie in ``[start, until)``; dead ones and duplicates count.
+        """Estimate the entries in ``[start, until)``; obsolete and duplicate ones count.
 
-        In the first and last block of each segment messages are taken to be spread evenly in
+        The messages in the first and last block of each segment are assumed to be spread evenly in
         time. O(tables + segments) searches.
         """
         return sum(span.likely_count for span in self._spans(topic_id, start, until))
 
     def most_between(self, topic_id: int, start: Key, until: Key) -> int:
-        """No fewer than the entries in ``[start, until)``: all of their blocks. As cheap."""
+        """Return an upper bound of the entries in ``[start, until)``, at the same cost."""
         return sum(span.count for span in self._spans(topic_id, start, until))
 
     def _spans(self, topic_id: int, start: Key, until: Key) -> list[Span]:
@@ -214,9 +212,9 @@ class DelayedIndex:
         return spans
 
     def has_priorities(self, topic_id: int) -> bool:
-        """Whether a topic has entries of other priorities than the default; or may have.
+        """Whether a topic has, or may have, entries with a priority other than the default.
 
-        It is not known of segments of an earlier version.
+        It is unknown for segments of the first version.
         """
         highest = [table.most_traits for table in self._tables(topic_id)]
         highest += [part.most_traits for part in self._slices_of(topic_id)]
@@ -225,10 +223,10 @@ class DelayedIndex:
     def fetch(
         self, topic_id: int, due_ms: Int64s, offsets: Int64s, near: Store | None = None
     ) -> Fetch:
-        """Pin the messages of keys that plans returned; rows come in the order asked.
+        """Pin the messages of keys that plans returned; rows come in the order of the keys.
 
         Args:
-          near: a store outside the index that is looked into first, at once.
+          near: a store outside the index, searched first and at once.
         """
         keys: Keys = (due_ms, offsets)
         found = [] if near is None else near.find(due_ms, offsets)
@@ -240,17 +238,17 @@ class DelayedIndex:
         return Fetch(topic_id, keys, list(self._tables(topic_id)), disk, found)
 
     def next_due(self, topic_id: int, after: Key) -> int | None:
-        """A lower bound of when the first message at or past ``after`` is due.
+        """Return a lower bound of the due time of the first message at or past ``after``.
 
-        Exact, but for a segment's block that begins before ``after`` and is not cached:
-        then it is ``after.due_ms``, until a plan has read that block.
+        It is exact, except if a segment's block begins before ``after`` and is not cached. Then it
+        is ``after.due_ms`` until a plan has read that block.
         """
         due = [run.next_due_ms(after) for t in self._tables(topic_id) for run in t.runs()]
         due += [part.next_due_ms(after) for part in self._slices_of(topic_id)]
         return min((time for time in due if time is not None), default=None)
 
     def topics(self) -> set[int]:
-        """The ids of all topics with entries; O(topics)."""
+        """Return the ids of all topics with entries; O(topics)."""
         found: set[int] = set()
         for generation in self._generations():
             found.update(generation.topics)
@@ -259,13 +257,13 @@ class DelayedIndex:
         return found - self._dropped
 
     def count(self, topic_id: int) -> int:
-        """How many entries a topic has; duplicates and dead ones count."""
+        """Return how many entries a topic has; duplicate and obsolete ones count."""
         return sum(table.count for table in self._tables(topic_id)) + sum(
             part.rows for part in self._slices_of(topic_id)
         )
 
     def mean_bytes(self, topic_id: int) -> float | None:
-        """How large a topic's messages are, about; None if it has none here."""
+        """Return the mean size of a topic's messages, about; None if it has none here."""
         tables, parts = list(self._tables(topic_id)), self._slices_of(topic_id)
         rows = sum(table.count for table in tables) + sum(part.rows for part in parts)
         if not rows:
@@ -275,7 +273,7 @@ class DelayedIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """What the memory tables take; the block cache comes on top."""
+        """The memory of the tables, without the block cache."""
         return sum(generation.memory_bytes for generation in self._generations())
 
     @property
@@ -288,21 +286,21 @@ class DelayedIndex:
 
     @property
     def needs_checkpoint(self) -> bool:
-        """Half of the memory is used by messages that no checkpoint has begun to write."""
+        """Whether messages that no checkpoint has begun to write use half of the memory."""
         return self._active.memory_bytes >= self.limits.memory_bytes // 2
 
     @property
     def is_full(self) -> bool:
-        """Memory is at its bound: nothing should be added before a checkpoint ends."""
+        """Whether memory is at its bound: add nothing before a checkpoint ends."""
         return self.memory_bytes >= self.limits.memory_bytes
 
     # -- checkpoints --------------------------------------------------------------
 
     def begin_checkpoint(self, near_ms: int = -1, far_ms: int = MAX_DUE_MS) -> Checkpoint:
-        """Freeze memory (it stays readable) and begin to write it.
+        """Freeze memory, which stays readable, and begin to write it.
 
-        What is due up to ``near_ms`` stays in the block cache, as far as there is room. Where
-        most is due after ``far_ms`` the file is written past the system's cache.
+        Messages due up to ``near_ms`` stay in the block cache, as far as there is room. If most
+        are due after ``far_ms``, the file bypasses the system's cache.
 
         Follow with ``write`` for each of its ``groups()``, then ``finish``, then
         :meth:`install`; or :meth:`abandon`.
@@ -325,7 +323,7 @@ class DelayedIndex:
         return self._checkpoint
 
     def install(self, checkpoint: Checkpoint) -> None:
-        """Let the finished checkpoint's segment take the place of what it wrote."""
+        """Replace the frozen memory by the finished checkpoint's segment."""
         assert checkpoint is self._checkpoint
         assert checkpoint.finished
         self._frozen = [g for g in self._frozen if g not in checkpoint.generations]
@@ -333,7 +331,7 @@ class DelayedIndex:
         self._segments.swap((), checkpoint.segment)
 
     def abandon(self, checkpoint: Checkpoint) -> None:
-        """Give a checkpoint up; what it was to write is part of the next one."""
+        """Give up a checkpoint; the next one writes its messages."""
         assert checkpoint is self._checkpoint
         self._checkpoint = None
         checkpoint.discard()
@@ -341,7 +339,7 @@ class DelayedIndex:
     def checkpoint(
         self, log_identity: str, positions: Mapping[int, Position], mask: Mask | None = None
     ) -> None:
-        """All steps of a checkpoint at once; blocking."""
+        """Do all steps of a checkpoint at once; blocking."""
         checkpoint = self.begin_checkpoint()
         try:
             for group in checkpoint.groups():
@@ -356,10 +354,10 @@ class DelayedIndex:
     # -- compaction ---------------------------------------------------------------
 
     def choose_compaction(self, live: LiveCount | None = None) -> list[str]:
-        """The names of segments that are worth merging now; often none.
+        """Return the names of segments that are worth merging now; often none.
 
-        ``live`` says about how many offsets in a range (both ends included) may still be
-        needed; see ``LiveCount``. Without it, sizes alone decide.
+        ``live`` estimates how many offsets in a range (both ends included) may still be needed;
+        see ``LiveCount``. Without it, only sizes count.
         """
         sizes = [size_of(segment, self._dropped, live) for segment in self._segments]
         return choose(sizes, self.limits.max_segments, self.limits.merge_width)
@@ -370,11 +368,11 @@ class DelayedIndex:
         due_until_ms: int = MAX_DUE_MS,
         far_ms: int = MAX_DUE_MS,
     ) -> Compaction:
-        """Begin to merge the segments named; what is due after ``due_until_ms`` is kept.
+        """Begin to merge the named segments; messages due after ``due_until_ms`` are kept.
 
-        Where most is due after ``far_ms`` the file is written past the system's cache.
+        If most messages are due after ``far_ms``, the file bypasses the system's cache.
 
-        Follow with ``exclude`` and ``outdate`` for what is dead in its ``ranges()``, then
+        Follow with ``exclude`` and ``outdate`` for obsolete messages in its ``ranges()``, then
         ``run``, then ``finish``, then :meth:`install_compaction`; or :meth:`abandon_compaction`.
         """
         assert self._compaction is None, "one compaction at a time"
@@ -395,19 +393,19 @@ class DelayedIndex:
         return self._compaction
 
     def install_compaction(self, compaction: Compaction) -> None:
-        """Let the finished compaction's segment take the place of its inputs."""
+        """Replace the inputs by the finished compaction's segment."""
         assert compaction is self._compaction
         assert compaction.finished
         self._compaction = None
         self._segments.swap(compaction.inputs, compaction.segment)
 
     def abandon_compaction(self, compaction: Compaction) -> None:
-        """Give a compaction up; the inputs stay as they are."""
+        """Give up a compaction; the inputs stay as they are."""
         assert compaction is self._compaction
         self._compaction = None
         compaction.discard()
 
-    # -- what serves them ---------------------------------------------------------
+    # -- internals ----------------------------------------------------------------
 
     def _generations(self) -> list[Generation]:
         return [*self._frozen, self._active]

@@ -1,12 +1,11 @@
 """Keys of the delivery order: the pair (due time, offset), and columns of them.
 
-Owns the one rule of comparison, lexicographic, and the few operations on sorted
-columns of keys that everything else in the index is made of: find a position, merge,
-match. Knows nothing of files, tables or payloads, and does no I/O.
+This module owns the rule of comparison, which is lexicographic, and the few operations on sorted
+columns of keys that the rest of the index uses: find a position, merge, match. It knows nothing of
+files, tables or payloads, and does no I/O.
 
-Every position in the delivery order is such a pair, never a time alone: ten million
-messages may fall due in one millisecond, and a scan must be able to stop between two
-of them.
+Every position in the delivery order is such a pair, never a time alone: ten million messages may
+fall due in one millisecond, and a scan must be able to stop between two of them.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from escapement.sorting import argsort, sort
 Bools = npt.NDArray[np.bool_]
 Keys = tuple[Int64s, Int64s]  # (due_ms, offsets), equal heights
 
-# Due times have 47 bits (until the year 6429), so that a time and a row number of
-# 16 bits pack into one int64: sorting those is ten times faster than sorting pairs.
+# Due times have 47 bits (until the year 6429), so that a time and a row number of 16 bits fit
+# one int64: sorting these is ten times faster than sorting pairs.
 MAX_DUE_MS: Final = (1 << 47) - 1
 _INT64_BITS: Final = 63  # without the sign
 
 
 class Key(NamedTuple):
-    """A position in the delivery order; the message there, or the gap before it."""
+    """A position in the delivery order: the message there, or the gap before it."""
 
     due_ms: int
     offset: int
 
     def successor(self) -> Key:
-        """The smallest key greater than this one."""
+        """Return the smallest key greater than this one."""
         return Key(self.due_ms, self.offset + 1)
 
 
@@ -47,7 +46,7 @@ NO_KEYS: Final[Keys] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def position(due_ms: Int64s, offsets: Int64s, key: Key) -> int:
-    """How many of the sorted keys are smaller than ``key``; O(log n)."""
+    """Return how many of the sorted keys are smaller than ``key``; O(log n)."""
     low = int(due_ms.searchsorted(key.due_ms))
     if low == len(due_ms) or due_ms[low] != key.due_ms:
         return low
@@ -64,7 +63,7 @@ def is_sorted(due_ms: Int64s, offsets: Int64s) -> bool:
 
 
 def sorted_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
-    """The rows in the order of their keys; int64[n]."""
+    """Return the rows in the order of their keys; int64[n]."""
     packed = _packed_rows(due_ms, offsets)
     if packed is not None:
         rows, bits, _ = packed
@@ -77,7 +76,7 @@ def sorted_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
 
 
 def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
-    """One row for each key, in the order of the keys, and these; int64[at most n] each."""
+    """Return one row for each distinct key, in key order, and the keys; int64[at most n]."""
     assert len(due_ms), "no keys"
     packed = _packed_rows(due_ms, offsets)
     if packed is None:
@@ -85,7 +84,7 @@ def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
         due_ms, offsets = due_ms[order], offsets[order]
         first = _first_of_equals((due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1]))
         return order[first], (due_ms[first], offsets[first])
-    # No offset comes twice, and the times need not be looked up.
+    # No offset occurs twice, and the packed numbers contain the times.
     times, bits, low_ms = packed
     rows = times & ((1 << bits) - 1)
     times >>= bits
@@ -96,10 +95,11 @@ def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
 
 
 def _packed_rows(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int] | None:
-    """The sorted ``(due_ms - low_ms) << bits | row``, ``bits`` and ``low_ms``, if they can be.
+    """Return the sorted ``(due_ms - low_ms) << bits | row``, ``bits`` and ``low_ms``, or None.
 
-    Where offsets ascend with the rows, as in order of arrival, a row's number stands for its
-    offset, and packs with the time: sorting that is many times faster than sorting pairs.
+    If offsets ascend with the rows, as in arrival order, a row number stands for its offset and
+    packs with the time. Sorting that is many times faster than sorting pairs. The result is
+    None if offsets do not ascend or the times are too far apart.
     """
     count = len(due_ms)
     if not count or not bool((offsets[1:] > offsets[:-1]).all()):
@@ -114,9 +114,9 @@ def _packed_rows(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int] | N
 
 
 def merge(parts: Sequence[Keys]) -> Keys:
-    """All keys of the parts, sorted, each once.
+    """Return all keys of the parts, sorted, each once.
 
-    Where the parts are a few sorted runs the merge is linear.
+    Linear if the parts are a few sorted runs.
     """
     parts = [part for part in parts if len(part[0])]
     if not parts:
@@ -134,7 +134,7 @@ def merge(parts: Sequence[Keys]) -> Keys:
 
 
 def merge_rows(parts: Sequence[Keys]) -> tuple[Int64s, Keys]:
-    """As ``merge``, of which some part has any; and which row of all parts each key is."""
+    """As ``merge``, but also return the row of each key among all parts; some part has keys."""
     due_ms, offsets = _concat(parts)
     packed = _packed_keys(due_ms, offsets)
     if packed is None:
@@ -151,9 +151,10 @@ def _concat(parts: Sequence[Keys]) -> Keys:
 
 
 def _packed_keys(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int, int] | None:
-    """Time and offset in one integer each, the bits of an offset, and the lowest of both.
+    """Pack time and offset into one integer each.
 
-    None if they are too far apart for that.
+    Returns the integers, the bits of an offset, the lowest time and the lowest offset; or None
+    if the keys are too far apart.
     """
     low_ms, low_offset = int(due_ms.min()), int(offsets.min())
     bits = (int(offsets.max()) - low_offset).bit_length()
@@ -165,9 +166,9 @@ def _packed_keys(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int, int
 
 
 def match(table: Keys, wanted: Keys) -> Int64s:
-    """The row of each wanted key in the sorted ``table``, -1 where it has none; int64[n].
+    """Return the row of each wanted key in the sorted ``table``, -1 if missing; int64[n].
 
-    O((n + m) log n), of which the usual case, one run of neighbours, is O(n).
+    O((n + m) log n). The usual case, one run of neighbours, is O(n).
     """
     due_ms, offsets = table
     wanted_ms, wanted_offsets = wanted
@@ -184,13 +185,13 @@ def match(table: Keys, wanted: Keys) -> Int64s:
     if (int(due_ms[-1]) - low_ms).bit_length() + bits <= _INT64_BITS:
         times, wanted_times = due_ms - low_ms, wanted_ms - low_ms
     else:
-        # The times' ranks in the table are small, so that rank and offset always pack.
+        # The times' ranks in the table are small, so rank and offset always fit.
         new_time = _first_of_equals(due_ms[1:] != due_ms[:-1])
         times = np.cumsum(new_time) - 1
         wanted_times = due_ms[new_time].searchsorted(wanted_ms)
         assert len(times).bit_length() + bits <= _INT64_BITS, "offsets of a block are too far apart"
     packed = (times << bits) | (offsets - low)
-    # What is not in the table may stand for anything here, and is not found where that leads.
+    # A key that is not in the table may alias any number here; the comparison below rejects it.
     sought = (wanted_times << bits) | ((wanted_offsets - low) & ((1 << bits) - 1))
     row = packed.searchsorted(sought)
     row[row == len(packed)] = 0

@@ -1,16 +1,16 @@
-"""The manifest: which segments are the index, and up to where in the log they go.
+"""The manifest: the segments of the index, and their position in the log.
 
-Owns one small file, replaced atomically (written aside, fsynced, renamed, the directory
-fsynced), so that the index on disk goes from one state to the next with nothing in
-between. It is a line with a checksum and a JSON object, readable by people:
+This module owns one small file that is replaced atomically (written under another name, fsynced,
+renamed, the directory fsynced), so the index on disk has no intermediate states. The file is a
+line with a checksum and a JSON object:
 
     escapement index manifest 1 <crc-32>
     {"log": ..., "mark": [life, number], "base": [life, number],
      "positions": {lane: [seq, group]}, "segments": {name: size_bytes},
      "forgotten_until_ms": ms}
 
-Knows nothing of what is inside a segment. Checkpoint and compaction both change it,
-from threads; each change is applied to the newest state, under a lock.
+It knows nothing of the content of segments. Checkpoint and compaction both change the manifest,
+from threads; each change applies to the newest state, under a lock.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from isal.isal_zlib import crc32
 from escapement.errors import IndexDamaged
 from escapement.storage.directory import sync_directory
 
-Position = tuple[int, bytes]  # sequence in the lane, group id found there
-Failpoint = Callable[[str], None]  # called with the name of the step just done
+Position = tuple[int, bytes]  # a sequence number in the lane, and the group id at that number
+Failpoint = Callable[[str], None]  # called with the name of the step that was just done
 
 MANIFEST_NAME: Final = "MANIFEST"
 _TEMPORARY_NAME: Final = "MANIFEST.new"
@@ -38,31 +38,31 @@ _FIRST_LINE: Final = re.compile(rb"escapement index manifest 1 ([0-9a-f]{8})\n")
 
 
 def no_failpoint(name: str) -> None:
-    """Nothing fails."""
+    """A failpoint that never fails."""
 
 
 class Mark(NamedTuple):
-    """Which checkpoint: the ``number``-th of one life of a broker."""
+    """The identity of a checkpoint: the ``number``-th of one start of a broker."""
 
     life: str  # a random id, new with each start
     number: int
 
 
 class Lineage(NamedTuple):
-    """Which checkpoint an index is of, and which one the database named when its writer began.
+    """The checkpoint that wrote an index, and the one the database named when its writer began.
 
-    Without ``mark`` it was made by nobody who writes checkpoints; without ``base`` there had
-    been none.
+    ``mark`` is None if the index was not written by a checkpoint. ``base`` is None if there had
+    been no checkpoint.
     """
 
     mark: Mark | None = None
     base: Mark | None = None
 
     def goes_with(self, last: Mark | None) -> bool:
-        """Whether the index has all that the database's state, of the checkpoint ``last``, means.
+        """Whether the index has all that the database's state of checkpoint ``last`` expects.
 
-        It does if ``last`` was written by the same life, and not after the index; or if nobody
-        has written one since that life began.
+        It does if the same start of the broker wrote ``last``, and not after the index; or if no
+        checkpoint was written since that start.
         """
         if last == self.base:
             return True
@@ -76,11 +76,11 @@ class Manifest:
     """One state of the index on disk."""
 
     log_identity: str
-    # For each lane, up to where in its journal the segments are complete.
+    # By lane, the position in its journal up to which the segments are complete.
     positions: Mapping[int, Position]
-    segments: Mapping[str, int]  # name of the file, size in bytes
+    segments: Mapping[str, int]  # file name, size in bytes
     lineage: Lineage
-    # What was due by then may have been left out; the clock may have been set back since.
+    # Messages due by this time may have been left out. The clock may have been set back since.
     forgotten_until_ms: int = 0
 
     def encode(self) -> bytes:
@@ -99,10 +99,10 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Manifest:
-        """Raises ``IndexDamaged`` for anything but what ``encode`` made."""
+        """Decode what ``encode`` made. Raises ``IndexDamaged`` for anything else."""
         line = _FIRST_LINE.match(data)
         if line is None or int(line[1], 16) != crc32(data[line.end() :]):
-            raise IndexDamaged(f"{where}: fails its checksum, or is of another version")
+            raise IndexDamaged(f"{where}: fails its checksum, or has an unknown version")
         try:
             fields = json.loads(data[line.end() :])
             positions = {
@@ -110,7 +110,7 @@ class Manifest:
                 for lane, (seq, group) in fields["positions"].items()
             }
             segments = {str(name): int(size) for name, size in fields["segments"].items()}
-            # An earlier program wrote neither, beside a database that named no checkpoint.
+            # Earlier versions wrote neither, and their databases named no checkpoint.
             lineage = Lineage(_mark(fields.get("mark")), _mark(fields.get("base")))
             until_ms = int(fields.get("forgotten_until_ms", 0))
             return cls(str(fields["log"]), positions, segments, lineage, until_ms)
@@ -126,13 +126,13 @@ def _mark(field: Any) -> Mark | None:
 
 
 class ManifestFile:
-    """The manifest of a directory, its newest state, and the way to the next."""
+    """The manifest of a directory: its current state and its replacement."""
 
     def __init__(self, directory: Path, failpoint: Failpoint) -> None:
-        """Read it; blocking. ``current`` is None if the directory has none.
+        """Read the manifest; blocking. ``current`` is None if the directory has none.
 
         Raises:
-          IndexDamaged: it is not what was written.
+          IndexDamaged: if the file is damaged.
         """
         self._path = directory / MANIFEST_NAME
         self._failpoint = failpoint
@@ -149,14 +149,14 @@ class ManifestFile:
     def update(
         self, change: Callable[[Manifest | None], Manifest], on_rename: Callable[[], None]
     ) -> None:
-        """Replace the manifest by what ``change`` makes of the newest; blocking.
+        """Replace the manifest by the result of ``change`` for the newest state; blocking.
 
         Args:
-          on_rename: called when the disk has the new manifest under another name. From then
-            on an error leaves open which of the two counts.
+          on_rename: called when the new manifest is on disk under another name. After that, an
+            error leaves open which of the two manifests counts.
 
         Raises:
-          OSError: the disk refuses.
+          OSError: if the disk refuses.
         """
         with self._lock:
             manifest = change(self.current)

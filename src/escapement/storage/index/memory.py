@@ -1,23 +1,23 @@
-"""The index in memory: tables of one topic's messages, sorted when someone asks.
+"""The part of the index in memory: tables of one topic's messages, sorted on demand.
 
-Owns the young end of the LSM tree. A :class:`MemoryTable` takes messages of one topic
-in ascending offsets, copies their bytes into its arena, and keeps its keys sorted well
-enough that a plan costs a few binary searches. A large batch is a table by itself, whose bytes
-are kept as they came: copying them would take long, mostly because new memory is dear. A
-:class:`TopicMemory` is a topic's tables: a live stream of commits, and beside it the streams of
-older offsets that fills from the log bring. A :class:`Generation` is all topics' tables between
+This is the young end of the LSM tree. A :class:`MemoryTable` takes messages of one topic in
+ascending offsets, copies their bytes into its arena, and keeps its keys sorted well enough that a
+plan costs a few binary searches. A large batch is a table of its own that refers to the batch's
+bytes: copying them would take long, mostly because new memory is expensive. A
+:class:`TopicMemory` holds a topic's tables: a live stream of commits, and beside it streams of
+older offsets that fills from the log bring. A :class:`Generation` holds all topics' tables between
 two freezes.
 
-Knows nothing of files, and does no I/O. Invariants:
+This module knows nothing of files and does no I/O. Invariants:
 
-- rows are only appended, never changed: a reader in another thread sees the rows that
-  were there when it was handed the table;
-- offsets ascend strictly inside a table, so that row order is offset order and a row
-  number stands for an offset in comparisons;
-- a table never has more than ``TABLE_ROWS`` rows, so that a row number has 16 bits.
+- rows are only appended, never changed: a reader in another thread sees the rows that existed
+  when it got the table;
+- offsets ascend strictly inside a table, so row order is offset order and a row number stands
+  for an offset in comparisons;
+- a table never has more than ``TABLE_ROWS`` rows, so a row number fits 16 bits.
 
-A message comes here in the synchronous step after its COMMIT, and leaves when a
-checkpoint has put it into a segment.
+A message arrives here in the synchronous step after its COMMIT, and leaves when a checkpoint has
+put it into a segment.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from escapement.storage.index.columns import Arena, Pick, pinned_bytes
 from escapement.storage.index.sortedrun import ROW_BITS, SortedRun
 
 TABLE_ROWS: Final = 1 << ROW_BITS
-# A full table's payloads. Large, so that a lookup searches few tables; small enough
-# that doubling the arena (a copy on the event loop) stays near a millisecond.
+# The payloads of a full table. Large, so that a lookup searches few tables; small enough that
+# doubling the arena (a copy on the event loop) takes about a millisecond.
 TABLE_BYTES: Final = 8 << 20
-# Payloads of a batch that is a table by itself: a few hundred of them fill the memory, and no
-# lookup searches more.
+# The payloads of a batch that becomes a table of its own. A few hundred such batches fill the
+# memory, which bounds the tables that a lookup searches.
 KEPT_BYTES: Final = 256 << 10
 _FIRST_ROWS: Final = 2
-# Unsorted rows that are sorted by themselves before they are merged into the rest.
+# Unsorted rows that are sorted separately before they are merged into the rest.
 _TAIL_ROWS: Final = 256
-# Streams of ascending offsets that are kept open at once: the live one, and a few fills.
+# Streams of ascending offsets that are open at once: the live one and a few fills.
 _OPEN_TABLES: Final = 4
-# What the Python objects of a topic with one table weigh, beside its arrays.
+# The memory of the Python objects of a topic with one table, beside its arrays.
 _TOPIC_OVERHEAD_BYTES: Final = 900
 
 
 class MemoryTable:
-    """Messages of one topic, in ascending offsets; grows at its end."""
+    """Messages of one topic in ascending offsets; grows at its end."""
 
     __slots__ = (
         "_array",
@@ -83,31 +83,31 @@ class MemoryTable:
         self.traits: UInt32s | None = None
         self.most_traits = 0
         self.count = 0
-        self.pinned_bytes = 0  # beside the columns', by bytes that are kept as they came
+        self.pinned_bytes = 0  # memory kept alive by borrowed bytes, beyond the columns'
         self.last_offset = -1
         self._sorted: SortedRun | None = None
         self._tail: SortedRun | None = None
 
     @property
     def memory_bytes(self) -> int:
-        """What the arrays take, whether filled or not."""
+        """The memory of the arrays, unused capacity included."""
         size = self._array.nbytes + self.payloads.memory_bytes + self.pinned_bytes
         for column in (self.keys, self.properties, self.groups):
             size += 0 if column is None else column.memory_bytes
         for numbers in (self.priorities, self.traits):
             size += 0 if numbers is None else numbers.nbytes
-        # The sorted order, eight bytes a row, is counted whether it is there or not.
+        # The sorted order, eight bytes a row, counts whether it exists or not.
         return size + 8 * int(self._array.shape[1])
 
     @property
     def message_bytes(self) -> int:
-        """What the messages' strings weigh."""
+        """The size of the messages' strings."""
         columns = (self.payloads, self.keys, self.properties, self.groups)
         return sum(column.used for column in columns if column is not None)
 
     @property
     def due_ms(self) -> Int64s:
-        count = self.count  # first, so that the array has at least that many rows
+        count = self.count  # read first, so that the array has at least that many rows
         return self._array[0, :count]
 
     @property
@@ -132,9 +132,9 @@ class MemoryTable:
         traits: UInt32s | None,
         keep: bool = False,
     ) -> None:
-        """Take the batch; ``offsets`` is a column, or the first of contiguous ones.
+        """Add the batch; ``offsets`` is a column, or the first of contiguous ones.
 
-        With ``keep`` it is the table's only one, and its bytes are not copied but kept.
+        With ``keep`` this is the only batch, and the table refers to its bytes without a copy.
         """
         row, rows = self.count, len(due_ms)
         end = row + rows
@@ -165,7 +165,7 @@ class MemoryTable:
                 self.traits = np.zeros(self._array.shape[1], np.uint32)
             self.traits[row:end] = traits
             self.most_traits = max(self.most_traits, int(traits.max()))
-        self.count = end  # last: what a reader counts, it may read
+        self.count = end  # last, so that a reader in another thread counts only complete rows
 
     def _append_optional(
         self, arena: Arena | None, row: int, rows: int, blobs: Blobs | None, keep: bool
@@ -196,10 +196,10 @@ class MemoryTable:
         self._array = larger
 
     def runs(self) -> list[SortedRun]:
-        """All rows in at most two sorted runs; for the thread that appends only.
+        """Return all rows in at most two sorted runs; only for the thread that appends.
 
-        What came since the last call is sorted by itself, and merged into the rest when
-        it has become an eighth of it: amortized O(log n) comparisons a row.
+        Rows added since the last call are sorted separately, and merged into the rest when they
+        have become an eighth of it: amortized O(log n) comparisons a row.
         """
         count = self.count
         done = 0 if self._sorted is None else len(self._sorted.packed)
@@ -218,15 +218,15 @@ class MemoryTable:
         return [run for run in (self._sorted, self._tail) if run is not None]
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
-        """The wanted keys that are here: their places among the wanted, and their rows.
+        """Return the places of the given keys found here among the given ones, and their rows.
 
         Args:
-          offsets: in the range of the table's.
+          offsets: all in the table's range.
         """
         own = self.offsets
-        own_ms = self.due_ms  # second, so that it is at least as long
+        own_ms = self.due_ms  # read second, so that it is at least as long
         first = int(own[0])
-        if int(own[-1]) - first + 1 == len(own):  # nothing is left out
+        if int(own[-1]) - first + 1 == len(own):  # contiguous
             rows = offsets - first
             there = own_ms[rows] == due_ms
         else:
@@ -239,7 +239,7 @@ class MemoryTable:
 
 
 class TopicMemory:
-    """The tables of one topic, for each stream of ascending offsets its own."""
+    """The tables of one topic, separate for each stream of ascending offsets."""
 
     __slots__ = ("_open", "memory_bytes", "rows", "tables")
 
@@ -257,7 +257,7 @@ class TopicMemory:
         traits: UInt32s | None,
         table_rows: int,
     ) -> None:
-        """Append to the stream that ends nearest before the first offset, or begin one."""
+        """Append to the stream that ends nearest before the first offset, or begin a stream."""
         first = offsets if isinstance(offsets, int) else int(offsets[0])
         table: MemoryTable | None = None
         for stream in self._open:
@@ -267,7 +267,7 @@ class TopicMemory:
                 table = stream
         rows, size_bytes = len(due_ms), len(batch.payloads.data)
         if table is not None and not table.has_room(rows, size_bytes, table_rows):
-            table.runs()  # now, a full table at a time, rather than all at the next plan
+            table.runs()  # sort each full table now, instead of all at the next plan
             self._open.remove(table)
             table = None
         if table is None:
@@ -286,7 +286,7 @@ class TopicMemory:
     def keep(
         self, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch, traits: UInt32s | None
     ) -> bool:
-        """Make a table of the batch, unless its bytes are a small part of what they lie in."""
+        """Make a table of the batch, unless its bytes are a small part of the memory they pin."""
         columns = (batch.payloads, batch.keys, batch.properties, batch.groups)
         pinned = pinned_bytes(*columns)
         if pinned > 2 * batch.size_bytes:
@@ -302,7 +302,7 @@ class TopicMemory:
 
 
 class Generation:
-    """What all topics took between two freezes."""
+    """The messages of all topics added between two freezes."""
 
     def __init__(self, table_rows: int = TABLE_ROWS, kept_bytes: int = KEPT_BYTES) -> None:
         assert table_rows <= TABLE_ROWS

@@ -1,27 +1,27 @@
 """Segments: immutable files of messages sorted by topic, due time and offset.
 
-Owns the file's format and its readers (``writer`` makes the file). A segment is
+This module owns the file's format and its readers (``writer`` makes the file). A segment is
 
     ========  =====================================================================
     header    16 bytes: magic, version
     blocks    for each topic by id, for each run of its messages by key: a block
-              of keys, a block of the messages themselves and, if any is not 0,
-              a block of their traits
+              of keys, a block of the messages themselves and, if any trait is
+              not 0, a block of their traits
     footer    a block with the directory: int64 columns, one row for each topic
               (id, first run) and one for each run (``RUN_COLUMNS``)
     trailer   32 bytes: footer's position and size, checksum, magic
     ========  =====================================================================
 
-Keys and messages lie in separate blocks, so that a scan of keys reads no payload. The
-directory stays in memory (80 bytes for a run of up to 4096 messages), so that what to
-read is known without reading. Segments of version 1 have no traits and no column for them;
-who asks for the traits of such a run reads its messages.
+Keys and messages lie in separate blocks, so a scan of keys reads no payload. The directory stays
+in memory (80 bytes for a run of up to 4096 messages), so readers find blocks without a read.
+Segments of version 1 have no traits and no column for them; the traits of their runs are computed
+from the messages.
 
-Knows nothing of manifests, of memory or of what is still live. Invariants: every byte
-of a file is covered by a checksum or compared with what it must be; the runs of a topic
-are disjoint and ascending; a file is never changed once it has its trailer. Reads go by
-position on one descriptor and are safe in any thread; it is closed when the last reader
-lets go, so an unlinked segment serves those who hold it.
+This module knows nothing of manifests, of memory tables or of which messages are live. Invariants:
+every byte of a file is covered by a checksum or compared with its expected value; the runs of a
+topic are disjoint and ascending; a file is never changed once it has its trailer. Reads use
+positions on one descriptor and are safe in any thread. The descriptor is closed when the last
+reference to the segment is gone, so readers can go on after the file is unlinked.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ from escapement.storage.index.keys import Key, Keys, match, position
 from escapement.storage.index.plan import Landmarks, NotAtHand, Source
 
 _MAGIC: Final = b"escapement index segment"[:12]
-# Those without traits, and those whose traits have less of a key's hash.
+# Version 1 has no traits. The traits of version 2 have fewer bits of a key's hash.
 _VERSION_1: Final = _MAGIC + struct.pack("<I", 1)
 _VERSION_2: Final = _MAGIC + struct.pack("<I", 2)
 HEADER: Final = _MAGIC + struct.pack("<I", 3)
 TRAILER: Final = struct.Struct("<QQ")
 TRAILER_END: Final = b"end of seg 1"
 TRAILER_BYTES: Final = TRAILER.size + 4 + len(TRAILER_END)
-# A run ends at this many messages: enough to read at disk speed, few enough to gather
-# in one go without holding the interpreter lock for long.
+# A run ends at this many messages: enough to read at disk speed, few enough to gather in one
+# step without holding the interpreter lock for long.
 BLOCK_ROWS: Final = 4096
-# ... or when its messages weigh this much, so that a few blocks of every segment fit
-# into the cache. A larger message is a run by itself.
+# ... or at this size, so that a few blocks of every segment fit into the cache. A larger message
+# is a run of its own.
 BLOCK_BYTES: Final = 1 << 20
 RUN_COLUMNS: Final = (
     "first_ms",
@@ -78,9 +78,9 @@ RUN_COLUMNS: Final = (
     "rows",
     "at",
     "message_bytes",
-    "most_traits",  # the highest of the run; 0: there is no block of them
+    "most_traits",  # the highest traits of the run; 0: it has no block of traits
 )
-# Of what may have traits, but was written before there were any.
+# For runs of version 1, whose messages may have traits.
 _UNKNOWN_TRAITS: Final = (1 << 32) - 1
 COUNTS: Final = struct.Struct("<QQ")
 
@@ -94,7 +94,7 @@ class Segment:
         """Open and verify header, trailer and directory; blocking.
 
         Raises:
-          IndexDamaged: the file is missing, torn or altered.
+          IndexDamaged: if the file is missing, torn or altered.
         """
         self.path = path
         self._cache = cache
@@ -107,7 +107,9 @@ class Segment:
         self.size_bytes = os.fstat(self._descriptor).st_size
         header = self._read(0, len(HEADER))
         if header not in (HEADER, _VERSION_2, _VERSION_1):
-            raise IndexDamaged(f"{path}: not a segment of the delayed index, or of another version")
+            raise IndexDamaged(
+                f"{path}: not a segment of the delayed index, or of an unknown version"
+            )
         self._counts_traits = header != _VERSION_1
         self._has_traits = header == HEADER
         counts, topics, runs = self._read_directory()
@@ -127,15 +129,15 @@ class Segment:
         at, size = TRAILER.unpack_from(trailer)
         checksum = struct.pack("<I", crc32(trailer[: TRAILER.size]))
         if trailer[TRAILER.size :] != checksum + TRAILER_END:
-            raise IndexDamaged(f"{self.path}: torn, its end is not the end of a segment")
+            raise IndexDamaged(f"{self.path}: torn, its trailer is missing or damaged")
         if at + size + TRAILER_BYTES != self.size_bytes:
-            raise IndexDamaged(f"{self.path}: its directory is not where its end says")
+            raise IndexDamaged(f"{self.path}: its directory is not where its trailer points")
         _, body = decode(self._read(at, size), FOOTER, str(self.path))
         topic_count, run_count = COUNTS.unpack_from(body)
         columns = np.frombuffer(body, "<i8", offset=COUNTS.size)
         height = len(RUN_COLUMNS) if self._counts_traits else len(RUN_COLUMNS) - 1
         if len(columns) != 2 * topic_count + height * run_count:
-            raise IndexDamaged(f"{self.path}: a directory of the wrong size")
+            raise IndexDamaged(f"{self.path}: its directory has the wrong size")
         topics = columns[: 2 * topic_count].reshape(2, topic_count)
         runs = columns[2 * topic_count :].reshape(height, run_count)
         if not self._counts_traits:
@@ -147,7 +149,7 @@ class Segment:
         return int(self.rows_before[-1])
 
     def rows_from(self, due_ms: int) -> int:
-        """How many messages are due then or later, at least: runs are counted as a whole."""
+        """Return at least the number of messages due at or after ``due_ms``; counts whole runs."""
         return int(self.run_rows[self.first_ms >= due_ms].sum())
 
     @property
@@ -156,18 +158,18 @@ class Segment:
         return int(self.first_ms.min())
 
     def topic_rows(self) -> Int64s:
-        """How many messages each of ``topic_ids`` has."""
+        """Return the number of messages of each of ``topic_ids``."""
         ends: Int64s = self.rows_before[self._first_runs]
         return np.diff(ends)
 
     def topic_offsets(self) -> tuple[Int64s, Int64s]:
-        """The lowest and the highest offset of each of ``topic_ids``."""
+        """Return the lowest and the highest offset of each of ``topic_ids``."""
         firsts = self._first_runs[:-1]
         low = np.minimum.reduceat(self.low_offset, firsts)
         return low, np.maximum.reduceat(self.high_offset, firsts)
 
     def slice(self, topic_id: int) -> TopicSlice | None:
-        """The part that belongs to a topic; O(log topics)."""
+        """Return the part that belongs to a topic; O(log topics)."""
         row = int(self.topic_ids.searchsorted(topic_id))
         if row == len(self.topic_ids) or self.topic_ids[row] != topic_id:
             return None
@@ -178,7 +180,7 @@ class Segment:
         self._cache.put((self._number, at), block)
 
     def key_block(self, run: int, at_hand: bool = False) -> KeyBlock:
-        """The keys of a run; blocking unless cached. With ``at_hand`` raises ``NotAtHand``."""
+        """Return the keys of a run; blocking, or with ``at_hand`` raising ``NotAtHand``."""
         at = int(self.at[run])
         size = HEADER_BYTES + 16 * int(self.run_rows[run])
         block = self._block(
@@ -188,12 +190,12 @@ class Segment:
         return block
 
     def cached_key_block(self, run: int) -> KeyBlock | None:
-        """The keys of a run, if they need no reading."""
+        """Return the keys of a run if they are cached."""
         block = self._cache.peek((self._number, int(self.at[run])))
         return block if isinstance(block, KeyBlock) else None
 
     def message_block(self, run: int, at_hand: bool = False) -> MessageBlock:
-        """The messages of a run; blocking unless cached. With ``at_hand`` as ``key_block``."""
+        """Return the messages of a run; blocking, or with ``at_hand`` as ``key_block``."""
         at = int(self.at[run]) + HEADER_BYTES + 16 * int(self.run_rows[run])
         size = int(self.message_bytes[run])
         block = self._block(
@@ -211,7 +213,7 @@ class Segment:
         return block
 
     def traits(self, run: int) -> UInt32s | None:
-        """The traits of a run, None if all are 0; blocking unless cached."""
+        """Return the traits of a run, None if all are 0; blocking unless cached."""
         if not self.most_traits[run]:
             return None
         if not self._has_traits:
@@ -233,7 +235,7 @@ class Segment:
         except OSError as error:
             raise IndexDamaged(f"{self.path} at {at}: {error.strerror}") from error
         if len(data) != size:
-            raise IndexDamaged(f"{self.path}: {len(data)} of {size} bytes at {at}, it is torn")
+            raise IndexDamaged(f"{self.path}: torn, has {len(data)} of {size} bytes at {at}")
         return data
 
 
@@ -268,21 +270,21 @@ class TopicSlice:
 
     @property
     def runs(self) -> range:
-        """Its runs, by their numbers in the segment."""
+        """The numbers of its runs in the segment."""
         return range(self._low, self._high)
 
     def rows_in(self, low: int, high: int) -> int:
         return int(self.segment.rows_before[high] - self.segment.rows_before[low])
 
     def between(self, start: Key, until: Key) -> SliceSpan | None:
-        """The runs that may hold keys in ``[start, until)``."""
+        """Return the runs that may have keys in ``[start, until)``."""
         firsts, lasts = self._columns
         low = self._low + position(*lasts, start)
         high = self._low + position(*firsts, until)
         return SliceSpan(self, low, high, start, until) if low < high else None
 
     def may_hold(self, keys: Keys) -> bool:
-        """False if the directory shows that none of the keys is here; O(n)."""
+        """Return False if the directory shows that none of the keys is here; O(n)."""
         due_ms, offsets = keys
         firsts, lasts = self._columns
         low, high = self.offset_range
@@ -291,7 +293,7 @@ class TopicSlice:
         return bool(here.any())
 
     def next_due_ms(self, after: Key) -> int | None:
-        """When the first key at or past ``after`` is due; early if its run is not cached."""
+        """Return when the first key at or past ``after`` is due; too early if not cached."""
         firsts, lasts = self._columns
         run = position(*lasts, after)
         if run == len(lasts[0]):
@@ -304,10 +306,10 @@ class TopicSlice:
         return int(block.keys[0][position(*block.keys, after)])
 
     def find(self, due_ms: Int64s, offsets: Int64s, at_hand: bool = False) -> list[Pick]:
-        """The wanted keys (sorted) that are here; blocking, or with ``at_hand`` never.
+        """Return the places of the given sorted keys that are here; blocking unless ``at_hand``.
 
         Raises:
-          NotAtHand: only with ``at_hand``: they can only be found on the disk.
+          NotAtHand: only with ``at_hand``: if a block would have to be read from disk.
         """
         return [
             Pick(places, self.segment.message_block(run, at_hand).columns, rows)
@@ -317,7 +319,7 @@ class TopicSlice:
     def _matches(
         self, due_ms: Int64s, offsets: Int64s, at_hand: bool
     ) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Runs that hold wanted keys: the run, which keys, and in which of its rows."""
+        """Yield each run that has some of the keys, with the indexes and rows of these."""
         firsts, lasts = self._columns
         low = position(*lasts, Key(int(due_ms[0]), int(offsets[0])))
         high = position(*firsts, Key(int(due_ms[-1]), int(offsets[-1])).successor())
@@ -341,12 +343,12 @@ class TopicSlice:
 
 
 def _columns(segment: Segment, run: int) -> Columns:
-    """The messages of a run; blocking."""
+    """Return the messages of a run; blocking."""
     return segment.message_block(run).columns
 
 
 class SliceSpan:
-    """The runs of a topic in a segment that may hold keys in a plan's range."""
+    """The runs of a topic in a segment that may have keys in a plan's range."""
 
     on_disk: Final = True
 
@@ -365,7 +367,7 @@ class SliceSpan:
 
     @property
     def likely_count(self) -> int:
-        """How many messages, if those of the first and last run are spread evenly in time."""
+        """The number of messages if those of the first and last run are spread evenly in time."""
         segment = self._slice.segment
         count = self.count
         for run in {self._low, self._high - 1}:
@@ -377,9 +379,9 @@ class SliceSpan:
         return count
 
     def landmarks(self, wanted: int, stride: int) -> Landmarks:
-        """Firsts and lasts of runs, as far as they lie in range."""
+        """Return the first and last keys of runs that lie in range."""
         segment = self._slice.segment
-        # The first run may lie before the range for the most part: take one more.
+        # The first run may lie mostly before the range, so take one more.
         reach = int(segment.rows_before[self._low + 1]) + wanted
         high = min(self._high, int(segment.rows_before.searchsorted(reach)))
         part = slice(self._low, max(high, self._low + 1))
@@ -417,7 +419,7 @@ class SliceSpan:
         ]
 
     def _parts(self, stop: Key) -> Iterator[tuple[int, slice]]:
-        """The runs in range, and which of their rows."""
+        """Yield the runs in range, each with the slice of its rows in range."""
         segment = self._slice.segment
         for run in range(self._low, self._high):
             if Key(int(segment.first_ms[run]), int(segment.first_offset[run])) >= stop:

@@ -1,7 +1,7 @@
-"""The segments of an index: which there are, and what each topic has in them.
+"""The set of segments of an index, and the part of each topic in them.
 
-Which there are changes in single steps, when a checkpoint or a compaction is installed.
-Files that a reader has pinned stay open for it.
+The set changes in single steps, when a checkpoint or a compaction is installed. Files that a
+reader has pinned stay open for it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,33 @@ from escapement.storage.index.block import BlockCache
 from escapement.storage.index.segment import Segment, TopicSlice
 
 _SUFFIX: Final = ".segment"
-# Topics whose parts of the segments are remembered between calls; beyond, all are
-# looked up again.
+# The number of topics whose parts are cached. When it is exceeded, the cache is cleared.
 _REMEMBERED_TOPICS: Final = 4096
 
 
 class Segments:
-    """Those of one directory, what falls due first in front."""
+    """The segments of one directory, in the order of their earliest due time."""
 
     def __init__(self, directory: Path, segments: Iterable[Segment] = ()) -> None:
         self._directory = directory
-        # What falls due first is asked for first, so a fetch looks there first.
+        # Messages due first are fetched first, so a fetch looks into their segments first.
         self._segments = SortedKeyList(segments, key=lambda segment: segment.first_due_ms)
         self._slices: dict[int, tuple[TopicSlice, ...]] = {}
         self._last_number = max((int(one.path.stem) for one in self._segments), default=0)
 
     @classmethod
     def open(cls, directory: Path, sizes_bytes: Mapping[str, int], cache: BlockCache) -> Segments:
-        """Those that a manifest names, with their sizes; blocking. Raises ``IndexDamaged``."""
+        """Open the segments that a manifest names, with their sizes; blocking.
+
+        Raises ``IndexDamaged``.
+        """
         found = []
         for name, size_bytes in sizes_bytes.items():
             segment = Segment(directory / name, cache)
             if segment.size_bytes != size_bytes:
-                raise IndexDamaged(f"{segment.path}: {segment.size_bytes} of {size_bytes} bytes")
+                raise IndexDamaged(
+                    f"{segment.path}: has {segment.size_bytes} of {size_bytes} bytes"
+                )
             found.append(segment)
         return cls(directory, found)
 
@@ -51,15 +55,15 @@ class Segments:
 
     @property
     def size_bytes(self) -> int:
-        """What they take on disk."""
+        """The size of the segments on disk."""
         return sum(segment.size_bytes for segment in self._segments)
 
     def named(self, names: Collection[str]) -> list[Segment]:
-        """Those whose files have these names."""
+        """Return the segments whose files have these names."""
         return [segment for segment in self._segments if segment.path.name in names]
 
     def of(self, topic_id: int) -> tuple[TopicSlice, ...]:
-        """What a topic has in them; the first call after a change is O(segments) searches."""
+        """Return the parts of a topic; the first call after a change is O(segments) searches."""
         found = self._slices.get(topic_id)
         if found is None:
             parts = [segment.slice(topic_id) for segment in self._segments]
@@ -70,7 +74,7 @@ class Segments:
         return found
 
     def swap(self, old: Iterable[Segment], new: Segment | None) -> None:
-        """Let a new segment take the place of others."""
+        """Replace some segments by a new one."""
         for segment in old:
             self._segments.remove(segment)
         if new is not None:
@@ -78,11 +82,11 @@ class Segments:
         self._slices.clear()
 
     def next_path(self) -> Path:
-        """Where the next segment is to be written; no path is given twice."""
+        """Return the path for the next segment; no path is returned twice."""
         self._last_number += 1
         return self._directory / segment_name(self._last_number)
 
 
 def segment_name(number: int) -> str:
-    """The name of a segment's file."""
+    """Return the name of a segment's file."""
     return f"{number:08d}{_SUFFIX}"

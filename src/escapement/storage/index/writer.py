@@ -1,8 +1,8 @@
 """Writing a segment: the file and its durability.
 
-Owns how a segment comes to be: the directory is gathered while blocks are written, and
-the file counts for nothing until footer and trailer are there, it is fsynced, and a
-manifest names it. Knows nothing of where messages come from and which are live.
+This module owns how a segment is made. The directory is collected while blocks are written. The
+file is part of the index only when footer and trailer are written, it is fsynced, and a manifest
+names it. This module knows nothing of the source of messages and of which are live.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from escapement.storage.index.segment import (
 )
 from escapement.traits import traits_of
 
-# Gathered before a write to the file; what is larger is written as it is, without a copy.
+# Bytes gathered before a write to the file; larger pieces are written without a copy.
 _WRITE_BYTES: Final = 1 << 16
 
-# Blocks that are gathered at once: numpy's price for a call is shared by many rows, at
-# the price of a few megabytes.
+# Blocks to gather at once: many rows share the cost of a numpy call, and the price is a few
+# megabytes.
 _STEP_BLOCKS: Final = 8
 
 
@@ -53,10 +53,10 @@ class SegmentWriter:
         bulk: bool = False,
         near: NearBlocks | None = None,
     ) -> None:
-        """``bulk``: it is one of many that are not read soon (``DirectFile``).
+        """``bulk``: the segment is one of many that are not read soon (``DirectFile``).
 
         Args:
-          near: takes the blocks that are read soon.
+          near: collects the blocks whose messages are due soon.
         """
         self.path = path
         self.rows = 0
@@ -72,19 +72,18 @@ class SegmentWriter:
         self._file.write(HEADER)
 
     def steps(self, count: int, row_bytes: int) -> Iterator[slice]:
-        """How to cut ``count`` messages of this weight on average, to append part by part.
+        """Yield the slices in which to append ``count`` messages of this mean size.
 
-        Each part makes a few blocks, and no more memory is needed for large messages than
-        for small ones.
+        Each slice makes a few blocks, so large messages need no more memory than small ones.
         """
-        # Half a block less, so that chance does not leave a block of a few messages.
+        # Half a block less, so that variance does not leave a block of a few messages.
         rows = (_STEP_BLOCKS * BLOCK_BYTES - BLOCK_BYTES // 2) // max(row_bytes, 1)
         step = min(max(rows, 1), _STEP_BLOCKS * self._block_rows)
         for low in range(0, count, step):
             yield slice(low, min(low + step, count))
 
     def append(self, topic_id: int, keys: Keys, batch: MessageBatch) -> None:
-        """Write messages of a topic, all greater than those before; blocking."""
+        """Write messages of a topic, with greater keys than those before; blocking."""
         assert len(keys[0]) == len(batch) > 0
         if not self._topics or self._topics[-1][0] != topic_id:
             assert not self._topics or self._topics[-1][0] < topic_id, "topics must ascend"
@@ -120,7 +119,7 @@ class SegmentWriter:
         return size
 
     def finish(self) -> None:
-        """Write directory and trailer; the file is complete, not yet on disk."""
+        """Write directory and trailer. The file is then complete, but not yet durable."""
         topics = np.array(self._topics, "<i8").reshape(-1, 2)
         runs = np.array(self._runs, "<i8").reshape(-1, len(RUN_COLUMNS))
         counts = COUNTS.pack(len(topics), len(runs))
@@ -131,29 +130,29 @@ class SegmentWriter:
         self._file.flush()
 
     def sync(self) -> None:
-        """Make the file durable, and its name; blocking."""
+        """Make the file and its name durable; blocking."""
         os.fsync(self._file.fileno())
         self._file.close()
         sync_directory(self.path.parent)
 
     def discard(self) -> None:
-        """Give the file up and delete it."""
-        with suppress(OSError):  # a full disk refuses what is still in the buffer
+        """Give up and delete the file."""
+        with suppress(OSError):  # a full disk refuses the rest of the buffer
             self._file.close()
         self.path.unlink(missing_ok=True)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Inside it, what the operating system refuses is a ``StorageError`` about ``path``."""
+    """Turn errors of the operating system into a ``StorageError`` about ``path``."""
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error}; is the disk full?") from error
+        raise StorageError(f"{path} cannot be written: {error}. Is the disk full?") from error
 
 
 def _cuts(batch: MessageBatch, block_rows: int) -> list[tuple[int, int]]:
-    """Where a batch is cut into runs by rows and bytes."""
+    """Return the runs into which a batch is cut by rows and bytes."""
     count = len(batch)
     if count <= block_rows and batch.size_bytes <= BLOCK_BYTES:
         return [(0, count)]
