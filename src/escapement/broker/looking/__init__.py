@@ -1,1 +1,1 @@
-"""Looking at a topic without consuming anything of it."""
+"""Views of a topic that consume no message."""

@@ -1,7 +1,7 @@
-"""How much falls due when: a topic's future, counted by spans of time.
+"""The forecast of a topic: the number of messages that fall due in each span of time.
 
-Counted from the delayed index's keys, so no payload is read and MySQL is not asked; in
-steps, so that ten million pending messages, a second of work, hold up nobody else.
+A forecast counts keys of the delayed index. It reads no payload and does not query MySQL. It
+works in steps, so that ten million pending messages, a second of work, delay no other task.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from escapement.spans import Spans
 from escapement.storage.blocking import Run
 from escapement.storage.index import DelayedIndex, Key
 
-# Keys counted in one step: some milliseconds.
+# Keys counted in one step, which takes some milliseconds.
 _STEP_KEYS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecast:
-    """``counts[i]`` messages fall due in span i.
+    """The number of messages that fall due in each span: ``counts[i]`` in span i.
 
-    Counted is what is due after ``spans.from_ms`` and before ``spans.until_ms``.
+    It counts messages due after ``spans.from_ms`` and before ``spans.until_ms``.
     """
 
     spans: Spans
@@ -43,10 +43,10 @@ async def forecast(
     within_ms: int,
     origin_ms: int = 0,
 ) -> Forecast:
-    """What falls due in the next ``within_ms``, by spans of ``by_ms``.
+    """Count the messages that fall due in the next ``within_ms``, by spans of ``by_ms``.
 
     Args:
-      origin_ms: a time at which a span begins, such as some midnight.
+      origin_ms: a time at which a span begins, such as a midnight.
 
     Raises:
       InvalidRequest: if there would be more spans than ``MAX_SPANS``.

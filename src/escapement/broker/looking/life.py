@@ -1,7 +1,7 @@
-"""One message's life: when it was published and is due, and how each subscription stands to it.
+"""The history of a message: when it was published and is due, and its state by subscription.
 
-What it is comes from the log, where every message is whatever has become of it; how a
-subscription stands to it from that subscription's memory, without waiting (Q2).
+The message itself comes from the log, which has every message whatever has become of it. Its state
+in a subscription comes from that subscription's memory, without waiting (Q2).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from escapement.errors import NotFound
 from escapement.message import DEFAULT_PRIORITY, Blobs
 from escapement.storage.log.published import Published
 
-# Of one message as a whole. Cancelled: for everyone who had not been handed it.
+# The state of a message as a whole. Cancelled: for all subscriptions that had not received it.
 State = Literal["to_be_fired", "fired", "acked", "lapsed", "cancelled"]
 
 _NOT_COVERED: Final = "not covered"
@@ -28,21 +28,30 @@ _ACKNOWLEDGED: Final = "acknowledged"
 _LAPSED: Final = "lapsed"
 _CANCELLED: Final = "cancelled"
 _PENDING: Final = "pending"
-# The message is not for it, or it is done with it.
+# The states in which a subscription is done with a message.
 _OVER: Final = (_ACKNOWLEDGED, _LAPSED, _CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How one subscription stands to a message.
+    """The state of a message in one subscription.
 
-    ``state`` is one of: not covered (it begins elsewhere), pending (not yet due), waiting
-    (due, not taken up yet), ready, in flight (with ``consumer``, ``since_ms``, and
-    ``until_ms`` if it is taken back then), in retry (``until_ms`` is when it is tried
-    again), to be dead-lettered, acknowledged, lapsed (it expired, or a quota dropped it, before
-    anybody was handed it), cancelled. ``attempts`` counts deliveries; None once it is
-    acknowledged: of what is done no more is remembered, nor whether it was a consumer who did it,
-    or it expired or was dropped between two attempts, or became a dead letter.
+    ``state`` is one of:
+
+    - not covered: the subscription begins elsewhere;
+    - pending: not yet due;
+    - waiting: due, but the subscription has not read it yet;
+    - ready;
+    - in flight: with ``consumer``, ``since_ms``, and ``until_ms`` if it has an ack deadline;
+    - in retry: ``until_ms`` is the time of the next attempt;
+    - to be dead-lettered;
+    - acknowledged;
+    - lapsed: it expired, or a quota dropped it, before its first delivery;
+    - cancelled.
+
+    ``attempts`` counts deliveries. It is None for an acknowledged message, because the broker does
+    not remember them. The broker does not remember either whether a consumer acknowledged it, or
+    whether it expired or was dropped between two attempts, or became a dead letter.
     """
 
     subscription: str
@@ -56,7 +65,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What a message is, and what became of it; keys and properties as they are stored."""
+    """A message and its history. Keys and properties are as stored."""
 
     state: State
     published_ms: int
@@ -70,10 +79,10 @@ class Life:
 
 
 async def life(topic: Topic, log: LogReader, now_ms: int, offset: int) -> Life:
-    """Look a message up.
+    """Look up the history of a message.
 
     Raises:
-      NotFound: if the topic has no message of this offset, or none any more.
+      NotFound: if the topic has no message of this offset, or no longer has it.
       StorageUnavailable: when the database cannot be reached.
     """
     found = await published(topic, log, offset)
@@ -94,10 +103,10 @@ async def life(topic: Topic, log: LogReader, now_ms: int, offset: int) -> Life:
 
 
 async def published(topic: Topic, log: LogReader, offset: int) -> Published:
-    """One message as it was published. Raises as ``life``."""
+    """Return one message as it was published. Raises as ``life``."""
     if offset >= topic.next_offset:
         raise NotFound(
-            f"{topic.name.full} has no message {offset}: the next is {topic.next_offset}"
+            f"{topic.name.full} has no message {offset}: its next offset is {topic.next_offset}"
         )
     found, _ = await log.published(topic.id, np.array([offset]), topic.amendments.moves, 0)
     if not len(found.offsets):
@@ -108,7 +117,7 @@ async def published(topic: Topic, log: LogReader, offset: int) -> Published:
 def standing(
     topic: Topic, subscription: Subscription, due_ms: int, offset: int, now_ms: int
 ) -> Standing:
-    """How a subscription stands to a message; O(what it has in its hands)."""
+    """Return the state of a message in a subscription. O(messages that the subscription holds)."""
     name, kind = subscription.record.name, subscription.record.kind
     if offset in subscription.acked:
         if subscription.has_lapsed(np.array([offset])).any():

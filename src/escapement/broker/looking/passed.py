@@ -1,8 +1,8 @@
-"""What slips through a walk over the delivery order because it is given another time meanwhile.
+"""Messages that a walk over the delivery order would miss, because they are rescheduled meanwhile.
 
-Its old key, when the walk comes to it, does not count any more, and its new one may lie where
-the walk has been. So whoever meets such a key takes the message all the same, by the key that
-counts. A message may be met twice. Pure.
+When the walk reaches the old key of such a message, that key is no longer current, and the current
+key may lie where the walk has already been. So a walk that meets an old key takes the message by
+its current key. A message may be met twice. Pure.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from escapement.storage.moves import Moves
 def with_passed(
     moves: Moves, due_ms: Int64s, offsets: Int64s, start: Key, stop: Key
 ) -> tuple[Int64s, Int64s]:
-    """The keys, and those that count in ``[start, stop)`` of messages of which these do not.
+    """Add the current keys in ``[start, stop)`` of messages that were met by an old key.
 
     Args:
-      due_ms, offsets: what the walk has found up to ``stop``, where it goes on: what lies
-        behind that is come to.
+      due_ms, offsets: the keys that the walk has found up to ``stop``. The walk continues there,
+        so it still reaches current keys from ``stop`` on.
       start: where the walk began.
 
     Returns:
-      Keys in order, each once, of the messages ones that do not count among them.
+      Keys in order, each once. The old keys are still among them.
     """
     stale = moves.stale(due_ms, offsets)
     if stale is None:
@@ -44,7 +44,7 @@ def with_passed(
 
 
 def _before(due_ms: Int64s, offsets: Int64s, key: Key) -> npt.NDArray[np.bool_]:
-    """Which of these keys lie before ``key``; bool[n]."""
+    """Return which keys lie before ``key``; bool[n]."""
     same = (due_ms == key.due_ms) & (offsets < key.offset)
     before: npt.NDArray[np.bool_] = (due_ms < key.due_ms) | same
     return before

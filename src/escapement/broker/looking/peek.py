@@ -1,12 +1,13 @@
-"""A look at what is pending on a topic, next due first, without consuming anything.
+"""A view of the pending messages of a topic, next due first, that consumes nothing.
 
-Read from the delayed index: the keys of a bounded piece at a time, and the payloads of what
-is shown. Where a message's key is asked for, its hash, which stands beside the keys of the
-delivery order, says which messages may have it, and these must be looked at; where properties
-are, all of them. A page is bounded in both, whatever it finds, and says where to go on; so a
-rare message among ten million is found in many small requests, none of which holds anybody up.
-What is given another time while a page is read is on it; what lies before the page by the time it
-is begun is not.
+Peeking reads the delayed index: keys in bounded steps, and the payloads of the messages that it
+shows. A search for a message key reads only messages with the same key hash, which the index keeps
+beside the keys of the delivery order. A search for properties reads all messages. A page is bounded
+in keys and in messages, whatever it finds, and returns where to continue. So a rare message among
+ten million is found in many small requests, and none of them delays other work.
+
+A page has the messages that are rescheduled while it is read. It does not have messages that lie
+before it when it begins.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from escapement.storage.blocking import Run
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Fetch, Key, Plan
 from escapement.traits import may_have_key
 
-# Keys looked at in one step; among them may be many that are done.
+# Keys read in one step. Many of them may be done.
 _STEP_KEYS: Final = 16_384
-# Keys looked at for one page, and how many of their messages: a quarter of a second each.
+# The most keys, and the most messages, read for one page. Each takes a quarter of a second.
 _PAGE_KEYS: Final = 1 << 20
 _PAGE_MESSAGES: Final = 1 << 16
 _PAGE_BYTES: Final = 8 * 1024 * 1024
-# Messages read at once to be looked at: their payloads come with them.
+# The most messages that are read and compared at once, with their payloads.
 _READ_MESSAGES: Final = 2_048
 _READ_BYTES: Final = 4 * 1024 * 1024
 _ANY_OFFSET: Final = (1 << 63) - 1
@@ -41,10 +42,10 @@ _ANY_OFFSET: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """Which messages are to be shown.
+    """The conditions that a message must fulfil.
 
-    Those whose place in the delivery order lies in ``[start, stop)``, with this key, with all
-    of these properties; a text among these stands for any value that is written so.
+    Its place in the delivery order lies in ``[start, stop)``, and it has this key and all of these
+    properties. A text among the properties matches any value that is written like it.
     """
 
     start: Key = KEY_MIN
@@ -54,13 +55,14 @@ class Sought:
 
     @property
     def by_content(self) -> bool:
-        """Whether the messages themselves must be looked at."""
+        """Whether the messages themselves must be read."""
         return self.key is not None or bool(self.properties)
 
     async def candidates(self, plan: Plan, run: Run) -> tuple[Int64s, Int64s, int]:
-        """Of the messages of a plan those that may be sought: due_ms, offsets; of how many.
+        """Return the messages of a plan that may match, without reading messages.
 
-        Reads no message.
+        Returns:
+          due_ms, offsets, and how many keys were read.
         """
         if self.key is None:
             due_ms, offsets = plan.read() if plan.in_memory else await run(plan.read)
@@ -71,7 +73,7 @@ class Sought:
         return due_ms[at], offsets[at], len(offsets)
 
     def matching(self, batch: MessageBatch) -> Int64s:
-        """The rows of ``batch`` that have the key and the properties; O(its messages)."""
+        """Return the rows of ``batch`` that have the key and the properties. O(messages)."""
         rows = np.arange(len(batch))
         if self.key is not None:
             keys = batch.keys or Blobs.empty(len(batch))
@@ -90,15 +92,15 @@ class Sought:
 
 
 def _same(value: Any, sought: Any) -> bool:
-    """Equal, or written alike: a command line has nothing but text."""
+    """Return whether two values are equal or written alike. A command line gives only text."""
     return bool(value == sought or (isinstance(sought, str) and str(value) == sought))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peeked:
-    """Messages in delivery order, in columns; where to go on, if anything may be left.
+    """Messages in the delivery order, in columns.
 
-    ``looked`` is how many keys were looked at.
+    ``next`` is where to continue; None at the end. ``looked`` is how many keys were read.
     """
 
     due_ms: Int64s
@@ -117,10 +119,10 @@ async def peek(
     count: int,
     after: Key = KEY_MIN,
 ) -> Peeked:
-    """The first messages from ``after`` on that are pending and sought, up to ``count``.
+    """Return the first pending messages from ``after`` on that match, up to ``count``.
 
-    Pending is what is not yet due, and what is due and some shared subscription has not
-    acknowledged; what is handed out or waits for a retry is shown too.
+    A message is pending if it is not yet due, or if it is due and a shared subscription has not
+    acknowledged it. Messages in flight or in retry are pending too.
     """
     look = _Look(topic, index, run, sought, count)
     step = topic.sizes.frame_messages(_READ_MESSAGES, _READ_BYTES)
@@ -145,7 +147,7 @@ async def peek(
 
 
 class _Look:
-    """What one page has found so far."""
+    """The messages that one page has found so far."""
 
     def __init__(
         self, topic: Topic, index: DelayedIndex, run: Run, sought: Sought, count: int
@@ -162,7 +164,7 @@ class _Look:
 
     @property
     def done(self) -> bool:
-        """Enough was found, or enough was looked at."""
+        """Whether the page has found enough, or read enough."""
         return (
             not self._missing
             or self.keys >= _PAGE_KEYS
@@ -171,14 +173,14 @@ class _Look:
         )
 
     def has(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of these it has found; bool[n]."""
+        """Return which messages the page has found already; bool[n]."""
         found = np.zeros(len(offsets), bool)
         for _, there, _ in self._found:
             found |= np.isin(offsets, there)
         return found
 
     async def take(self, due_ms: Int64s, offsets: Int64s) -> Key | None:
-        """Take what is sought of these keys; where to go on, if that was enough."""
+        """Take the messages that match. Return where to continue if the page is complete."""
         if not self._sought.by_content:
             due_ms, offsets = due_ms[: self._missing], offsets[: self._missing]
         fetch = self._index.fetch(self._topic.id, due_ms, offsets)
@@ -197,8 +199,8 @@ class _Look:
         return Key(int(due_ms[last]), int(offsets[last])).successor()
 
     def _read(self, fetch: Fetch) -> tuple[Int64s, MessageBatch]:
-        """The rows of a fetch that are sought, and their messages. Blocking."""
-        # What was done meanwhile may be gone.
+        """Return the rows of a fetch that match, and their messages. Blocking."""
+        # Messages that were done meanwhile may have left the index.
         there, batch = fetch.read_there(0, _ANY_OFFSET)
         rows = np.arange(len(batch)) if there is None else there
         if not self._sought.by_content:

@@ -1,9 +1,10 @@
 """Reading a topic by offset: pages of the log, without a subscription.
 
-In order and repeatable (N1): a page says what was published, whatever has become of it
-since. Of what lies before the beginning of the log there is what was stated again, because it
-was live when the log forgot it. Bounded in messages and bytes, and nothing is remembered
-between two pages, so who reads holds nothing up but the log's reader for the time of a page.
+Pages are ordered and repeatable (N1): a page has the messages that were published, whatever has
+become of them since. Before the beginning of the log, a page has only the messages that were live
+when the log forgot the others; they were stated again. A page is bounded in messages and bytes,
+and the broker keeps nothing between two pages. So a reader occupies only the log reader, and only
+for the time of one page.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from escapement.broker.topic.topic import Topic
 from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.storage.log.published import Published
 
-# Beyond the first row of the log; with one, which may be as large as a batch, a page
-# still fits a frame.
+# The most bytes of a page without its first log row. That row may be as large as a batch, and the
+# page still fits a frame.
 _PAGE_BYTES: Final = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
-    """Messages in the order of their offsets, in columns; where to go on; where the log ends."""
+    """Messages in the arrival order, in columns; where to continue; where the log ends."""
 
     offsets: Int64s
     due_ms: Int64s
@@ -38,7 +39,7 @@ class Page:
 async def read_page(
     topic: Topic, log: LogReader, start: int, stop: int | None, max_messages: int
 ) -> Page:
-    """The first messages of ``[start, stop)``; ``stop`` is the log's end or before it.
+    """Return the first messages of ``[start, stop)``; None as ``stop`` is the end of the log.
 
     Raises:
       StorageUnavailable: when the database cannot be reached.
@@ -74,7 +75,7 @@ async def read_page(
 async def _read_before(
     topic: Topic, log: LogReader, start: int, begin: int, max_messages: int
 ) -> Page:
-    """A page of what the log has of ``[start, begin)``, before its own beginning."""
+    """Return a page of the messages in ``[start, begin)`` that were stated again."""
     moves = topic.amendments.moves
     offsets = moves.between(start, begin)
     reached = begin

@@ -1,10 +1,10 @@
-"""Which pending messages match: their offsets alone, for whoever wants to change them all.
+"""The selection of pending messages: only their offsets, for callers that change all of them.
 
-Like :mod:`peek <escapement.broker.looking.peek>`, page by page over the delayed index; but what is
-found is a column of offsets, and messages are read only where their contents are asked for:
-of a key those whose key has the same hash.
+A selection reads the delayed index page by page, as :mod:`~escapement.broker.looking.peek` does,
+but returns a column of offsets. It reads messages only to compare their contents; for a key, only
+messages with the same key hash.
 
-What is given another time meanwhile does not slip through, and may be found twice
+A message that is rescheduled meanwhile is not missed, and may be found twice
 (:mod:`~escapement.broker.looking.passed`).
 """
 
@@ -23,12 +23,12 @@ from escapement.message import Int64s
 from escapement.storage.blocking import Run
 from escapement.storage.index import KEY_MIN, DelayedIndex, Fetch, Key
 
-# Keys looked at in one step, for one page, and how many of their messages: a quarter of a
-# second each.
+# The most keys read in one step and for one page, and the most messages read for one page. A page
+# of either takes a quarter of a second.
 _STEP_KEYS: Final = 16_384
 _PAGE_KEYS: Final = 1 << 20
 _PAGE_MESSAGES: Final = 1 << 16
-# Messages read at once to be looked at: their payloads come with them.
+# The most messages that are read and compared at once, with their payloads.
 _READ_MESSAGES: Final = 2_048
 _READ_BYTES: Final = 4 * 1024 * 1024
 _ANY_OFFSET: Final = (1 << 63) - 1
@@ -36,9 +36,9 @@ _ANY_OFFSET: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selected:
-    """Offsets in delivery order; where to go on, if anything may be left.
+    """Offsets in the delivery order.
 
-    ``looked`` is how many keys were looked at.
+    ``next`` is where to continue; None at the end. ``looked`` is how many keys were read.
     """
 
     offsets: Int64s
@@ -54,9 +54,9 @@ async def select(
     sought: Sought,
     after: Key = KEY_MIN,
 ) -> Selected:
-    """One page of the messages from ``after`` on that are pending and sought.
+    """Return one page of the pending messages from ``after`` on that match.
 
-    A message that was moved may be named more than once.
+    A rescheduled message may be named more than once.
     """
     found: list[Int64s] = [np.zeros(0, np.int64)]
     looked = read = 0
@@ -92,8 +92,8 @@ async def _matching(
 
 
 def _rows(sought: Sought, fetch: Fetch) -> Int64s:
-    """The rows of a fetch that are sought. Blocking."""
-    # What was done meanwhile may be gone.
+    """Return the rows of a fetch that match. Blocking."""
+    # Messages that were done meanwhile may have left the index.
     there, batch = fetch.read_there(0, _ANY_OFFSET)
     matching = sought.matching(batch)
     return matching if there is None else there[matching]

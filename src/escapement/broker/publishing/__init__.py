@@ -1,1 +1,1 @@
-"""What is asked of messages by those who publish: to take them, cancel them, move their times."""
+"""The requests of publishers: to publish, cancel and reschedule messages."""

@@ -1,14 +1,14 @@
-"""Cancelling messages that are published and not yet handed out.
+"""The cancellation of published messages that are not yet delivered.
 
-It is one synchronous step that decides, for each message, whether it still can be
-done, and does it; the answer follows when that is durable. So the answer is linear: what
-is answered as cancelled is handed to nobody any more, what is answered as delivered had
-been handed before to everybody who was to get it.
+One synchronous step decides for each message whether it can still be cancelled, and cancels it.
+The answer follows when that is durable. So the answer is linearizable: a message answered as
+cancelled is never delivered afterwards. A message answered as delivered had been delivered to
+every subscription that was to get it.
 
-Where some have been handed a message and others have not, the times may say whether these
-were ever to get it: a subscription that began later gets what comes due from then on. Those
-times are looked up in the log first, of such messages alone; what they were at first does
-not change.
+If only some subscriptions have received a message, its due time may decide whether the others were
+ever to get it: a subscription that began later gets only messages that fall due after its
+beginning. Such due times are looked up in the log first. That is safe, because the original due
+time of a message never changes.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from escapement.storage.commit.items import Acks
 from escapement.storage.commit.lane import State
 from escapement.storage.journal.journalentry import cancellations_id
 
-# How much of the log is read at once for times.
+# The most bytes of the log read at once for due times.
 _STEP_BYTES: Final = 1024 * 1024
-# Nobody wants a message for being due then.
+# The due time of a forgotten message: no subscription gets a message because of it.
 _NEVER_MS: Final = -1
 
 
 class Amending:
-    """See the module's docstring."""
+    """The requests to cancel messages."""
 
     def __init__(
         self,
@@ -66,24 +66,24 @@ class Amending:
     async def cancel(
         self, topic_text: str, offsets: Int64s, done: Callable[[Outcome], None]
     ) -> None:
-        """Cancel messages for every subscription that has not been handed them.
+        """Cancel messages for every subscription that has not received them.
 
-        A message that was cancelled before is cancelled again, without harm. While the
-        database is away the answer waits; the messages are handed to nobody meanwhile.
+        Cancelling a message twice does no harm. While the database is unavailable the answer
+        waits, and the messages are not delivered.
 
         Args:
           offsets: int64[n], any order, repeats allowed.
-          done: told what became of each, in their order, once that is durable.
+          done: called with the outcome of each message, in their order, once it is durable.
 
         Raises:
-          NotFound: there is no such topic.
-          Busy: it is being deleted.
-          StorageReadOnly, StorageUnavailable: it cannot be kept now; nothing happened.
+          NotFound: the topic does not exist.
+          Busy: the topic is being deleted.
+          StorageReadOnly, StorageUnavailable: it cannot be stored now; nothing has changed.
         """
         topic = self._registry.topic(TopicName.parse(topic_text))
         wanted, back = np.unique(offsets, return_inverse=True)
         past = await self._past_times(topic, wanted)
-        known = due_ms = np.zeros(0, np.int64)  # when some of them were due at first
+        known = due_ms = np.zeros(0, np.int64)  # original due times found so far
         while True:
             self._check(topic, len(offsets))
             decision = decide(topic, wanted, topic.subscriptions(), past)
@@ -102,7 +102,7 @@ class Amending:
         self._cancel(topic, wanted, outcome, partial(done, outcome.take(back)))
 
     async def _past_times(self, topic: Topic, offsets: Int64s) -> PastTimes:
-        """Look up the times of messages that a broker before us may have handed out.
+        """Look up the times of messages that an earlier broker may have delivered.
 
         Raises:
           StorageUnavailable: the database cannot be reached.
@@ -125,7 +125,7 @@ class Amending:
     def _cancel(
         self, topic: Topic, wanted: Int64s, outcome: Outcome, tell: Callable[[], None]
     ) -> None:
-        """What was decided in this very step."""
+        """Apply a decision that was made in the same synchronous step."""
         open_offsets = wanted[outcome.fates == Fate.DONE]
         fresh = topic.amendments.cancelled.new_of(open_offsets).offsets
         if len(fresh):
@@ -140,7 +140,7 @@ class Amending:
         self._pipeline.submit(Acks(topic.id, cancellations_id(topic.id), fresh, tell))
 
     def _withdraw(self, topic: Topic, offsets: Int64s) -> None:
-        """Take messages out of every subscription's hands that has not handed them out."""
+        """Withdraw messages from every subscription that has not delivered them."""
         for subscription in topic.subscriptions():
             topic.withdraw_from(subscription, offsets)
             if subscription.consumers:
@@ -149,22 +149,22 @@ class Amending:
     def _check(self, topic: Topic, count: int) -> None:
         self._registry.check_open(topic)
         if self._pipeline.state is State.READ_ONLY:
-            raise StorageReadOnly("nothing can be made durable now; ask again later")
+            raise StorageReadOnly("the database is read-only; try again later")
         if self._pipeline.waiting_acks + count > 2 * self._limits.unwritten_acks:
-            raise StorageUnavailable("too much waits for the database; ask again later")
+            raise StorageUnavailable("too many acks wait for the database; try again later")
 
 
 def _settle_by_time(
     topic: Topic, offsets: Int64s, decision: Decision, known: Int64s, due_ms: Int64s
 ) -> Int64s:
-    """Enter as delivered what has been handed to all that were to get it.
+    """Mark as delivered the messages that every subscription has received that was to get them.
 
     Args:
-      known: messages whose times are known; ascending.
-      due_ms: when these were due at first; of what is forgotten never.
+      known: messages whose original due times are known; ascending.
+      due_ms: these due times; ``_NEVER_MS`` for forgotten messages.
 
     Returns:
-      The messages of which that must be known, too; ascending.
+      The messages whose original due times must be looked up first; ascending.
     """
     handed = np.zeros(len(offsets), bool)
     for mask in decision.settled.values():

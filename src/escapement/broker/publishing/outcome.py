@@ -1,4 +1,4 @@
-"""What becomes of messages that are to be changed: the decision, for each of them."""
+"""The decision for each message whether it can still be changed, and the outcome."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from escapement.protocol.fate import Fate
 
 
 class Outcome(NamedTuple):
-    """What became of each message, and which subscriptions had been handed which."""
+    """The outcome of each message, and which messages each subscription had received."""
 
     fates: npt.NDArray[np.uint8]
     handed: Mapping[str, Bools]
 
     def take(self, rows: Int64s) -> Outcome:
-        """The rows named, in that order."""
+        """Return the rows named, in that order."""
         handed = {name: mask[rows] for name, mask in self.handed.items()}
         return Outcome(self.fates[rows], handed)
 
 
 class PastTimes(NamedTuple):
-    """When messages from before the last start of the broker were due, and were published.
+    """The due and publish times of messages from before the last start of the broker.
 
-    Columns of equal height; offsets ascend. A broker that ended uncleanly may have handed out
-    what was due to a shared subscription, and what was published to another one, without
-    having recorded it.
+    Columns of equal height; offsets ascend. A broker that ended uncleanly may have made deliveries
+    that it did not record: of due messages to a shared subscription, and of published messages to
+    any other.
     """
 
     offsets: Int64s
@@ -41,12 +41,12 @@ class PastTimes(NamedTuple):
 
     @classmethod
     def none(cls) -> PastTimes:
-        """Those of no message."""
+        """Return the times of no message."""
         nothing = np.zeros(0, np.int64)
         return cls(nothing, nothing, nothing)
 
     def may_have_had(self, subscription: Subscription, offsets: Int64s) -> Bools:
-        """Which of ``offsets`` the subscription may have been handed unrecorded; bool[n]."""
+        """Return which messages the subscription may have received unrecorded; bool[n]."""
         found = np.zeros(len(offsets), bool)
         if subscription.doubtful_until_ms and len(self.offsets):
             doubtful = subscription.may_have_had(self.due_ms, self.published_ms)
@@ -55,12 +55,12 @@ class PastTimes(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Whether each message can still be changed, and what each subscription is done with.
+    """Whether each message can still be changed, and the messages each subscription is done with.
 
-    ``settled`` has of each subscription that had been handed some, or may have been by a broker
-    that ended uncleanly, or has let them go, which;
-    ``lapsed`` which of these it let go without having been handed them. In ``concerned`` stand
-    those for which messages are changed.
+    ``settled`` has by subscription the messages that it received or may have received from a broker
+    that ended uncleanly, and those that expired or were dropped. ``lapsed`` has those of them that
+    expired or were dropped without a delivery. ``concerned`` names the subscriptions for which
+    messages are changed.
     """
 
     fates: npt.NDArray[np.uint8]
@@ -69,7 +69,7 @@ class Decision(NamedTuple):
     concerned: frozenset[str]
 
     def outcome(self) -> Outcome:
-        """What is answered: delivered is what all had been handed, and nobody let go."""
+        """Return the outcome. A message that lapsed for a concerned subscription is over."""
         fates = self.fates.copy()
         handed = dict(self.settled)
         for name, mask in self.lapsed.items():
@@ -85,11 +85,11 @@ def still_wanted(
     due_ms: Int64s,
     settled: Mapping[str, Bools],
 ) -> Bools:
-    """Which messages one of these subscriptions is to get and is not done with; bool[n].
+    """Return which messages at least one of these subscriptions has yet to get; bool[n].
 
     Args:
-      due_ms: when each is due now.
-      settled: of each subscription that is done with some, which.
+      due_ms: when each message is due now.
+      settled: by subscription, the messages that it is done with.
     """
     wanted = np.zeros(len(offsets), bool)
     none = np.zeros(len(offsets), bool)
@@ -101,11 +101,11 @@ def still_wanted(
 def decide(
     topic: Topic, offsets: Int64s, concerned: Iterable[Subscription], past: PastTimes
 ) -> Decision:
-    """Whether each message can still be changed.
+    """Decide whether each message can still be changed.
 
     Args:
-      concerned: the subscriptions for which it would be.
-      past: the times of those from before the last start of the broker.
+      concerned: the subscriptions for which it would be changed.
+      past: the times of the messages from before the last start of the broker.
     """
     everyone = list(topic.subscriptions())
     names = frozenset(one.record.name for one in concerned)
@@ -116,7 +116,7 @@ def decide(
     lapsed = {one.record.name: one.has_lapsed(offsets) for one in everyone if one.lets_go}
     masks = [settled[name] for name in names]
     everybody = np.logical_and.reduce(masks) if masks else np.zeros(1, bool)
-    # Of those that had it one may be the only subscription left: it stays cancelled.
+    # A cancelled message stays cancelled, even if every subscription that is left had received it.
     delivered = everybody & ~topic.amendments.cancelled.contains(offsets)
     fates = np.where(delivered, Fate.DELIVERED, Fate.DONE).astype(np.uint8)
     fates[(offsets < 0) | (offsets >= topic.next_offset)] = Fate.UNKNOWN

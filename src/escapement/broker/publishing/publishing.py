@@ -1,8 +1,7 @@
-"""Taking batches: who may publish, what is refused at once, what is stored already.
+"""Publishing: checks producers and batches, and passes batches to the commit pipeline.
 
-A batch goes from here to the commit pipeline and comes back either as committed, to
-``Broker``, or as failed, to the publication itself. Either way its producer moves on, and
-whoever waits for the producer to settle is told.
+A committed batch comes back through ``Settlement``, a failed one through its ``fail`` callback.
+Either way its producer advances, and tasks that wait for the producer to settle are woken.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from escapement.storage.commit.items import Append
 
 
 class Publishing:
-    """See the module's docstring."""
+    """The requests to open producers and to publish."""
 
     def __init__(
         self,
@@ -65,12 +64,12 @@ class Publishing:
         epoch: int,
         fenced: Callable[[EscapementError], None],
     ) -> ProducerHandle:
-        """Hold a producer's name; whoever held it before is fenced.
+        """Open a producer under a name. The previous holder of the name is fenced.
 
         Args:
-          epoch: -1 to take the name over, or the epoch under which it was held before a
-            connection was lost.
-          fenced: tells the new holder that it lost the name.
+          epoch: -1 to take the name over, or the epoch under which the producer held it before
+            its connection was lost.
+          fenced: called when the new holder loses the name.
 
         Raises:
           ProducerFenced: if ``epoch`` is given and the name has a newer one.
@@ -83,7 +82,7 @@ class Publishing:
         return handle
 
     async def _settle(self, producer: Producer) -> None:
-        """Fence the holder, and wait until nothing it sent is under way."""
+        """Fence the holder, and wait until no batch of it is in progress."""
         holder, producer.holder = producer.holder, None
         if isinstance(holder, ProducerHandle):
             holder.fenced(
@@ -93,30 +92,30 @@ class Publishing:
             await self._moved.park()
 
     def settled(self) -> None:
-        """Batches of some producers are committed or refused."""
+        """Wake the tasks that wait for batches: some are committed or refused."""
         self._moved.unpark_all()
 
     def close(self, handle: ProducerHandle) -> None:
-        """Give the name up; what is under way still ends as it ends."""
+        """Give the name up. Batches in progress continue."""
         if handle.producer.holder is handle:
             handle.producer.holder = None
 
     # -- batches ---------------------------------------------------------------
 
     async def room(self) -> None:
-        """Wait until a batch may be handed in: the pipeline and the index have bounds."""
+        """Wait until the pipeline and the index have room for a batch."""
         await self._checkpointer.room()
         if not self._pipeline.has_room:
             await self._pipeline.room()
 
     async def turn(self, handle: ProducerHandle, sequence: int, count: int, after: int) -> None:
-        """Wait for as long as a batch is to be held back by its topic's rates.
+        """Hold a batch back for as long as the publish rates of its topic require.
 
         Args:
-          sequence: of its first message; ``after`` of the one before it.
+          sequence: of its first message; ``after``: of the message before it.
 
         Raises:
-          Busy: if that would be longer than ``publish_hold_ms``.
+          Busy: if that would take longer than ``publish_hold_ms``.
         """
         policy, producer = handle.topic.policy, handle.producer
         if not (policy.max_publish_rate or policy.max_publish_rate_per_producer):
@@ -128,32 +127,32 @@ class Publishing:
             await trio.sleep(wait_ms / 1000)
 
     async def weigh(self, topic: Topic) -> None:
-        """Before ``publish`` or ``wait_ms``: count its backlog, if that may be at its quota."""
+        """Count the topic's backlog if it may be at its quota. Precedes ``publish``, ``wait_ms``."""
         await self._backlogs.weigh(topic)
 
     def wait_ms(self, topic: Topic, count: int) -> int:
-        """How long messages that no producer sends must wait for the topic's publish rate.
+        """Return how long messages without a producer must wait for the topic's publish rate.
 
-        Without a wait they are taken into account.
+        If they need not wait, they count towards the rate.
 
         Raises:
-          BacklogFull: so much of the topic waits that its quota is met.
+          BacklogFull: the topic's backlog has reached its quota.
         """
         now_ms = self._clock.now_ms()
         self._backlogs.check(topic, now_ms)
         return topic.publish_rate.wait_ms(topic.policy, count, now_ms)
 
     def publish(self, handle: ProducerHandle, publication: Publication) -> None:
-        """Hand a batch to the commit pipeline, or say at once that it is stored already.
+        """Submit a batch to the commit pipeline, or report at once that it is already stored.
 
         Raises:
-          DelaysDisabled, DelayTooLong, InvalidRequest: for its times; nothing happened.
-          ProducerFenced, SequenceGap, Busy: for its sequence.
-          Busy, LimitExceeded: there is no room to remember its dedup keys, or its groups.
+          DelaysDisabled, DelayTooLong, InvalidRequest: its times are refused; nothing has changed.
+          ProducerFenced, SequenceGap, Busy: its sequence is refused.
+          Busy, LimitExceeded: there is no room for its dedup keys or its groups.
           NotFound, Busy: its topic was deleted, or is being deleted.
-          GroupClosed: one of its messages names a group that takes no more.
-          BacklogFull: so much of the topic waits that its quota is met.
-          StorageUnavailable, StorageReadOnly: the log takes nothing now.
+          GroupClosed: one of its messages names a closed group.
+          BacklogFull: the topic's backlog has reached its quota.
+          StorageUnavailable, StorageReadOnly: the log accepts no writes now.
         """
         topic, producer = handle.topic, handle.producer
         self._registry.check_open(topic)
@@ -200,18 +199,19 @@ class Publishing:
         producer.queued(publication.last_sequence)
 
     def find(self, name: TopicName, digests: Digests) -> Int64s:
-        """The offset of the message stored with each dedup key; int64[n].
+        """Return the offset of the message stored with each dedup key; int64[n].
 
-        -1 where there is none, its key is not remembered any more, or it is not durable yet.
+        The offset is -1 if no message is found: it does not exist, its key is no longer remembered,
+        or it is not durable yet.
 
         Raises:
-          NotFound: there is no such topic.
+          NotFound: the topic does not exist.
         """
         topic = self._registry.topic(name)
         return topic.dedup.find(digests, self._clock.now_ms() - topic.policy.dedup_window_ms)
 
     def check_times(self, topic: Topic, times: Times) -> None:
-        """Whether a topic takes messages with these times.
+        """Check that a topic takes messages with these times.
 
         Raises:
           DelaysDisabled, DelayTooLong, InvalidRequest: see :meth:`publish`.

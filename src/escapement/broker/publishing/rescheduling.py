@@ -1,9 +1,9 @@
-"""Giving published messages another time: they are read, withheld, and stated again.
+"""The rescheduling of published messages: they are read, withheld, and stated again.
 
-The messages are read first, some at a time, because what they hold does not change. Then
-one synchronous step decides which of them can still be moved, withholds these, and hands a
-restatement to the commit pipeline. When that is durable, another step puts them where they
-belong now; when it is refused, where they were. So a message is handed out at its old time
+The messages are read first, some at a time; their contents do not change. Then one synchronous
+step decides which of them can still be moved, withholds these, and submits a restatement to the
+commit pipeline. When that is durable, another step releases the messages at their new times. If it
+is refused, the messages are released at their old times. So a message is delivered at its old time
 or at its new one, and never at both.
 """
 
@@ -37,13 +37,13 @@ from escapement.storage.commit.items import Acks, Restate
 from escapement.storage.journal.journalentry import cancellations_id
 from escapement.storage.log.published import Published
 
-# What is read, decided and stated again at once.
+# The most bytes of messages that are read, decided and stated again at once.
 _STEP_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
 class Restatement:
-    """Messages that are being moved; ``done`` is told what became of it."""
+    """Messages that are being moved. ``done`` is called with None, or with the error."""
 
     batch: MessageBatch
     done: Callable[[EscapementError | None], None]
@@ -51,17 +51,17 @@ class Restatement:
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """Until a restatement is over."""
+    """The end of a restatement, and its error."""
 
     over: trio.Event = field(default_factory=trio.Event)
     error: EscapementError | None = None
 
 
 class Rescheduling:
-    """See the module's docstring.
+    """The requests to reschedule messages.
 
     Args:
-      on_change: called with a topic in which something can be delivered at another time.
+      on_change: called with a topic whose withheld messages were released.
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class Rescheduling:
     async def reschedule(
         self, topic_text: str, offsets: Int64s, delay_ms: int, at_ms: int
     ) -> Outcome:
-        """Move messages, for every shared subscription that has not been handed them.
+        """Move messages, for every shared subscription that has not received them.
 
         Args:
           offsets: int64[n], any order, repeats allowed.
-          delay_ms, at_ms: when they are due, -1 for none; with neither, now.
+          delay_ms, at_ms: when they are due, -1 if not given. With neither, they are due now.
 
         Returns:
-          What became of each, in their order; it is durable.
+          The outcome of each message, in their order. It is durable.
 
         Raises:
-          NotFound: there is no such topic.
-          Busy: it is being deleted.
-          DelaysDisabled, DelayTooLong: for the time; nothing happened.
-          StorageUnavailable: some may have been moved; the others stay where they were.
+          NotFound: the topic does not exist.
+          Busy: the topic is being deleted.
+          DelaysDisabled, DelayTooLong: the time is refused; nothing has changed.
+          StorageUnavailable: some messages may have been moved; the others keep their times.
         """
         topic = self._registry.topic(TopicName.parse(topic_text))
         self._publishing.check_times(topic, _times(delay_ms, at_ms, 1))
@@ -127,7 +127,7 @@ class Rescheduling:
 
     async def _move(self, topic: Topic, found: Published, delay_ms: int, at_ms: int) -> Outcome:
         await self._publishing.room()
-        # Of two that move the same message, the later to come moves it last.
+        # If two requests move the same message, the later request moves it last.
         while topic.amendments.withheld.intersects(found.offsets):
             await self._moved.park()
         self._registry.check_open(topic)
@@ -143,7 +143,7 @@ class Rescheduling:
         return outcome
 
     async def _settled(self, topic: Topic, offsets: Int64s) -> None:
-        """That they are over is durable: it may just have been decided."""
+        """Wait until it is durable that these messages are over."""
         if topic.is_settling(offsets):
             durable = trio.Event()
             behind = Acks(topic.id, cancellations_id(topic.id), offsets[:0], durable.set)
@@ -153,7 +153,7 @@ class Rescheduling:
     def _restate(
         self, topic: Topic, found: Published, at: Int64s, due_ms: Int64s, times: Times
     ) -> _Wait:
-        """Withhold the messages at these rows, and have them stated again."""
+        """Withhold the messages at these rows, and submit a restatement of them."""
         moving, wait = found.take(at), _Wait()
         offsets, batch = moving.offsets, moving.batch
 
@@ -191,14 +191,14 @@ class Rescheduling:
 
 
 def _decide(topic: Topic, found: Published) -> tuple[Decision, Int64s]:
-    """What can become of each message now, and when it is due now."""
+    """Decide which messages can be moved now. Return the decision and their current due times."""
     offsets = found.offsets
     due_ms = topic.amendments.moves.current(offsets, found.due_ms)
     before = offsets < topic.doubtful_below
     past = PastTimes(offsets[before], due_ms[before], found.published_ms[before])
     decision = decide(topic, offsets, topic.shared.values(), past)
     if topic.shared:
-        # Of the subscriptions that were not handed it, one must be to get it at all.
+        # A message can be moved only if a subscription that has not received it is to get it.
         wanted = still_wanted(topic.shared.values(), offsets, due_ms, decision.settled)
         decision.fates[(decision.fates == Fate.DONE) & ~wanted] = Fate.DELIVERED
     decision.fates[topic.amendments.cancelled.contains(offsets)] = Fate.CANCELLED
@@ -206,10 +206,10 @@ def _decide(topic: Topic, found: Published) -> tuple[Decision, Int64s]:
 
 
 def _earliest_ms(topic: Topic, offsets: Int64s, now_ms: int) -> Int64s:
-    """From when on each is for all subscriptions that have begun; int64[n].
+    """Return the earliest due time at which all subscriptions still get each message; int64[n].
 
-    A subscription of this very millisecond gets what is due later: what it waits for would be
-    lost to it.
+    A subscription that was created in this millisecond gets only messages that are due later. It
+    would lose a message that is moved to now.
     """
     earliest_ms = np.zeros(len(offsets), np.int64)
     for one in topic.shared.values():
@@ -219,7 +219,7 @@ def _earliest_ms(topic: Topic, offsets: Int64s, now_ms: int) -> Int64s:
 
 
 def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
-    """The log has forgotten these, because nobody is to get them any more."""
+    """Return the outcome of messages that the log has forgotten: no subscription needs them."""
     cancelled = topic.amendments.cancelled.contains(offsets)
     fates = np.where(cancelled, Fate.CANCELLED, Fate.DELIVERED).astype(np.uint8)
     decision = decide(topic, offsets, topic.subscriptions(), PastTimes.none())
