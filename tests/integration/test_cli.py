@@ -66,7 +66,7 @@ def test_what_was_printed_may_be_given_back(say: Say) -> None:
     assert [one["attempt"] for one in deliveries] == [1, 1, 2]
     assert [one["redelivered"] for one in deliveries] == [False, True, True]
     said = say(*words, "--again-in", "1s", fails=2)
-    assert "--again-in is for what is given back" in said
+    assert "--again-in needs --then nack" in said
 
 
 def test_a_time_may_be_given_and_one_that_passed_is_now(say: Say) -> None:
@@ -135,7 +135,7 @@ def test_a_topic_is_read_by_offset(say: Say, broker: BrokerProcess) -> None:
     shown = json.loads(line)
     assert (shown["id"], shown["payload"], shown["key"]) == ("public/default/pages@2", "c", "k")
     assert shown["due_ms"] - shown["published_ms"] == 3_600_000
-    assert say("read", "pages", "--from", "3", notes="pages has nothing at offset 3") == ""
+    assert say("read", "pages", "--from", "3", notes="pages has no messages at offset 3") == ""
     assert "there is no topic" in say("read", "no-such-pages", fails=1)
     with escapement.sync.connect(broker.url) as client:
         pages = client.read("pages", 1, serializer=str, page_messages=1)

@@ -37,7 +37,7 @@ def test_what_is_pending_is_shown_next_due_first_and_stays(say: Say, broker: Bro
     assert shown("--id", "1") == ["near"]
     assert shown("--property", "source=till") == ["near"]
     assert shown("--property", "source=till", "--key", "k") == []
-    assert "nothing of that is pending" in say("peek", "ahead", "--key", "none")
+    assert "no matching message is pending" in say("peek", "ahead", "--key", "none")
     say("peek", "ahead", "--property", "source", fails=2)
     assert "there is no topic" in say("peek", "nowhere-at-all", fails=1)
     with escapement.sync.connect(broker.url) as client:

@@ -100,12 +100,12 @@ def test_what_stops_spark_is_said_in_one_line_and_what_may_be_our_mistake_is_not
     begun = "An error occurred while calling o67.text.\n: org.apache.spark.SparkException: Job"
     stopped = "Caused by: java.io.IOException: Mkdirs failed to create file:/archive\n\tat x\n"
     with (
-        pytest.raises(StorageError, match=r"^Spark has failed: java.io.IOException: Mkdirs .*ve$"),
+        pytest.raises(StorageError, match=r"^Spark failed: java.io.IOException: Mkdirs .*ve$"),
         refusals(),
     ):
         raise RuntimeError(f"{begun}\n\tat y\nCaused by: another\n{stopped}\t... 1 more")
     for kind in ("org.apache.hadoop.fs.ParentNotDirectoryException", "java.io.IOException"):
-        with pytest.raises(StorageError, match=f"^Spark has failed: {kind}: /archive$"), refusals():
+        with pytest.raises(StorageError, match=f"^Spark failed: {kind}: /archive$"), refusals():
             raise RuntimeError(f"An error occurred while calling o1.parquet.\n: {kind}: /archive\n")
     refused = "Caused by: org.apache.spark.api.python.PythonException: Traceback"
     with (
@@ -144,5 +144,5 @@ def test_a_job_that_cannot_find_its_log_is_refused_before_spark_is_started(tmp_p
     )
     assert ran.stdout == f"{[1] * len(asked)} True\n", ran.stderr
     assert ran.stderr.count("would be shown with Spark's plans") == len(jobs)
-    assert ran.stderr.count("where is the log? Give --log mysql://host:port/database") == len(jobs)
+    assert ran.stderr.count("no log is named. Give --log mysql://host:port/database") == len(jobs)
     assert SECRET not in ran.stderr

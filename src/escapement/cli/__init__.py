@@ -1,7 +1,7 @@
-"""The commands: what an operator and a newcomer type.
+"""The command line.
 
-A command reads its words, calls what does the work, and prints. It decides nothing that
-the broker or the client could decide.
+A command parses its arguments, calls the code that does the work, and prints the result. It
+decides nothing that the broker or the client could decide.
 """
 
 from escapement.interrupt import leaving_at_once

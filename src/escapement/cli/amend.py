@@ -1,4 +1,4 @@
-"""`escapement cancel`, `reschedule`, `run-now`: change one's mind about what is published."""
+"""`escapement cancel`, `reschedule` and `run-now`: change messages already published."""
 
 from __future__ import annotations
 
@@ -31,27 +31,33 @@ _dedup_option = click.option(
     "keys",
     multiple=True,
     metavar="KEY",
-    help="Instead of an ID, the dedup key of a message; may be given several times.",
+    help="Dedup key of a message, instead of an ID; may be given several times.",
 )
-_output_option = output_option("table", "How to print what became of them.")
+_output_option = output_option("table", "How to print the outcome.")
 _FILTERS: Final = (
     click.option(
-        "--from", "due_from", type=moment, metavar="TIME", help="All that is due from then on."
+        "--from",
+        "due_from",
+        type=moment,
+        metavar="TIME",
+        help="Messages due at this time or later.",
     ),
     click.option(
-        "--until", "due_until", type=moment, metavar="TIME", help="All that is due before then."
+        "--until", "due_until", type=moment, metavar="TIME", help="Messages due before this time."
     ),
-    click.option("--key", help="All with this key."),
+    click.option("--key", help="Messages with this key."),
     click.option(
         "--property",
         "properties",
         type=name_and_value,
         metavar="NAME=VALUE",
         multiple=True,
-        help="All with this property; more than once for all of several.",
+        help="Messages with this property; if given several times, with all of them.",
     ),
-    click.option("--all", "everything", is_flag=True, help="All that are pending."),
-    click.option("--dry-run", is_flag=True, help="Say how many would be tried, change nothing."),
+    click.option("--all", "everything", is_flag=True, help="All pending messages."),
+    click.option(
+        "--dry-run", is_flag=True, help="Print how many messages would be tried; change nothing."
+    ),
 )
 _WORDS: Final = {
     Fate.UNKNOWN: "unknown",
@@ -62,7 +68,7 @@ _WORDS: Final = {
 
 
 def _which_option(command: Command) -> Command:
-    """ID arguments, dedup keys, or filters; given together as ``which``."""
+    """Add the arguments that select messages, passed to the command as ``which``."""
 
     @wraps(command)
     def wrapped(
@@ -95,7 +101,7 @@ def _which_option(command: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class _Which:
-    """Which messages of a topic: by id, by dedup key, or by filter."""
+    """A choice of messages of a topic: by id, by dedup key, or by filter."""
 
     ids: Sequence[str]
     keys: Sequence[str]
@@ -107,18 +113,20 @@ class _Which:
 
     @property
     def by_name(self) -> bool:
-        """Whether each of them is named."""
+        """Whether the messages are named by id or by dedup key."""
         return bool(self.ids or self.keys)
 
     async def find(self, broker: Broker, topic: str, ids: Sequence[int]) -> Selection:
-        """Those that are named, with these offsets or by dedup key, or match now."""
+        """Return the messages at ``ids``, with the dedup keys, or that match the filters now."""
         if self.ids:
             return Selection(TopicName.parse(topic).full, np.array(ids, np.int64))
         if self.keys:
             found = await broker.find(topic, self.keys)
             for key, id in zip(self.keys, found, strict=True):
                 if id is None:
-                    raise NotFound(f"{topic} remembers no message with the dedup key {key!r}")
+                    raise NotFound(
+                        f"{topic} has no message with the dedup key {key!r} in its dedup window"
+                    )
             offsets = np.array([id.offset for id in found if id is not None], np.int64)
             return Selection(TopicName.parse(topic).full, offsets)
         return await broker.select(
@@ -139,8 +147,8 @@ def _amend(
     done: str,
     act: Callable[[Broker, Selection], Awaitable[Outcomes]],
 ) -> None:
-    """Find the messages, have them changed a part at a time, and say what became of them."""
-    ids = _offsets(topic, which.ids)  # before anybody is asked, and `-` is read once
+    """Find the messages, change them a part at a time, and print the outcome."""
+    ids = _offsets(topic, which.ids)  # parsed before connecting; `-` reads standard input once
 
     async def work(broker: Broker) -> Outcomes | int:
         found = await which.find(broker, topic, ids)
@@ -185,12 +193,16 @@ def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
       escapement cancel orders --property source=till
       escapement cancel orders --from 2026-12-24T00:00Z --until 2026-12-25T00:00Z
 
-    An ID is what `produce` printed, or the offset in it; `-` reads them from standard input.
-    Of each message it is said whether it is cancelled, delivered (every subscription has been
-    handed it already), over (none is to get it any more: it has expired or was dropped, or is
-    forgotten) or unknown, and which subscriptions have been handed it. The exit code
-    is 1 if any of them was not cancelled. With filters it acts on what is pending when it
-    begins, and says how many became what.
+    An ID is what `escapement produce` printed, or the offset in it; `-` reads IDs from standard
+    input.
+
+    For each message, prints the subscriptions it was delivered to, and the outcome: cancelled;
+    delivered (to every subscription already); over (it has expired, was dropped, or is no
+    longer in the log); or unknown (no such message). The exit code is 1 if any message was not
+    cancelled.
+
+    Filters select the messages that are pending when the command begins. Then it prints how
+    many messages had each outcome.
     """
 )
 @click.argument("topic")
@@ -198,7 +210,7 @@ def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
 @broker_option
 @_which_option
 def cancel(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -> None:
-    """Cancel messages of TOPIC for every subscription that has not been handed them."""
+    """Cancel messages of TOPIC for each subscription they were not delivered to."""
     _amend(topic, which, output, at_broker, "cancelled", lambda broker, part: broker.cancel(part))
 
 
@@ -208,7 +220,7 @@ def cancel(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -
       escapement reschedule orders 17 --delay 3h
       escapement reschedule orders 17 18 --at 2026-12-24T18:00+01:00
 
-    As `escapement cancel`, of which the messages are handed out at another time instead.
+    Selects messages and prints outcomes like `escapement cancel`.
     """
 )
 @click.argument("topic")
@@ -217,9 +229,14 @@ def cancel(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -
     "delay_ms",
     type=duration_ms,
     metavar="DURATION",
-    help="In how long they are due: 5m, 3d.",
+    help="Make them due this long from now: 5m, 3d.",
 )
-@click.option("--at", type=moment, metavar="TIME", help="When: ISO 8601 with a UTC offset.")
+@click.option(
+    "--at",
+    type=moment,
+    metavar="TIME",
+    help="Make them due at this time: ISO 8601 with a UTC offset.",
+)
 @_output_option
 @broker_option
 @_which_option
@@ -231,7 +248,7 @@ def reschedule(
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
-    """Give messages of TOPIC another time, for subscriptions that have not been handed them."""
+    """Change the due time of messages of TOPIC, for subscriptions they were not delivered to."""
     if (delay_ms is None) == (at is None):
         raise click.UsageError("Give either --delay or --at.")
     delay = None if delay_ms is None else (delay_ms, "ms")
@@ -247,7 +264,7 @@ def reschedule(
     Example:
       escapement run-now orders 17
 
-    As `escapement reschedule`, to now.
+    Selects messages and prints outcomes like `escapement cancel`.
     """
 )
 @click.argument("topic")
@@ -255,7 +272,7 @@ def reschedule(
 @broker_option
 @_which_option
 def run_now(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -> None:
-    """Have messages of TOPIC due now."""
+    """Make messages of TOPIC due now, for subscriptions they were not delivered to."""
     _amend(
         topic, which, output, at_broker, "rescheduled", lambda broker, part: broker.run_now(part)
     )
@@ -294,7 +311,7 @@ def _standard_input() -> list[str]:
 def _offset(topic: str, word: str) -> int:
     of, separator, number = word.rpartition("@")
     if separator and TopicName.parse(of).full != topic:
-        raise click.BadParameter(f"{word} is a message of another topic than {topic}.")
+        raise click.BadParameter(f"{word} belongs to another topic than {topic}.")
     if not number.isdecimal() or len(number) > 18:
-        raise click.BadParameter(f"{word!r} is no message: write 17 or {topic}@17.")
+        raise click.BadParameter(f"{word!r} is not a message id: write 17 or {topic}@17.")
     return int(number)

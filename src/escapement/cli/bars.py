@@ -1,7 +1,7 @@
-"""How many messages fall due when, drawn as bars: a line for each span of time.
+"""A bar chart of the messages that fall due, with a line for each time span.
 
-With a capacity, a mark in each line shows what can be handled in that span, and what does not
-find room in one goes on to the next, as it would with the consumers.
+With a capacity, a mark in each line shows how many messages can be handled in that span.
+Messages beyond the capacity are left over for the next span, as they would be for the consumers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from escapement.cli.table import console, counted
 from escapement.spans import Spans
 
 _BAR_WIDTH: Final = 50
-# Longer rows of spans in which nothing happens are drawn as one line.
+# This many empty spans in a row, or more, are drawn as one line.
 _EMPTY_SPANS: Final = 3
 _DAY_MS: Final = 86_400_000
 
@@ -25,12 +25,12 @@ _DAY_MS: Final = 86_400_000
 def draw(
     spans: Spans, counts: Sequence[int], pattern: str, capacities: Sequence[int] | None = None
 ) -> None:
-    """Print it.
+    """Print the chart.
 
     Args:
       counts: how many messages fall due in each span; not all 0.
-      pattern: how the beginning of a span is written.
-      capacities: how many can be handled in each.
+      pattern: the ``strftime`` format of a span's beginning.
+      capacities: how many messages can be handled in each span.
     """
     behind = [0] * len(counts) if capacities is None else left_over(counts, capacities)
     most = max(*counts, *(capacities or ()), 0)
@@ -62,7 +62,7 @@ def draw(
 
 
 def left_over(counts: Sequence[int], capacities: Sequence[int]) -> list[int]:
-    """What waits at the end of each span, if so many can be handled in it."""
+    """Return the backlog at the end of each span, given the capacity of each."""
     found = []
     waiting = 0
     for count, capacity in zip(counts, capacities, strict=True):
@@ -72,7 +72,7 @@ def left_over(counts: Sequence[int], capacities: Sequence[int]) -> list[int]:
 
 
 def _bar(count: int, capacity: int | None, most: int) -> Text:
-    """A bar; of what is over the capacity, in another colour, behind its mark."""
+    """Return a bar with a mark at the capacity; the part beyond the mark is red."""
     length = min(-(-count * _BAR_WIDTH // most), _BAR_WIDTH) if most else 0
     cells = "█" * length + " " * (_BAR_WIDTH - length)
     if capacity is None:
@@ -91,9 +91,9 @@ def _verdict(counts: Sequence[int], capacities: Sequence[int], behind: Sequence[
 
 
 def _named_at(spans: Spans, span: int) -> datetime:
-    """The moment that names a span: its beginning, or of a day its middle.
+    """Return the moment that names a span: its beginning, or the middle of a day.
 
-    Days begin an hour sooner or later once the clocks were changed, which may be the day before.
+    After a change of the clocks, a day may begin an hour earlier, on the date before.
     """
     within_ms = spans.by_ms // 2 if spans.by_ms >= _DAY_MS else 0
     return datetime.fromtimestamp((spans.begins_ms(span) + within_ms) / 1000).astimezone()

@@ -1,4 +1,4 @@
-"""`escapement consume`: print what a subscription delivers, and acknowledge it or give it back."""
+"""`escapement consume`: print delivered messages, and acknowledge, nack or release them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escapement.client.broker import Broker
 from escapement.client.inbox import Inbox
 from escapement.client.schedule import Where
 
-# Messages that wait in memory here; more only delay other consumers.
+# The most messages buffered in this process; more would only delay other consumers.
 _PERMITS: Final = 1000
 
 
@@ -38,13 +38,13 @@ def _key_range(text: str) -> tuple[int, int] | str:
       escapement consume orders mirror --kind failover
       escapement consume orders billing --count 1 --then nack --again-in 5m
 
-    Each message is acknowledged, or given back, once it is printed; what was printed right
-    before a crash may come again. JSON is one object a line.
+    Each message is acknowledged (or nacked, or released) after it is printed. Messages printed
+    right before a crash may be delivered again. JSON is one object per line.
     """
 )
 @click.argument("topic")
 @click.argument("subscription")
-@click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option(
     "--from",
     "position",
@@ -52,8 +52,8 @@ def _key_range(text: str) -> tuple[int, int] | str:
     metavar="POSITION",
     default="latest",
     show_default=True,
-    help="Where the subscription begins if it is new: latest, earliest, an offset, or a time "
-    "such as 2026-12-24T18:00Z.",
+    help="Where a new subscription begins: latest, earliest, an offset, or a time such as "
+    "2026-12-24T18:00Z.",
 )
 @kind_option
 @click.option(
@@ -61,25 +61,25 @@ def _key_range(text: str) -> tuple[int, int] | str:
     "key_range",
     type=_key_range,
     metavar="FIRST-LAST|auto",
-    help="Of a shared subscription, only messages whose keys hash to these slots, of 0-65535, "
-    "or to a part of its own; and those without a key.",
+    help="Get only messages whose keys hash to these slots of 0-65535, or to a share of its own "
+    "(auto), and messages without a key. For shared subscriptions.",
 )
 @click.option(
     "--then",
     type=click.Choice(["ack", "nack", "release"]),
     default="ack",
     show_default=True,
-    help="What becomes of a message that was printed: it is done; it failed, and is delivered "
-    "again after the usual back-off; or it is handed back untried, and delivered again at once.",
+    help="What to do with a printed message: acknowledge it; fail it (redelivered after its "
+    "back-off); or release it untried (redelivered at once).",
 )
 @click.option(
     "--again-in",
     "again_ms",
     type=duration_ms,
     metavar="DURATION",
-    help="Of what is given back: delivered again after this long instead.",
+    help="With --then nack or release: redeliver after this long instead.",
 )
-@output_option("text", "Payloads alone, or all there is to a message.")
+@output_option("text", "Print only payloads, or whole messages.")
 @broker_option
 def consume(
     topic: str,
@@ -95,17 +95,17 @@ def consume(
 ) -> None:
     """Print the messages of SUBSCRIPTION on TOPIC as they come due.
 
-    Both are created if need be. Ctrl-C stops it.
+    Both are created if they do not exist. Ctrl-C stops the command.
     """
     if again_ms is not None and then == "ack":
-        raise click.UsageError("--again-in is for what is given back: --then nack, or release.")
+        raise click.UsageError("--again-in needs --then nack or --then release.")
     show = _show_json if output == "json" else _show_text
     delay = None if again_ms is None else timedelta(milliseconds=again_ms)
 
     async def print_all(inbox: Inbox) -> None:
         left = count
         async for message in inbox:
-            # If it cannot be shown, it goes back at once, when the inbox is closed.
+            # If printing fails, closing the inbox releases the message at once.
             show(message)
             if then == "ack":
                 await message.ack()
@@ -126,7 +126,7 @@ def consume(
             permits=permits,
             key_range=key_range,
         ) as inbox:
-            # So that the inbox is closed as ever: what it has goes back at once.
+            # After Ctrl-C the inbox is closed normally, which releases its messages at once.
             await until_interrupted(partial(print_all, inbox))
 
     with_broker(at_broker, work)

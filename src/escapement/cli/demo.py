@@ -1,10 +1,10 @@
-"""`escapement demo`: the main job in a quarter of a minute, with a crash in the middle.
+"""`escapement demo`: delayed delivery in a quarter of a minute, with a crash in the middle.
 
-A real broker process on SQLite in a temporary directory, real connections, three
-consumers of one shared subscription. Messages are scheduled, the broker is killed with
-SIGKILL while they are pending and while more are being sent, and started again. The
-ledger judges: what has a receipt arrives, once its acknowledgement is confirmed it never
-comes again, and nothing is early.
+The demo runs a real broker process on SQLite in a temporary directory, with real connections
+and three consumers of one shared subscription. It schedules messages, kills the broker with
+SIGKILL while messages are pending and more are being sent, and starts it again. The ledger
+checks the promises: a message with a receipt arrives, a message whose acknowledgement is
+confirmed never arrives again, and no message is early.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _NAMESPACE: Final = "demo/clock"
 _TOPIC: Final = f"{_NAMESPACE}/reminders"
 _SUBSCRIPTION: Final = "people"
 _CONSUMERS: Final = 3
-# So short that the demo sees several partitions of the delayed index.
+# Short, so that the demo uses several partitions of the delayed index.
 _GRANULARITY_MS: Final = 2000
 
-_KILL_AT: Final = 0.4  # of the time over which messages are due
-_DOWN_S: Final = 0.7  # long enough to be seen, and for what is on the wire to arrive
+_KILL_AT: Final = 0.4  # as a share of the time over which messages are due
+_DOWN_S: Final = 0.7  # long enough to be noticed, and for data on the wire to arrive
 _TRICKLE_UNTIL: Final = 0.7
 _TRICKLE_EVERY_S: Final = 0.1
 _TRICKLE_MESSAGES: Final = 8
 _TRICKLE_DELAY_MS: Final = 2500
 _SOONEST_MS: Final = 500
-# After the last message was due, a broker that has not delivered it has lost it.
+# A message not delivered this long after the last one was due counts as lost.
 _PATIENCE_S: Final = 15.0
-# A duplicate would follow at once.
+# Time for a duplicate to arrive.
 _LINGER_S: Final = 0.5
 _SETTINGS: Final = Settings(reconnect_first_s=0.05, reconnect_longest_s=0.1)
-# Consumers are connected again so long after the broker is back, at most.
+# Consumers reconnect at most this long after the broker is back.
 _RECONNECT_MS: Final = 300
 
 
@@ -60,7 +60,7 @@ _RECONNECT_MS: Final = 300
       escapement demo
       escapement demo --messages 20000 --seconds 30
 
-    Ends with 1 if a message was lost, early, or delivered again after its acknowledgement.
+    Exits with 1 if a message was lost, early, or delivered again after its acknowledgement.
     """
 )
 @click.option(
@@ -68,17 +68,17 @@ _RECONNECT_MS: Final = 300
     type=click.IntRange(1, 200_000),
     default=2000,
     show_default=True,
-    help="How many to schedule at first; more follow while the demo runs.",
+    help="Messages to schedule at first; more follow while the demo runs.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(2, 600),
     default=17.0,
     show_default=True,
-    help="Over how many seconds they are due.",
+    help="Time over which the messages are due, in seconds.",
 )
 def demo(messages: int, seconds: float) -> None:
-    """Schedule messages, kill the broker, start it again: each arrives when it is due."""
+    """Schedule messages, kill the broker, restart it, and see each message arrive on time."""
     with tempfile.TemporaryDirectory(prefix="escapement-demo-") as directory:
         host = Host(Path(directory), None)
         try:
@@ -91,13 +91,13 @@ def demo(messages: int, seconds: float) -> None:
 
 
 class Demo:
-    """One run of it.
+    """One run of the demo.
 
     Args:
       host: the broker, not started.
-      messages: how many to schedule at first.
-      seconds: over which time they are due.
-      patience_s: how long to wait for what is overdue at the end, before it counts as lost.
+      messages: how many messages to schedule at first.
+      seconds: the time over which they are due.
+      patience_s: how long to wait at the end before overdue messages count as lost.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Demo:
         self._all_sent = False
 
     async def run(self) -> bool:
-        """Returns whether every promise was kept."""
+        """Run the demo and return whether every promise was kept."""
         with self._screen:
             start_s = await self._host.start()
             process = self._host.process_id
@@ -131,7 +131,7 @@ class Demo:
                 await self._crash()
                 await self._wait_for_the_rest()
                 nursery.cancel_scope.cancel()
-            self._step("that was all")
+            self._step("finished")
         self._screen.verdict(self._outage)
         await self._host.stop()
         return self._ledger.kept
@@ -139,7 +139,7 @@ class Demo:
     def _step(self, what: str, style: str = "") -> None:
         self._screen.step(time.monotonic() - self._began_s, what, style)
 
-    # -- what happens, in order ------------------------------------------------------
+    # -- the steps, in order ---------------------------------------------------------
 
     async def _prepare(self) -> None:
         async with connect(self._host.url) as broker:
@@ -152,7 +152,7 @@ class Demo:
             await broker.admin("subscriptions.create", topic=_TOPIC, subscription=_SUBSCRIPTION)
 
     async def _schedule(self) -> None:
-        """Half of the messages with a delay, half with a time."""
+        """Schedule the messages, half of them by delay and half by time."""
         longest_ms = int(self._seconds * 1000)
         delays_ms = self._rng.integers(_SOONEST_MS, longest_ms, self._messages)
         began_ms = _now_ms()
@@ -164,7 +164,7 @@ class Demo:
         self._step(f"{self._messages:,} messages are stored, due over {self._seconds:g} s")
 
     async def _trickle(self) -> None:
-        """Send a few at a time, also while there is no broker."""
+        """Send a few messages at a time, also while the broker is down."""
         rounds = int(self._seconds * _TRICKLE_UNTIL / _TRICKLE_EVERY_S)
         async with connect(self._host.url, settings=_SETTINGS) as broker:
             async with await broker.producer(_TOPIC) as producer:
@@ -227,7 +227,7 @@ class Demo:
                 acks.start_soon(self._acknowledge, batch, numbers)
 
     async def _acknowledge(self, batch: Batch, numbers: list[int]) -> None:
-        # A broker that dies meanwhile has not promised anything.
+        # A broker that dies before it answers has not promised anything.
         with suppress(Disconnected):
             await batch.ack(durable=True)
             self._ledger.acknowledged(numbers)

@@ -1,4 +1,4 @@
-"""`escapement dlq`: the dead letters of a subscription, looked at, sent back, thrown away."""
+"""`escapement dlq`: list, show, redrive and purge the dead letters of a subscription."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS: Final = (
     "size_bytes",
     "payload",
 )
-# As many as the broker moves at once.
+# The most dead letters that the broker moves at once.
 _STEP: Final = 10_000
 
 _topic = click.argument("topic")
@@ -36,27 +36,29 @@ _lie_in = click.option(
     "--in",
     "lie_in",
     metavar="TOPIC",
-    help="The dead-letter topic, where it is not (any more) the one of the subscription's policy.",
+    help="Dead-letter topic, if it is not the one in the subscription's policy.",
 )
 _offsets = click.option(
     "--offset",
     "offsets",
     type=click.IntRange(0),
     multiple=True,
-    help="Only this one, by its place in the dead-letter topic; may be given again.",
+    help="Only the dead letter at this offset; may be given several times.",
 )
-_dry_run = click.option("--dry-run", is_flag=True, help="Say how many, change nothing.")
+_dry_run = click.option(
+    "--dry-run", is_flag=True, help="Print how many dead letters match; change nothing."
+)
 _output = output_option("table", "How to print the answer.")
 
 
 @click.group()
 def dlq() -> None:
-    """Look after messages that were tried too often.
+    """List, redrive and purge dead letters.
 
-    A subscription with a bound on deliveries (escapement admin subscriptions update TOPIC
-    SUBSCRIPTION --max-deliveries 10) puts a copy of what has failed so often into its
-    dead-letter topic. What a subscription left there when it was deleted, or was given another
-    dead-letter topic, is reached with --in.
+    A subscription with a limit on deliveries (escapement admin subscriptions update TOPIC
+    SUBSCRIPTION --max-deliveries 10) copies messages that failed this often to its dead-letter
+    topic. Use --in for the dead letters of a deleted subscription, or of one that now has
+    another dead-letter topic.
     """
 
 
@@ -66,7 +68,7 @@ def dlq() -> None:
     type=click.IntRange(1, 1000),
     default=10,
     show_default=True,
-    help="How many.",
+    help="Most dead letters to list.",
 )
 @_topic
 @_subscription
@@ -81,7 +83,7 @@ def list_letters(
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
-    """List the dead letters of a subscription, those first that died first."""
+    """List the dead letters of a subscription, the oldest first."""
 
     async def ask(broker: Broker) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await broker.admin(
@@ -116,7 +118,7 @@ def show(
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
-    """Show one dead letter whole, by its OFFSET in the dead-letter topic."""
+    """Show one dead letter in full, by its OFFSET in the dead-letter topic."""
 
     async def ask(broker: Broker) -> dict[str, Any]:
         found: dict[str, Any] = await broker.admin(
@@ -136,7 +138,7 @@ def show(
 
 
 def _moving(command: Command) -> Command:
-    """The arguments of what moves letters, given together as ``letters``."""
+    """Add the arguments that select dead letters, passed to the command as ``letters``."""
 
     @wraps(command)
     def wrapped(
@@ -157,7 +159,7 @@ def _moving(command: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class _Letters:
-    """Dead letters of a subscription: those at these places, or all."""
+    """A choice of dead letters of a subscription: those at some offsets, or all."""
 
     topic: str
     subscription: str
@@ -167,7 +169,7 @@ class _Letters:
 
     @property
     def named(self) -> dict[str, Any]:
-        """As verbs want them named."""
+        """The arguments of the broker's verbs."""
         return {
             "topic": self.topic,
             "subscription": self.subscription,
@@ -185,27 +187,27 @@ class _Letters:
 )
 @_moving
 def redrive(letters: _Letters, output: str, at_broker: tuple[str, int]) -> None:
-    """Send dead letters back to TOPIC, as they were; each exactly once.
+    """Move dead letters back to TOPIC, unchanged and each exactly once.
 
-    The exit code is 1 if one that is named by --offset is not there.
+    The exit code is 1 if a dead letter named by --offset does not exist.
     """
-    _move(at_broker, letters, output, "redrive", "redriven", f"sent back to {letters.topic}")
+    _move(at_broker, letters, output, "redrive", "redriven", f"moved back to {letters.topic}")
 
 
 @dlq.command(epilog="\b\nExamples:\n  escapement dlq purge orders billing")
 @_moving
 def purge(letters: _Letters, output: str, at_broker: tuple[str, int]) -> None:
-    """Throw dead letters away.
+    """Delete dead letters.
 
-    The exit code is 1 if one that is named by --offset is not there.
+    The exit code is 1 if a dead letter named by --offset does not exist.
     """
-    _move(at_broker, letters, output, "purge", "purged", "thrown away")
+    _move(at_broker, letters, output, "purge", "purged", "deleted")
 
 
 def _move(
     at: tuple[str, int], letters: _Letters, output: str, verb: str, answer: str, done: str
 ) -> None:
-    """Carry out a verb, in steps, and say how many letters it moved."""
+    """Carry out a verb in steps, and print how many dead letters it moved."""
 
     async def ask(broker: Broker) -> int:
         moved, step = 0, _STEP
@@ -226,8 +228,8 @@ def _move(
         click.echo(json.dumps({answer: moved}) if output == "json" else f"{moved:,} {done}")
     if missing:
         raise NotFound(
-            f"{missing} of the letters named are not there: "
-            f"{letters.subscription} of {letters.topic} has no such dead letter"
+            f"{missing} of the dead letters named do not exist: subscription "
+            f"{letters.subscription} of {letters.topic} has none at these offsets"
         )
 
 

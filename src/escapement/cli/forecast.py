@@ -1,4 +1,4 @@
-"""`escapement forecast`: how much of a topic falls due when, drawn as bars."""
+"""`escapement forecast`: a bar chart of the messages of a topic that fall due."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from escapement.spans import Spans
       escapement forecast shop/eu/orders --by day --for 4w
       escapement forecast orders --by minute -o json
 
-    Days and hours are those of this machine's time zone as it is now. What is due already is
-    not counted: see `escapement admin topics stats`.
+    Days and hours follow this machine's time zone, with its current offset from UTC. Messages
+    already due are not counted: see `escapement admin topics stats`.
     """
 )
 @click.argument("topic")
 @span_options
-@output_option("bars", "How to print it.")
+@output_option("bars", "How to print the forecast.")
 @broker_option
 def forecast(
     topic: str, by: str, within_ms: int | None, output: str, at_broker: tuple[str, int]

@@ -1,7 +1,7 @@
-"""A group of commands, of which only the one that is called is imported.
+"""A command group that imports only the command that is called.
 
-Most of a command's start is imports: numpy, trio, the whole broker. And what one command needs
-(Spark) need not be there for the others.
+Imports take most of a command's start: numpy, trio, the whole broker. Packages that only some
+commands need, such as Spark, need not be installed for the others.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import click
 
 from escapement.interrupt import leaving_at_once
 
-# Of each command the module that has it, under the command's name, and its one line.
+# For each command: the module that defines it under its name, and its one-line help.
 Table = Mapping[str, tuple[str, str]]
 
 _NO_NAMES: Final[Mapping[str, str]] = {}
 
 
 class LazyGroup(click.Group):
-    """See the module's docstring.
+    """A command group that imports a command when it is called.
 
     Args:
       table: the commands.
-      also: other names of some.
+      also: the command of each alias.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What the demo was promised, and what it got.
+"""The demo's record of messages sent and messages arrived.
 
-Every message has a number, written into its payload, so that what arrives is held against
-what was asked for and not against what the broker says. Pure: times are arguments.
+Every message has a number in its payload. So the ledger compares arrivals with what the demo
+asked for, not with what the broker reports. Pure: times are arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The first time a message came."""
+    """The arrival of a message at a consumer."""
 
     number: int
     offset: int
@@ -28,42 +28,44 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From the kill until consumers had a connection again."""
+    """The time from the kill until consumers were connected again."""
 
     killed_ms: int
     back_ms: int
 
     def held_up(self, arrival: Arrival) -> bool:
-        """Whether a message was due before the broker was back, and came after the kill."""
+        """Return whether a message was due before the broker was back and came after the kill."""
         return arrival.due_ms <= self.back_ms and arrival.at_ms >= self.killed_ms
 
 
 class Ledger:
-    """Counts what was sent, and judges what arrives."""
+    """A record of messages sent and arrived, and the judge of the promises."""
 
     def __init__(self) -> None:
         self.arrivals: list[Arrival] = []
         self.early = 0
-        self.again = 0  # came twice, and may: nobody knew that they were done with
-        self.duplicates = 0  # came twice, and must not
+        self.again = (
+            0  # allowed second arrivals: in flight at the kill, not confirmed as acknowledged
+        )
+        self.duplicates = 0  # second arrivals that break the promise
         self._not_before_ms: dict[int, int] = {}
         self._confirmed: set[int] = set()
         self._first: dict[int, Arrival] = {}
         self._done: set[int] = set()
         self._in_flight_at_kill: set[int] = set()
 
-    # -- what happens ----------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------
 
     def asked(self, number: int, not_before_ms: int) -> None:
-        """A message is about to be sent."""
+        """Record that a message is about to be sent."""
         self._not_before_ms[number] = not_before_ms
 
     def confirmed(self, numbers: Iterable[int]) -> None:
-        """Their receipts came: they must not be lost."""
+        """Record the receipts of messages: these must not be lost."""
         self._confirmed.update(numbers)
 
     def arrived(self, arrival: Arrival) -> None:
-        """A consumer has a message."""
+        """Record that a consumer received a message."""
         number = arrival.number
         if arrival.at_ms < max(arrival.due_ms, self._not_before_ms[number]):
             self.early += 1
@@ -76,17 +78,17 @@ class Ledger:
             self.duplicates += 1
 
     def acknowledged(self, numbers: Iterable[int]) -> None:
-        """The broker said that they will never come again."""
+        """Record confirmed acknowledgements: these messages must not arrive again."""
         self._done.update(numbers)
 
     def killed(self) -> None:
-        """The broker is gone, and all that it had on the wire is here.
+        """Record that the broker is dead and that everything it put on the wire has arrived.
 
-        What was delivered and whose acknowledgement has no answer may come again.
+        Delivered messages whose acknowledgement is not confirmed may be redelivered.
         """
         self._in_flight_at_kill = self._first.keys() - self._done
 
-    # -- how it stands -----------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------
 
     @property
     def sent(self) -> int:
@@ -98,21 +100,21 @@ class Ledger:
 
     @property
     def pending(self) -> int:
-        """Confirmed, and not delivered yet."""
+        """The number of confirmed messages not yet delivered."""
         return len(self._confirmed - self._first.keys())
 
     @property
     def settled(self) -> bool:
-        """Whether all that was asked for is confirmed, delivered and acknowledged."""
+        """Whether every message asked for is confirmed, delivered and acknowledged."""
         return self._not_before_ms.keys() == self._confirmed == self._done
 
     @property
     def kept(self) -> bool:
-        """Whether every promise was."""
+        """Whether every promise was kept."""
         return not (self.pending or self.early or self.duplicates)
 
     def lateness_ms(self, outage: Outage | None) -> tuple[float, float, float]:
-        """Median, 99th percentile and maximum of those that no outage held up."""
+        """Return median, 99th percentile and maximum, without messages held up by the outage."""
         late = [a.late_ms for a in self.arrivals if outage is None or not outage.held_up(a)]
         if not late:
             return 0.0, 0.0, 0.0
@@ -120,5 +122,5 @@ class Ledger:
         return p50, p99, most
 
     def held_up(self, outage: Outage) -> list[Arrival]:
-        """Those that came late because there was no broker."""
+        """Return the arrivals that were late because the broker was down."""
         return [arrival for arrival in self.arrivals if outage.held_up(arrival)]

@@ -1,4 +1,4 @@
-"""A message as a line of output: its payload alone, or all there is to it as JSON."""
+"""A message as a line of output: only its payload, or the whole message as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escapement.client.delivery import Row
 
 
 def print_payload(payload: bytes) -> None:
-    """As it is; on a terminal so that it cannot command the terminal."""
+    """Print a payload unchanged; on a terminal, escape control characters."""
     if sys.stdout.isatty():
         shown = (c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text(payload))
         click.echo("".join(shown))
@@ -24,12 +24,12 @@ def print_payload(payload: bytes) -> None:
 
 
 def print_json(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-    """An object, or a list of them, on one line; bytes as base64."""
+    """Print an object or a list of objects as JSON on one line, with bytes as base64."""
     click.echo(json.dumps(_named(values), default=_shown))
 
 
 def body(payload: bytes, size_bytes: int | None = None) -> dict[str, str]:
-    """A payload, or the beginning of one of ``size_bytes``: as text, or as base64."""
+    """Return a payload, or the first part of one of ``size_bytes``, as text or as base64."""
     is_whole = size_bytes is None or len(payload) == size_bytes
     try:
         return {"payload": getincrementaldecoder("utf-8")().decode(payload, is_whole)}
@@ -38,12 +38,12 @@ def body(payload: bytes, size_bytes: int | None = None) -> dict[str, str]:
 
 
 def text(payload: bytes) -> str:
-    """A payload to be read by people, whatever it is."""
+    """Return a payload as text; bytes that are not UTF-8 are escaped."""
     return payload.decode(errors="backslashreplace")
 
 
 def plain(message: Row) -> dict[str, Any]:
-    """What there is to every message, as values for ``print_json``."""
+    """Return the fields that every message has, as values for ``print_json``."""
     return {"id": str(message.id), **body(message.payload)} | {
         "key": message.key,
         "properties": message.properties,
@@ -53,7 +53,7 @@ def plain(message: Row) -> dict[str, Any]:
 
 
 def _named(value: Any) -> Any:
-    """The same with names that JSON takes: in properties anything may be one."""
+    """Return the value with text as the keys of all mappings: properties may have other keys."""
     if isinstance(value, Mapping):
         return {n if isinstance(n, str) else repr(n): _named(v) for n, v in value.items()}
     return [_named(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,7 @@
-"""Where the log is, as a value of an option; apart, because it imports the storage."""
+"""The URL of the log as the value of an option.
+
+This is a module of its own because it imports the storage.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from escapement.storage.engine.address import MysqlAddress
 
 
 def log_url(text: str) -> str:
-    """The URL itself, checked; its errors do not show it, because of the password."""
+    """Check and return the URL. Errors do not show it, because it may contain a password."""
     try:
         MysqlAddress.parse(text)
     except InvalidRequest as error:

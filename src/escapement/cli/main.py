@@ -1,12 +1,12 @@
-"""The command `escapement`: its subcommands, and how each of them ends.
+"""The command `escapement`: its subcommands and its exit codes.
 
-    0    it did what was asked (for `serve`: it was told to stop, and stopped)
-    1    it could not: one line on stderr says why
-    2    the command line cannot be meant
-    130  it was interrupted
+    0    success (for `serve`: the broker was told to stop, and stopped)
+    1    failure: one line on stderr says why
+    2    invalid command line
+    130  interrupted
 
-Errors of ours are for people, so they are one line without a traceback. Any other error
-is a mistake of ours: it keeps its traceback.
+An ``EscapementError`` is printed as one line without a traceback. Any other exception is a bug
+and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -23,38 +23,41 @@ from escapement.cli.lazygroup import LazyGroup
 from escapement.errors import EscapementError
 from escapement.interrupt import INTERRUPTED, leaving_at_once
 
-# What we print to may be full: no mistake of ours.
+# The output device may be full. This is not a bug.
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _COMMANDS: Final = {
-    "admin": ("escapement.cli.admin", "Look after what a running broker keeps."),
-    "bench": ("escapement.bench.command", "Measure what this machine does, over TCP."),
-    "cancel": ("escapement.cli.amend", "Cancel messages that are not handed out yet."),
+    "admin": ("escapement.cli.admin", "Manage namespaces, topics and subscriptions."),
+    "bench": ("escapement.bench.command", "Measure a broker on this machine, over TCP."),
+    "cancel": ("escapement.cli.amend", "Cancel messages before they are delivered."),
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
-    "demo": ("escapement.cli.demo", "See messages arrive on time though the broker is killed."),
-    "dlq": ("escapement.cli.dlq", "Look after messages that were tried too often."),
+    "demo": ("escapement.cli.demo", "Watch messages arrive on time although the broker is killed."),
+    "dlq": ("escapement.cli.dlq", "List, redrive and purge dead letters."),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due when."),
-    "message": ("escapement.cli.message", "Look at a message, and at what became of it."),
-    "pause": ("escapement.cli.pause", "Hand nothing out of a topic, or to a subscription."),
-    "peek": ("escapement.cli.peek", "Show what is pending on a topic, next due first."),
-    "pipeline": ("escapement.cli.pipeline", "Run a job on the log itself, beside the broker."),
-    "produce": ("escapement.cli.produce", "Send messages, now or for later."),
-    "read": ("escapement.cli.read", "Print a topic's messages by offset, without consuming."),
-    "resume": ("escapement.cli.pause", "Hand out again what was paused."),
-    "schedule": ("escapement.cli.schedule", "Publish again and again, by cron or every so often."),
-    "reschedule": ("escapement.cli.amend", "Give messages not handed out yet another time."),
-    "run-now": ("escapement.cli.amend", "Have messages not handed out yet due now."),
+    "message": ("escapement.cli.message", "Show a message and its history."),
+    "pause": ("escapement.cli.pause", "Pause the deliveries of a topic or a subscription."),
+    "peek": ("escapement.cli.peek", "Show the pending messages of a topic, next due first."),
+    "pipeline": ("escapement.cli.pipeline", "Run a job directly on the log."),
+    "produce": ("escapement.cli.produce", "Publish messages, now or for later."),
+    "read": ("escapement.cli.read", "Print a topic's messages by offset, without consuming them."),
+    "resume": ("escapement.cli.pause", "Resume paused deliveries."),
+    "schedule": (
+        "escapement.cli.schedule",
+        "Publish messages repeatedly, by cron or at an interval.",
+    ),
+    "reschedule": ("escapement.cli.amend", "Change the due time of messages not yet delivered."),
+    "run-now": ("escapement.cli.amend", "Make messages not yet delivered due now."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
 }
-# The word that applications use goes too.
+# Aliases. Applications call `produce` ``send``.
 _ALSO: Final = {"send": "produce"}
 
 
 class _Commands(LazyGroup):
-    """Those, with one error where several tasks of a command failed."""
+    """The subcommands. If several tasks of a command fail, one error is reported."""
 
     def invoke(self, ctx: click.Context) -> Any:
         with leaving_at_once():
-            from escapement.broker.crash import one_error  # it needs trio, as every command does
+            from escapement.broker.crash import one_error  # imports trio, as every command does
 
         with one_error():
             return super().invoke(ctx)
@@ -81,12 +84,12 @@ def escapement() -> None:
 
 
 def main() -> NoReturn:
-    """The entry point: carry out the process's command line, and exit."""
+    """Run the command line of this process, and exit."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carry out a command line; returns the exit code."""
+    """Run a command line and return the exit code."""
     try:
         code = escapement.main(arguments, prog_name="escapement", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -99,7 +102,7 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough. What is left in the buffer has nowhere to go.
+        # The reader closed the pipe. Discard the output that is left in the buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`escapement message`: a look at single messages."""
+"""`escapement message`: show single messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS: Final = (
 
 @click.group()
 def message() -> None:
-    """Look at a message, and at what became of it."""
+    """Show a message and its history."""
 
 
 @message.command(
@@ -35,24 +35,27 @@ def message() -> None:
       escapement message show shop/eu/orders 4711 -o json
       escapement message show shop/eu/orders@4711
 
-    ID is an offset, or an id as `escapement produce` prints it, which has the topic in it.
-    The state is to_be_fired (not yet due) or fired; or, once every subscription that is to get
-    it is done with it, acked, lapsed (all have let it go) or cancelled. Below it, how each
-    subscription stands to it. Lapsed is what expired, or was dropped by a quota, before anybody
-    was handed it; acknowledged also what did between two attempts, or is a dead letter now:
-    `dlq list` shows which are.
+    ID is an offset. Instead of TOPIC and ID, an id as printed by `escapement produce` works too.
+
+    The state is to_be_fired (not yet due) or fired. Once the message is done for every
+    subscription, the state is acked, lapsed or cancelled. The table shows the message's state
+    for each subscription.
+
+    A lapsed message expired, or was dropped by a quota, before its first delivery. A message
+    that expired or was dropped between two attempts counts as acknowledged, and so does a dead
+    letter: see `escapement dlq list`.
     """
 )
 @click.argument("topic")
 @click.argument("id", required=False, type=click.IntRange(min=0))
-@output_option("table", "How to print it.")
+@output_option("table", "How to print the history.")
 @broker_option
 def show(topic: str, id: int | None, output: str, at_broker: tuple[str, int]) -> None:
-    """Show the life of a message: when it was published and is due, and who has it."""
+    """Show when a message was published and is due, and its state for each subscription."""
     if id is None:
         topic, _, offset = topic.rpartition("@")
         if not topic or not offset.isascii() or not offset.isdigit():
-            raise click.UsageError("Say which message: TOPIC and its offset, or TOPIC@OFFSET.")
+            raise click.UsageError("Name the message: give TOPIC and its offset, or TOPIC@OFFSET.")
         id = int(offset)
 
     async def ask(broker: Broker) -> dict[str, Any]:

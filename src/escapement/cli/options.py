@@ -1,4 +1,4 @@
-"""Options that several commands have, declared once."""
+"""Options that several commands share, declared once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ kind_option = click.option(
     type=click.Choice(["shared", "exclusive", "failover"]),
     default="shared",
     show_default=True,
-    help="Shared obeys delays; the others deliver in the order of arrival and ignore them.",
+    help="Only shared subscriptions obey delays; the others deliver in arrival order.",
 )
 
 
 def output_option(form: str, meaning: str) -> Callable[[Command], Command]:
-    """``-o``: how something is printed; ``form``, which people read, or json.
+    """Return the option ``-o``, which selects the output: ``form``, for people, or json.
 
     Args:
-      meaning: the help's line for it.
+      meaning: the help of the option.
     """
     return click.option(
         "-o",
@@ -35,5 +35,5 @@ def output_option(form: str, meaning: str) -> Callable[[Command], Command]:
 
 
 def parquet_option(meaning: str) -> Callable[[Command], Command]:
-    """``--parquet``: where a job writes what it found; ``meaning`` is the help's line for it."""
+    """Return the option ``--parquet``, the path of a job's result; ``meaning`` is its help."""
     return click.option("--parquet", metavar="PATH", help=meaning)

@@ -1,7 +1,7 @@
-"""What people write on a command line, as values: addresses, durations, sizes, times.
+"""Parsers of option values: addresses, durations, sizes, times.
 
-Each function is the ``type`` of an option. What cannot be meant is ``BadParameter``, a
-usage error that names the option it stands in.
+Each function is the ``type`` of an option. For invalid text it raises ``BadParameter``, a usage
+error that names the option.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _BYTES_OF: Final = {None: 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3
 
 
 class FlagOrVariable(click.Option):
-    """An option that may come from the environment; an error names where it came from."""
+    """An option that may come from the environment; its errors name the source of the value."""
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         assert self.name is not None
         if ctx is not None and ctx.get_parameter_source(self.name) is _ENVIRONMENT:
             return f"the environment variable {self.envvar}"
-        return click.Parameter.get_error_hint(self, ctx)  # without the variable
+        return click.Parameter.get_error_hint(self, ctx)  # without the variable's name
 
 
 def duration_ms(text: str) -> int:
-    """``500ms``, ``30s``, ``5m``, ``1h``, ``3d``, ``2w``, in milliseconds."""
+    """Return ``500ms``, ``30s``, ``5m``, ``1h``, ``3d`` or ``2w`` in milliseconds."""
     try:
         return parse(text)
     except InvalidRequest as error:
@@ -43,15 +43,15 @@ def duration_ms(text: str) -> int:
 
 
 def positive_duration_ms(text: str) -> int:
-    """A duration of a millisecond at least."""
+    """Return a duration of at least a millisecond."""
     found_ms = duration_ms(text)
     if found_ms == 0:
-        raise click.BadParameter("a duration of nothing is too short.")
+        raise click.BadParameter("the duration is too short: give at least 1ms.")
     return found_ms
 
 
 def size_bytes(*, least: str) -> Callable[[str], int]:
-    """``64MiB``, or plain bytes; not below a least."""
+    """Return a parser of sizes such as ``64MiB`` or plain bytes, at least ``least``."""
 
     def read(text: str) -> int:
         found, bound = _bytes(text), _bytes(least)
@@ -66,7 +66,7 @@ def size_bytes(*, least: str) -> Callable[[str], int]:
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """``host``, ``host:port`` or ``[address]:port``, as a pair."""
+    """Return ``host``, ``host:port`` or ``[address]:port`` as a pair."""
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
@@ -78,12 +78,12 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def host_and_port_text(host: str, port: int) -> str:
-    """The way back: what ``host_and_port`` reads."""
+    """Return the text that ``host_and_port`` parses into this pair."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def moment(text: str) -> datetime:
-    """An ISO 8601 time with its offset from UTC."""
+    """Return an ISO 8601 time that has an offset from UTC."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -92,14 +92,13 @@ def moment(text: str) -> datetime:
         ) from None
     if at.utcoffset() is None:
         raise click.BadParameter(
-            f"{text!r} has no time zone: which moment it names is not known. "
-            "Add an offset such as +01:00, or Z for UTC."
+            f"{text!r} has no time zone. Add an offset such as +01:00, or Z for UTC."
         )
     return at
 
 
 def name_and_value(text: str) -> tuple[str, str]:
-    """A property."""
+    """Return the name and value of a property ``NAME=VALUE``."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
@@ -107,23 +106,23 @@ def name_and_value(text: str) -> tuple[str, str]:
 
 
 def place(text: str) -> Where:
-    """Where a subscription begins: latest, earliest, an offset, or a time."""
+    """Return where a subscription begins: latest, earliest, an offset, or a time."""
     if text in ("latest", "earliest"):
         return text
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)
     if not text[:1].isdigit():
         raise click.BadParameter(
-            f"{text!r} is neither latest nor earliest, nor an offset, nor a time such as "
+            f"{text!r} is not latest, earliest, an offset, or a time such as "
             "2026-12-24T18:00+01:00."
         )
     return moment(text)
 
 
 def check_span(due_from: datetime | None, due_until: datetime | None) -> None:
-    """Raise ``UsageError`` for times between which there is none."""
+    """Raise ``UsageError`` if ``due_until`` is not later than ``due_from``."""
     if due_from is not None and due_until is not None and due_until <= due_from:
-        raise click.UsageError("Nothing is due --from a time on and --until one before it.")
+        raise click.UsageError("--until must be later than --from.")
 
 
 def _bytes(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""`escapement pause` and `resume`: whether what is due is handed out."""
+"""`escapement pause` and `escapement resume`: pause deliveries and resume them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escapement.storage.policy import SubscriptionPolicy
 
 _topic = click.argument("topic")
 _subscription = click.argument("subscription", required=False)
-_output = output_option("table", "How to print what is paused until when.")
+_output = output_option("table", "How to print the answer.")
 
 
 @click.command(
@@ -28,13 +28,13 @@ _output = output_option("table", "How to print what is paused until when.")
       escapement pause orders billing --until 2026-12-24T18:00+01:00
     """
 )
-@click.option("--until", type=moment, metavar="TIME", help="Go on by itself at this time.")
+@click.option("--until", type=moment, metavar="TIME", help="Resume automatically at this time.")
 @click.option(
     "--for",
     "for_ms",
     type=positive_duration_ms,
     metavar="DURATION",
-    help="Go on by itself after so long.",
+    help="Resume automatically after this long.",
 )
 @_output
 @broker_option
@@ -48,13 +48,14 @@ def pause(
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
-    """Hand nothing more out of TOPIC, or to one SUBSCRIPTION of it.
+    """Pause the deliveries of TOPIC, or of one SUBSCRIPTION of it.
 
-    Publishing goes on, and consumers stay: what they hold they may acknowledge. Without an
-    end it lasts until it is resumed, also over a restart.
+    Publishing continues. Consumers stay connected and may acknowledge their messages in
+    flight. Without --until or --for, the pause lasts until `escapement resume`, also across
+    a restart.
     """
     if until is not None and for_ms is not None:
-        raise click.UsageError("a pause ends --until a time or after it has lasted --for so long")
+        raise click.UsageError("Give --until or --for, not both.")
     answer = with_broker(
         at_broker,
         lambda broker: broker.admin(
@@ -76,9 +77,10 @@ def pause(
 @_topic
 @_subscription
 def resume(topic: str, subscription: str | None, output: str, at_broker: tuple[str, int]) -> None:
-    """Hand out again what is due of TOPIC, or to one SUBSCRIPTION of it.
+    """Resume the deliveries of TOPIC, or of one SUBSCRIPTION of it.
 
-    A topic and its subscriptions are paused apart: a subscription goes on once neither is.
+    A topic and its subscriptions are paused independently. A subscription gets messages when
+    neither is paused.
     """
     answer = with_broker(
         at_broker,

@@ -1,4 +1,4 @@
-"""`escapement peek`: what is pending on a topic, next due first, without consuming it."""
+"""`escapement peek`: show the pending messages of a topic, next due first."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _REPORT_S: Final = 1.0
       escapement peek orders --from 2026-12-24T00:00+01:00 --until 2026-12-25T00:00+01:00
       escapement peek orders --property source=till --count 100
 
-    Shown is what is not yet due, and what is due and not yet acknowledged by every shared
-    subscription. Of each payload the first 512 bytes.
+    A message is pending until it is due and every shared subscription has acknowledged it.
+    Shows the first 512 bytes of each payload.
     """
 )
 @click.argument("topic")
@@ -40,25 +40,29 @@ _REPORT_S: Final = 1.0
     type=click.IntRange(min=1),
     default=10,
     show_default=True,
-    help="How many messages.",
+    help="Most messages to show.",
 )
 @click.option(
-    "--from", "due_from", type=moment, metavar="TIME", help="Only what is due from then on."
+    "--from",
+    "due_from",
+    type=moment,
+    metavar="TIME",
+    help="Only messages due at this time or later.",
 )
 @click.option(
-    "--until", "due_until", type=moment, metavar="TIME", help="Only what is due before then."
+    "--until", "due_until", type=moment, metavar="TIME", help="Only messages due before this time."
 )
 @click.option("--key", help="Only messages with this key.")
-@click.option("--id", "offset", type=click.IntRange(min=0), help="Only the message of this offset.")
+@click.option("--id", "offset", type=click.IntRange(min=0), help="Only the message at this offset.")
 @click.option(
     "--property",
     "properties",
     type=name_and_value,
     metavar="NAME=VALUE",
     multiple=True,
-    help="Only messages with this property; more than once for all of several.",
+    help="Only messages with this property; if given several times, with all of them.",
 )
-@output_option("table", "How to print them.")
+@output_option("table", "How to print the messages.")
 @broker_option
 def peek(
     topic: str,
@@ -71,7 +75,7 @@ def peek(
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
-    """Show what is pending on TOPIC, next due first, without consuming it."""
+    """Show the pending messages of TOPIC, next due first, without consuming them."""
     check_span(due_from, due_until)
 
     async def look(broker: Broker) -> list[Upcoming]:
@@ -99,11 +103,11 @@ def peek(
     else:
         rows = [_row(one) | {"payload": text(one.payload)} for one in found]
         columns = ("due_at_ms", "due_in_ms", "offset", "key", "size_bytes", "payload")
-        print_rows(rows, columns, f"nothing of that is pending on {topic}")
+        print_rows(rows, columns, f"no matching message is pending on {topic}")
 
 
 async def _report(peeking: Peeking) -> None:
-    """Say how far it is: something rare among millions takes a while."""
+    """Print the progress: finding a rare message among millions takes a while."""
     while True:
         await trio.sleep(_REPORT_S)
         click.echo(f"looked at {peeking.looked:,} messages", err=True)

@@ -1,7 +1,7 @@
-"""What a policy has, on a command line: an option for each field, and each value in words.
+"""Policies on the command line: an option for each field, and readable values.
 
-Both are made from the fields' rules. ``ack_wait_ms`` is ``--ack-wait``. Who writes ``default``
-for a value sets the field back. What is printed says what a 0 means.
+Both are derived from the rules of the fields. ``ack_wait_ms`` becomes ``--ack-wait``. The value
+``default`` resets a field. The printed values explain what 0 means.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from escapement.storage.rule import Rule
 
 Function = Callable[..., Any]
 
-# Durations are given with their unit.
+# Options of durations have no unit in their name: the unit is part of the value.
 _DURATION: Final = "_ms"
 _DEFAULT: Final = "default"
 
@@ -27,10 +27,12 @@ _DEFAULT: Final = "default"
 def policy_options(
     policy: type[Policy], *, changing: bool = False
 ) -> Callable[[Function], Function]:
-    """The options of a policy's fields; those given arrive together, as ``policy``.
+    """Return a decorator that adds an option for each field of a policy.
+
+    The command gets the given values as ``policy``.
 
     Args:
-      changing: one must be given.
+      changing: at least one option is required.
     """
 
     def decorate(function: Function) -> Function:
@@ -40,9 +42,7 @@ def policy_options(
             changes = {name: value for name, value in given.items() if value is not None}
             if changing and not changes:
                 first = _flag(policy.names()[0])
-                raise click.UsageError(
-                    f"Say what is to be changed, with {first} or another option."
-                )
+                raise click.UsageError(f"Give at least one option to change, such as {first}.")
             return function(
                 *args,
                 **arguments,
@@ -66,7 +66,7 @@ def policy_options(
 
 
 def policy_printer(policy: type[Policy]) -> Callable[[Mapping[str, Any]], None]:
-    """Prints a record with the fields of a policy among its values."""
+    """Return a function that prints a record, with the fields of the policy in words."""
     names = policy.names()
 
     def show(record: Mapping[str, Any]) -> None:

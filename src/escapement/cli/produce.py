@@ -1,4 +1,4 @@
-"""`escapement produce`: messages from the command line, a file or a pipe."""
+"""`escapement produce`: publish messages from the command line, a file or a pipe."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from escapement.errors import LimitExceeded
 from escapement.message import DEFAULT_PRIORITY
 from escapement.protocol.limits import MAX_FRAME_BYTES
 
-# When it is said why messages wait.
+# The command prints why messages wait after this time.
 _WAIT_S: Final = 2.0
-# What is read at once from a file or pipe: some thousand lines make a good batch.
+# The size of a read from a file or pipe: some thousand lines make a good batch.
 _READ_BYTES: Final = 256 * 1024
 
 
@@ -35,9 +35,9 @@ _READ_BYTES: Final = 256 * 1024
       escapement produce orders "a gift" --at 2026-12-24T18:00+01:00 --property kind=gift
       tail -F events.log | escapement produce events --stdin
 
-    Prints the id of each message, TOPIC@OFFSET, once it is durable. Of a --dedup key that is
-    known it is the id of the first message with it, whatever has become of that since: also
-    what was cancelled is not brought back by sending it again.
+    Prints the id of each message, TOPIC@OFFSET, once it is durable. If the topic already has a
+    message with the --dedup key, prints the id of that message, even if it was cancelled or
+    delivered since: sending a cancelled message again does not restore it.
     """
 )
 @click.argument("topic")
@@ -47,21 +47,21 @@ _READ_BYTES: Final = 256 * 1024
     "delay_ms",
     type=duration_ms,
     metavar="DURATION",
-    help="Deliver it so long after the broker has it: 500ms, 30s, 5m, 1h, 3d, 2w.",
+    help="Deliver this long after the broker has the message: 500ms, 30s, 5m, 1h, 3d, 2w.",
 )
 @click.option(
     "--at",
     type=moment,
     metavar="TIME",
-    help="Deliver it then: ISO 8601 with an offset or Z; a time that has passed is now.",
+    help="Deliver at this time: ISO 8601 with an offset or Z. A past time means now.",
 )
-@click.option("--key", help="Its key, for whoever receives it.")
+@click.option("--key", help="Key of the messages.")
 @click.option(
     "--priority",
     type=click.IntRange(0, MAX_PRIORITY),
     default=DEFAULT_PRIORITY,
     show_default=True,
-    help="Of what is due, shared subscriptions take the lower number first.",
+    help="Shared subscriptions deliver due messages with a lower number first.",
 )
 @click.option(
     "--property",
@@ -69,17 +69,22 @@ _READ_BYTES: Final = 256 * 1024
     type=name_and_value,
     multiple=True,
     metavar="NAME=VALUE",
-    help="A property, for whoever receives it; may be given several times.",
+    help="Property of the messages; may be given several times.",
 )
 @click.option(
     "--dedup",
     metavar="KEY",
-    help="Store it only if the topic had none with this key lately; one message only.",
+    help="Skip the message if the topic recently stored one with this key; one message only.",
 )
-@click.option("--group", metavar="NAME", help="The group they belong to; see `admin groups`.")
-@click.option("--stdin", is_flag=True, help="Send each line of standard input.")
 @click.option(
-    "--file", type=click.File("rb"), metavar="FILE", help="Send each line of a file; - is stdin."
+    "--group", metavar="NAME", help="Group of the messages; see `escapement admin groups`."
+)
+@click.option("--stdin", is_flag=True, help="Publish each line of standard input.")
+@click.option(
+    "--file",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="Publish each line of a file; - is standard input.",
 )
 @broker_option
 def produce(
@@ -96,18 +101,18 @@ def produce(
     file: BinaryIO | None,
     at_broker: tuple[str, int],
 ) -> None:
-    """Send messages to TOPIC, now or for later.
+    """Publish messages to TOPIC, now or for later.
 
-    A topic is tenant/namespace/name, or a name alone in public/default, and is created on
+    A topic is tenant/namespace/name, or a name alone in public/default. It is created on
     first use. All messages of one command have the same time, key, priority, properties
     and group.
     """
     if delay_ms is not None and at is not None:
-        raise click.UsageError("--delay or --at, not both.")
+        raise click.UsageError("Give --delay or --at, not both.")
     if bool(messages) + stdin + (file is not None) != 1:
         raise click.UsageError("Give messages as arguments, or --stdin, or --file.")
     if dedup is not None and len(messages) != 1:
-        raise click.UsageError("--dedup names one message: give that as an argument.")
+        raise click.UsageError("--dedup is for a single message: give it as an argument.")
     source = sys.stdin.buffer if stdin else file
     delay = None if delay_ms is None else (delay_ms, "ms")
 
@@ -138,7 +143,7 @@ def produce(
 
 
 async def say_why(producer: Producer) -> None:
-    """Say on stderr why messages wait, as soon as it takes a while, once for each reason."""
+    """Print to stderr why messages wait, once for each reason, if it takes a while."""
     said = None
     while True:
         await trio.sleep(_WAIT_S)
@@ -149,9 +154,9 @@ async def say_why(producer: Producer) -> None:
 
 
 async def _lines(source: BinaryIO) -> AsyncIterator[list[bytes]]:
-    """The lines of a file as they come, without their ends, some at a time."""
+    """Yield the lines of a file as they arrive, some at a time, without line ends."""
     begun = b""
-    # Not by the buffered reader: its lock would outlive an interrupt.
+    # Read without the buffered reader, whose lock would outlive an interrupt.
     number = source.fileno()
     while piece := await trio.to_thread.run_sync(
         os.read, number, _READ_BYTES, abandon_on_cancel=True

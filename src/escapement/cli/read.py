@@ -1,4 +1,4 @@
-"""`escapement read`: a topic's messages by offset, without a subscription."""
+"""`escapement read`: print a topic's messages by offset, without a subscription."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PAGE_MESSAGES = 1000
       escapement read orders
       escapement read shop/eu/orders --from 4711 --count 10 -o json
 
-    In the order in which they were published, each as it was then: reading the same range
-    again gives the same. It ends with what was there when it began. JSON is one object a
-    line.
+    Prints the messages in arrival order, each as it was published: reading the same range
+    again gives the same messages. Ends with the last message that existed at the start. JSON
+    is one object per line.
     """
 )
 @click.argument("topic")
@@ -30,15 +30,15 @@ _PAGE_MESSAGES = 1000
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="The offset to begin with.",
+    help="Offset to begin with.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="Stop after so many messages.")
-@output_option("text", "Payloads alone, or all there is to a message.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
+@output_option("text", "Print only payloads, or whole messages.")
 @broker_option
 def read(
     topic: str, start: int, count: int | None, output: str, at_broker: tuple[str, int]
 ) -> None:
-    """Print the messages of TOPIC by offset; nothing is consumed."""
+    """Print the messages of TOPIC by offset, without consuming them."""
 
     async def work(broker: Broker) -> None:
         left, found = count, False
@@ -55,6 +55,6 @@ def read(
                     if not left:
                         return
         if not found:
-            click.echo(f"{topic} has nothing at offset {start} or behind it", err=True)
+            click.echo(f"{topic} has no messages at offset {start} or later", err=True)
 
     with_broker(at_broker, work)

@@ -1,7 +1,7 @@
-"""How commands reach a broker: where it is, and one connection as long as it takes.
+"""The connection of a command to a broker: its address, and one connection per command.
 
-Ctrl-C ends a command between two steps: by itself it would fall into any task, that of the
-connection, say, and the command would find that it has lost it.
+Ctrl-C cancels a command as a whole. As a plain ``KeyboardInterrupt`` it could hit any task, such
+as the connection's, and the command would only see a lost connection.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 
 
 def broker_address(text: str) -> tuple[str, int]:
-    """``host:port``, or the URL that applications write: ``escapement://host:port``."""
+    """Parse ``host:port``, or the URL that applications write: ``escapement://host:port``."""
     return host_and_port(text.removeprefix("escapement://"))
 
 
 def broker_option(command: Command) -> Command:
-    """``--broker HOST:PORT``, or ESCAPEMENT_BROKER, or this machine; given as ``at_broker``."""
+    """Add ``--broker``, passed as ``at_broker``; by default ESCAPEMENT_BROKER or this machine."""
     return click.option(
         "--broker",
         "at_broker",
@@ -41,15 +41,15 @@ def broker_option(command: Command) -> Command:
         envvar="ESCAPEMENT_BROKER",
         show_default=True,
         show_envvar=True,
-        help="The broker to talk to.",
+        help="Address of the broker.",
     )(command)
 
 
 def with_broker(at: tuple[str, int], work: Callable[[Broker], Awaitable[Result]]) -> Result:
-    """What ``work`` returns, done on a connection to the broker at ``at``.
+    """Run ``work`` on a connection to the broker at ``at`` and return its result.
 
     Raises:
-      EscapementError: if it cannot be reached, or refused.
+      EscapementError: if the broker cannot be reached, or refuses the work.
     """
 
     async def connected() -> Result:
@@ -61,7 +61,7 @@ def with_broker(at: tuple[str, int], work: Callable[[Broker], Awaitable[Result]]
 
 
 async def until_interrupted(work: Callable[[], Awaitable[Result]]) -> Result:
-    """What ``work`` returns; Ctrl-C cancels it, and then raises ``KeyboardInterrupt``."""
+    """Run ``work`` and return its result; Ctrl-C cancels it and raises ``KeyboardInterrupt``."""
     with trio.open_signal_receiver(signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on, signals, nursery.cancel_scope)

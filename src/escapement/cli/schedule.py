@@ -1,4 +1,4 @@
-"""`escapement schedule`: what the broker publishes again and again."""
+"""`escapement schedule`: messages that the broker publishes repeatedly."""
 
 from __future__ import annotations
 
@@ -33,16 +33,18 @@ Ask = Callable[..., Any]
     """
 )
 def schedule() -> None:
-    """Publish again and again: by a cron expression, or every so often.
+    """Publish messages repeatedly, by a cron expression or at an interval.
 
-    Schedules are named as topics are: tenant/namespace/name, or a name alone in
+    Schedules are named like topics: tenant/namespace/name, or a name alone in
     public/default. Each occurrence is published exactly once.
     """
 
 
 def _command(name: str, *examples: str) -> Callable[[Callable[..., None]], click.Command]:
-    """A command of the group, whose function gets what asks the broker, and the output's form."""
+    """Return a decorator that adds a command to the group.
 
+    The function gets a callable that asks the broker, and the output format.
+    """
     lines = "\n".join(f"  escapement schedule {name} {one}".rstrip() for one in examples)
 
     def decorate(function: Callable[..., None]) -> click.Command:
@@ -56,7 +58,7 @@ def _command(name: str, *examples: str) -> Callable[[Callable[..., None]], click
 
             function(ask, output, **arguments)
 
-        # What a command has of its own comes first in its help.
+        # The help lists the command's own options first.
         command.params.sort(key=lambda param: param.name in ("output", "at_broker"))
         return command
 
@@ -74,33 +76,41 @@ _name = click.argument("name")
 )
 @_name
 @click.argument("topic")
-@click.option("--cron", help="When: minute, hour, day, month, weekday; seconds may go first.")
+@click.option(
+    "--cron", help="Cron expression: minute, hour, day, month, weekday; optionally seconds first."
+)
 @click.option(
     "--timezone",
     metavar="ZONE",
-    help="In which the expression is read, such as Europe/Berlin; UTC if not given.",
+    help="Time zone of the cron expression, such as Europe/Berlin; UTC if not given.",
 )
 @click.option(
     "--every",
     "every_ms",
     type=positive_duration_ms,
     metavar="DURATION",
-    help="So often, from now on: 90s, 5m, 1h, 3d.",
+    help="Interval between messages, from now on: 90s, 5m, 1h, 3d.",
 )
 @click.option(
-    "--until", type=moment, metavar="TIME", help="Not later than then: ISO 8601 with an offset."
+    "--until",
+    type=moment,
+    metavar="TIME",
+    help="Publish nothing after this time: ISO 8601 with an offset.",
 )
-@click.option("--payload", help="What each message is; nothing if not given.")
+@click.option("--payload", help="Payload of each message; empty if not given.")
 @click.option(
-    "--payload-file", type=click.File("rb"), metavar="FILE", help="The same, out of a file."
+    "--payload-file",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="File with the payload of each message.",
 )
-@click.option("--key", help="The key of each message.")
+@click.option("--key", help="Key of each message.")
 @click.option(
     "--missed",
     type=click.Choice(["skip", "last", "all"]),
     default="last",
     show_default=True,
-    help="Which to publish of those to which the broker comes more than a minute late.",
+    help="Which occurrences to publish if the broker is more than a minute late for them.",
 )
 def create(
     ask: Ask,
@@ -116,13 +126,13 @@ def create(
     key: str | None,
     missed: str,
 ) -> None:
-    """Create the schedule NAME, which publishes on TOPIC."""
+    """Create schedule NAME, which publishes to TOPIC."""
     if (cron is None) == (every_ms is None):
-        raise click.UsageError("Give --cron or --every, one of both.")
+        raise click.UsageError("Give either --cron or --every.")
     if timezone is not None and cron is None:
-        raise click.UsageError("--timezone goes with --cron.")
+        raise click.UsageError("--timezone needs --cron.")
     if payload is not None and payload_file is not None:
-        raise click.UsageError("--payload or --payload-file, not both.")
+        raise click.UsageError("Give --payload or --payload-file, not both.")
     body = os.fsencode(payload or "") if payload_file is None else payload_file.read()
     made = ask(
         "schedules.create",
@@ -142,7 +152,7 @@ def create(
 @_command("list", "", "shop/eu -o json")
 @click.argument("namespace", required=False, metavar="[TENANT/NAMESPACE]")
 def list_schedules(ask: Ask, output: str, namespace: str | None) -> None:
-    """List the schedules, of all namespaces or of one."""
+    """List the schedules of all namespaces, or of one."""
     rows = ask("schedules.list", namespace=namespace)
     if output == "json":
         click.echo(json.dumps(rows, indent=2))
@@ -169,26 +179,26 @@ def show(ask: Ask, output: str, name: str) -> None:
 @_command("pause", "report")
 @_name
 def pause(ask: Ask, output: str, name: str) -> None:
-    """Publish nothing until it is resumed."""
+    """Pause a schedule until it is resumed."""
     _print(ask("schedules.pause", schedule=name), output)
 
 
 @_command("resume", "report")
 @_name
 def resume(ask: Ask, output: str, name: str) -> None:
-    """Go on with the first occurrence that comes from now on."""
+    """Resume a schedule with its next occurrence from now on."""
     _print(ask("schedules.resume", schedule=name), output)
 
 
 @_command("delete", "shop/eu/pulse")
 @_name
 def delete(ask: Ask, output: str, name: str) -> None:
-    """Forget a schedule; what it has published stays."""
+    """Delete a schedule. The messages it has published stay."""
     _print(ask("schedules.delete", schedule=name), output)
 
 
 def _zone(name: str | None) -> tzinfo:
-    """The zone to show times in: UTC, where this machine does not know the schedule's."""
+    """Return the zone to show times in: UTC if this machine does not know the schedule's."""
     try:
         return ZoneInfo(name) if name else UTC
     except (KeyError, ValueError, OSError):

@@ -1,6 +1,6 @@
-"""What the demo shows: its steps, and a picture of what is due and what arrives.
+"""The output of the demo: its steps, and a picture of due and arrived messages.
 
-On a terminal the picture moves; elsewhere the steps are printed as they happen.
+On a terminal the picture is live. Elsewhere the steps are printed as they happen.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rich.text import Text
 from escapement.cli.ledger import Arrival, Ledger, Outage
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
-_COLUMNS: Final = 56  # fits a terminal of 80 with its labels
+_COLUMNS: Final = 56  # with its labels, it fits a terminal of 80 columns
 _LATEST: Final = 6
 _FRAMES_PER_SECOND: Final = 10
 
 
 class Screen:
-    """Shows one demo; use as a context manager around all that happens."""
+    """The display of one demo, a context manager around the whole demo."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -49,18 +49,18 @@ class Screen:
             self._console.print(self._picture())
 
     def step(self, at_s: float, what: str, style: str = "") -> None:
-        """Something happened."""
+        """Show a step of the demo."""
         line = Text(f"{at_s:5.1f} s  {what}", style)
         self._steps.append(line)
         if not self._console.is_terminal:
             self._console.print(line, soft_wrap=True)
 
     def span(self, first_ms: int, last_ms: int) -> None:
-        """What time the picture shows."""
+        """Set the time span of the picture."""
         self._span_ms = (first_ms, last_ms)
 
     def due(self, due_ms: Iterable[int]) -> None:
-        """When messages are to arrive."""
+        """Add the due times of messages to the picture."""
         self._due_ms.extend(due_ms)
 
     # -- the picture -------------------------------------------------------------------
@@ -68,7 +68,7 @@ class Screen:
     def _picture(self) -> RenderableType:
         ledger = self._ledger
         arrived_ms = [arrival.at_ms for arrival in ledger.arrivals]
-        # What caught up at once after the outage would make all else look like nothing.
+        # Scale by due times: the burst of arrivals after the outage would flatten all other bars.
         most = max(*self._counts(self._due_ms), 1)
         bars = Table.grid(padding=(0, 2))
         bars.add_row("due", Text(self._bars(self._due_ms, most), "cyan"))
@@ -114,7 +114,7 @@ class Screen:
     # -- the end -----------------------------------------------------------------------
 
     def verdict(self, outage: Outage | None) -> None:
-        """What was promised, and whether it was kept."""
+        """Print the figures, and whether every promise was kept."""
         ledger = self._ledger
         p50, p99, most = ledger.lateness_ms(outage)
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -125,11 +125,16 @@ class Screen:
         table.add_row(_judged(ledger.pending), "lost")
         table.add_row(_judged(ledger.early), "early")
         table.add_row(_judged(ledger.duplicates), "delivered again after their acknowledgement")
-        table.add_row(f"{ledger.again:,}", "delivered again because the kill cut theirs off")
-        table.add_row(f"{p50:,.0f} ms", f"late in the median; p99 {p99:,.0f}, at most {most:,.0f}")
+        table.add_row(
+            f"{ledger.again:,}",
+            "delivered again because the kill interrupted their acknowledgement",
+        )
+        table.add_row(f"{p50:,.0f} ms", f"median lateness; p99 {p99:,.0f}, maximum {most:,.0f}")
         if outage is not None:
             held_up = ledger.held_up(outage)
-            table.add_row(f"{len(held_up):,}", f"were due without a broker; {_caught_up(held_up)}")
+            table.add_row(
+                f"{len(held_up):,}", f"due while the broker was down; {_caught_up(held_up)}"
+            )
         self._console.print()
         self._console.print(table)
         self._console.print()
@@ -145,8 +150,8 @@ def _judged(count: int) -> Text:
 
 def _caught_up(held_up: list[Arrival]) -> str:
     if not held_up:
-        return "none had to wait"
-    return f"the last of them came {max(a.late_ms for a in held_up) / 1000:.1f} s late"
+        return "none was held up"
+    return f"they arrived up to {max(a.late_ms for a in held_up) / 1000:.1f} s late"
 
 
 def _time(at_ms: int) -> str:

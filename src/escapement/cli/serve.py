@@ -1,7 +1,7 @@
 """`escapement serve`: a broker in this process, until it is told to stop.
 
-Stdout gets one line, when connections are accepted, for whoever started the process;
-everything else goes to stderr.
+Stdout gets one line, for the program that started the process, when connections are accepted.
+Everything else goes to stderr.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from escapement.storage.engine.sqlite import FILE_NAME
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _LEVELS: Final = ("debug", "info", "warning", "error")
-# Below it a single frame of the protocol would not fit.
+# With less memory, a single protocol frame would not fit.
 _LEAST_INDEX_MEMORY: Final = "16MiB"
 
 
@@ -50,9 +50,9 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
       escapement serve --data /var/lib/escapement --listen 0.0.0.0:7650
       ESCAPEMENT_LOG=mysql://broker:secret@db:3306/escapement escapement serve
 
-    A flag beats its environment variable, which beats the default. Give a password in
-    ESCAPEMENT_LOG rather than in --log: command lines are visible to everyone on a machine.
-    SIGTERM and Ctrl-C stop it in good order; a second one does not wait.
+    A flag overrides its environment variable, which overrides the default. Give a password in
+    ESCAPEMENT_LOG rather than in --log: every user of a machine can see its command lines.
+    SIGTERM and Ctrl-C stop the broker gracefully; a second one stops it at once.
     """
 )
 @_option(
@@ -60,7 +60,7 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     type=click.Path(file_okay=False, path_type=Path),
     default="escapement-data",
     envvar="ESCAPEMENT_DATA",
-    help="Directory of the delayed index, and of the log where it is not in MySQL.",
+    help="Directory of the delayed index, and of the log unless it is in MySQL.",
 )
 @_option(
     "--log",
@@ -68,7 +68,7 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     type=log_url,
     metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
     envvar="ESCAPEMENT_LOG",
-    help="Where the log is; without it, SQLite in the data directory.",
+    help="URL of the log in MySQL; without it, the log is SQLite in the data directory.",
 )
 @_option(
     "--listen",
@@ -76,13 +76,13 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     metavar="HOST:PORT",
     default=f"{DEFAULT_HOST}:{DEFAULT_PORT}",
     envvar="ESCAPEMENT_LISTEN",
-    help="Where to accept connections; port 0 picks a free one.",
+    help="Address to accept connections on; port 0 picks a free port.",
 )
 @_option(
     "--create-topics/--no-create-topics",
     default=True,
     envvar="ESCAPEMENT_CREATE_TOPICS",
-    help="Whether topics are created on first use.",
+    help="Create topics on first use.",
 )
 @_option(
     "--max-delay",
@@ -91,7 +91,7 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     metavar="DURATION",
     default=duration_text(DEFAULT_LIMITS.max_delay_ms),
     envvar="ESCAPEMENT_MAX_DELAY",
-    help="Refuse messages that are due later than this from now.",
+    help="Longest delay of a message; publishing with a longer one is refused.",
 )
 @_option(
     "--ack-wait",
@@ -100,19 +100,19 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     metavar="DURATION",
     default=duration_text(DEFAULT_ACK_WAIT_MS),
     envvar="ESCAPEMENT_ACK_WAIT",
-    help="Deliver again what is not acknowledged after this; a consumer may ask for another.",
+    help="Redeliver messages not acknowledged within this time; consumers may set their own.",
 )
 @_option(
     "--table-parallelism",
     type=click.IntRange(1, MOST_PARALLELISM),
     envvar="ESCAPEMENT_TABLE_PARALLELISM",
-    help="Tables of the log, from its next generation on; as it is if not given, 4 at first.",
+    help="Tables of the log, from its next generation on; unchanged if not given, 4 at first.",
 )
 @_option(
     "--max-commits-per-second",
     type=click.FloatRange(0, min_open=True),
     envvar="ESCAPEMENT_MAX_COMMITS_PER_SECOND",
-    help="An I/O budget: commit larger groups rather than more often; unbounded by default.",
+    help="I/O budget: a busy broker commits larger groups instead; no limit by default.",
 )
 @_option(
     "--index-memory",
@@ -121,21 +121,21 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     metavar="SIZE",
     default=f"{DEFAULT_LIMITS.index_memory_bytes // MIB}MiB",
     envvar="ESCAPEMENT_INDEX_MEMORY",
-    help="Memory of the index for what is not on disk yet; publishers wait when it is full.",
+    help="Memory of the index for messages not yet on disk; publishers wait when it is full.",
 )
 @_option(
     "--ready-messages",
     type=click.IntRange(min=1),
     default=DEFAULT_LIMITS.ready_messages,
     envvar="ESCAPEMENT_READY_MESSAGES",
-    help="Due messages a subscription keeps in memory; the others wait on disk.",
+    help="Most due messages a subscription keeps in memory; the others stay on disk.",
 )
 @_option(
     "--log-level",
     type=click.Choice(_LEVELS, case_sensitive=False),
     default="info",
     envvar="ESCAPEMENT_LOG_LEVEL",
-    help="What to tell on stderr.",
+    help="Lowest level of messages to log on stderr.",
 )
 def serve(
     data: Path,
@@ -152,8 +152,8 @@ def serve(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    It prints one line when it is ready, creates what it needs in the data directory and
-    in the database, and after a crash goes on where it was.
+    The broker prints one line when it is ready. It creates its files in the data directory and
+    its tables in the database. After a crash it continues where it was.
     """
     logging.basicConfig(level=log_level.upper(), format=_LOG_FORMAT)
     limits = replace(
@@ -171,15 +171,17 @@ def serve(
     )
     host, port = listen
     config = ServerConfig(data, log_url, host, port, broker)
-    # What is there by now stays: whoever looks for garbage need not go through it each time,
-    # which takes some 30 ms.
+    # The objects that exist by now stay. Without them, a garbage collection is some 30 ms shorter.
     gc.collect()
     gc.freeze()
     trio.run(partial(serve_until_stopped, config, _Announcement(_where(config))))
 
 
 class _Announcement:
-    """Says once that the broker is ready; it may be so again after repairing itself."""
+    """The line that says that the broker is ready, printed once.
+
+    The broker becomes ready again after it has repaired itself.
+    """
 
     def __init__(self, log: str) -> None:
         self._log = log

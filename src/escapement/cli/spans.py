@@ -1,4 +1,4 @@
-"""Options of what is foreseen: how long the spans of time are, and how far to look ahead."""
+"""Options of forecasts: the length of a time span, and how far to look ahead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escapement.cli.parameters import positive_duration_ms
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _MINUTE_MS: Final = 60_000
-# How long a span is, how far to look ahead if nobody says, and how its beginning is written.
+# The length of a span, the default of --for, and the ``strftime`` format of its beginning.
 LENGTHS: Final = {
     "minute": (_MINUTE_MS, 60 * _MINUTE_MS, "%a %d %b %H:%M"),
     "hour": (60 * _MINUTE_MS, 24 * 60 * _MINUTE_MS, "%a %d %b %H:%M"),
@@ -26,26 +26,26 @@ _OPTIONS = (
         type=click.Choice(list(LENGTHS)),
         default="hour",
         show_default=True,
-        help="How long the spans of time are.",
+        help="Length of each time span.",
     ),
     click.option(
         "--for",
         "within_ms",
         type=positive_duration_ms,
         metavar="DURATION",
-        help="How far to look ahead: 1h by minute, 1d by hour, 2w by day if not given.",
+        help="How far to look ahead.  [default: 1h by minute, 1d by hour, 2w by day]",
     ),
 )
 
 
 def span_options(command: Command) -> Command:
-    """``by``, one of ``LENGTHS``, and ``within_ms``, which may be None."""
+    """Add the arguments ``by``, a key of ``LENGTHS``, and ``within_ms``, which may be None."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def midnight_ms() -> int:
-    """When today began, by the offset from UTC that this machine's time zone has now."""
+    """Return when today began, by this machine's current offset from UTC."""
     midnight = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
     return int(midnight.timestamp() * 1000)

@@ -1,9 +1,9 @@
-"""Plain values as people read them: tables, with durations and times in words.
+"""Tables of plain values, with readable durations, times and sizes.
 
-A name's unit says how its value is written: ``_at_ms`` and ``_until_ms`` are times, ``_in_ms``
-is what is left until one, roughly, ``_ms`` a duration, ``_bytes`` a size. Columns are set apart
-by spaces alone and are never cut where the output is no terminal, so that it can be searched and
-piped.
+The unit in a name decides how its value is written: ``_at_ms`` and ``_until_ms`` are times,
+``_in_ms`` is the rough time left, ``_ms`` is a duration, ``_bytes`` is a size. Columns are
+separated only by spaces. If the output is not a terminal, they are never cut, so that it can be
+searched and piped.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from rich.text import Text
 from escapement.durations import format as duration_text
 from escapement.storage.rule import FOREVER_MS
 
-# Wider than any table of names: what is not a terminal has no edge.
+# The width of output that is not a terminal: wider than any table.
 _NO_EDGE: Final = 10_000
 _SPANS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
 _UNITS: Final = ("_at_ms", "_ms", "_bytes")
 
 
 def console() -> Console:
-    """Where tables are printed to."""
+    """Return the console that tables are printed to."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=_NO_EDGE)
 
 
 def counted(count: int, what: str) -> str:
-    """``1 message``, ``2,000 messages``."""
+    """Return a count with its noun: ``1 message``, ``2,000 messages``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str) -> None:
-    """A table with a line for each row; ``empty`` if there are none."""
+    """Print a table with a line for each row, or ``empty`` if there are no rows."""
     to = console()
     if not rows:
         to.print(Text(empty))
@@ -53,7 +53,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty:
 
 
 def print_record(record: Mapping[str, Any]) -> None:
-    """One thing: a line for each of its values."""
+    """Print a record, with a line for each of its values."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -61,7 +61,7 @@ def print_record(record: Mapping[str, Any]) -> None:
         title = _title(name)
         stem = name.removesuffix("_bytes") + "_"
         if stem != name + "_" and any(other.startswith(stem) for other in record if other != name):
-            title = name.replace("_", " ")  # the same is said of something else than bytes
+            title = name.replace("_", " ")  # keep the unit: another field has the same stem
         table.add_row(title, Text(_cell(name, value)))
     console().print(table)
 
@@ -86,7 +86,7 @@ def _cell(name: str, value: Any) -> str:
     if name.endswith("_at_ms"):
         return _moment(value)
     if name.endswith("_until_ms"):
-        return "-" if not value else "for ever" if value == FOREVER_MS else _moment(value)
+        return "-" if not value else "forever" if value == FOREVER_MS else _moment(value)
     if name.endswith("_in_ms"):
         return _roughly(value)
     if name.endswith("_ms"):
@@ -97,7 +97,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _roughly(span_ms: int) -> str:
-    """A span to its two largest units, of those from a second on."""
+    """Return a span in its two largest units; below a second, exactly."""
     if span_ms < 1000:
         return duration_text(span_ms)
     left = span_ms

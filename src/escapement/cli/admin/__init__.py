@@ -1,7 +1,6 @@
-"""`escapement admin`: namespaces, topics, subscriptions, groups, the inbox, jobs and
-the broker.
+"""`escapement admin`: namespaces, topics, subscriptions, groups, the inbox, jobs and the broker.
 
-A group of commands for each, in a file of its own.
+Each has a group of commands, in a file of its own.
 """
 
 from __future__ import annotations

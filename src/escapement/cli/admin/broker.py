@@ -11,12 +11,12 @@ from escapement.cli.table import print_record
 
 @click.group()
 def broker() -> None:
-    """The broker itself."""
+    """Show or change the broker itself."""
 
 
 @verb(broker, "stats", "", "-o json")
 def broker_stats(desk: Desk) -> None:
-    """Show the broker's figures: its database, its index, what waits for commit."""
+    """Show figures of the broker: its database, its index, and pending commits."""
     desk.ask("broker.stats", print_record)
 
 
@@ -25,12 +25,12 @@ def broker_stats(desk: Desk) -> None:
     "--table-parallelism",
     type=click.IntRange(1, MOST_PARALLELISM),
     required=True,
-    help="Tables of the log: it goes on at once in a new generation of so many.",
+    help="Tables of the log: the broker starts a new generation with this many at once.",
 )
 def update_broker(desk: Desk, table_parallelism: int) -> None:
-    """Change how the broker keeps its log, while it runs.
+    """Change how the broker stores its log, while it runs.
 
-    Nothing is moved: what is there stays where it is, and offsets go on. It outlives a
-    restart, unless that names another number.
+    Existing messages stay where they are, and offsets continue. The change persists across
+    restarts, unless the broker is started with another number.
     """
     desk.ask("broker.update", print_record, table_parallelism=table_parallelism)

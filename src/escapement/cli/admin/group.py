@@ -1,7 +1,7 @@
-"""What the commands of `escapement admin` have in common.
+"""The `escapement admin` group, and the base of its commands.
 
-Each asks the broker for one verb. What the broker answers is printed as it came with
-``-o json``, and as a table otherwise; tables may leave things out, JSON does not.
+Each command asks the broker for one verb. With ``-o json`` it prints the whole answer, otherwise
+a table, which may leave fields out.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ subscription_argument = click.argument("subscription")
 
 
 class Desk:
-    """Asks the broker, and prints what it answers."""
+    """A client of the broker's admin verbs that prints the answers."""
 
     def __init__(self, at: tuple[str, int], output: str) -> None:
         self._at = at
         self._output = output
 
     def answer(self, verb: str, **arguments: Any) -> Any:
-        """Carry out ``verb``; what the broker answers."""
+        """Carry out ``verb`` and return the broker's answer."""
         return with_broker(self._at, lambda broker: broker.admin(verb, **arguments))
 
     def ask(self, verb: str, show: Callable[[Any], None], **arguments: Any) -> None:
-        """Carry out ``verb``; ``show`` prints the answer where a table is wanted."""
+        """Carry out ``verb`` and print the answer, as JSON or with ``show``."""
         self.tell(self.answer(verb, **arguments), show)
 
     def tell(self, answer: Any, show: Callable[[Any], None]) -> None:
-        """Print an answer, with ``show`` where a table is wanted."""
+        """Print an answer, as JSON or with ``show``."""
         if self._output == "json":
             click.echo(json.dumps(answer, indent=2))
         else:
@@ -45,7 +45,7 @@ class Desk:
 
 
 def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--broker and -o: understood by the group and by each command, which goes first."""
+    """Add --broker and -o to the group or, as a ``leaf``, to a command, which overrides it."""
 
     def near(name: str) -> Any:
         return (lambda: click.get_current_context().meta[f"{_META}.{name}"]) if leaf else None
@@ -64,7 +64,7 @@ def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]
             show_envvar=not leaf,
             expose_value=leaf,
             callback=None if leaf else keep,
-            help="The broker to talk to.",
+            help="Address of the broker.",
         )
         output = click.option(
             "-o",
@@ -84,7 +84,7 @@ def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]
 def verb(
     group: click.Group, name: str, *examples: str
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A command of ``group``, whose function gets a desk first, then its own arguments."""
+    """Return a decorator that adds a command to ``group``; its function gets a ``Desk`` first."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @_options(leaf=True)
@@ -96,7 +96,7 @@ def verb(
         lines = "\n".join(f"{call} {one}" for one in examples) or call
         epilog = f"\b\nExamples:\n{lines}"
         made = group.command(name, epilog=epilog)(command)
-        # What a command has of its own comes first in its help.
+        # The help lists the command's own options first.
         made.params.sort(key=lambda param: param.name in ("broker", "output"))
         return made
 
@@ -106,7 +106,7 @@ def verb(
 @click.group()
 @_options(leaf=False)
 def admin() -> None:
-    """Look after what a running broker keeps.
+    """Manage the namespaces, topics and subscriptions of a running broker.
 
     \b
     Examples:

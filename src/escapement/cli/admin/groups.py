@@ -1,4 +1,4 @@
-"""`escapement admin groups`: groups of messages, and what follows when one is done."""
+"""`escapement admin groups`: groups of messages, and the follow-ups of their completion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLOSINGS: Final = ("subscription", "target", "state", "remaining", "closed_at_m
 
 @click.group()
 def groups() -> None:
-    """Groups of messages, and what follows when a subscription is done with one."""
+    """Manage groups of messages, and the follow-ups published on their completion."""
 
 
 _group_argument = click.argument("group")
@@ -30,7 +30,7 @@ _group_argument = click.argument("group")
 @verb(groups, "list", "shop/eu/orders")
 @topic_argument
 def list_groups(desk: Desk, topic: str) -> None:
-    """List the groups of a topic, and for how many subscriptions each is waiting."""
+    """List the groups of a topic, and how many subscriptions each waits for."""
 
     def show(rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -44,7 +44,7 @@ def list_groups(desk: Desk, topic: str) -> None:
 @topic_argument
 @_group_argument
 def show_group(desk: Desk, topic: str, group: str) -> None:
-    """Show a group, and how far each subscription is that it was closed for."""
+    """Show a group, and the progress of each subscription it was closed for."""
     desk.ask("groups.get", _show, topic=topic, group=group)
 
 
@@ -59,31 +59,34 @@ def show_group(desk: Desk, topic: str, group: str) -> None:
 @click.argument("subscription")
 @click.argument("target", metavar="TARGET")
 @click.argument("payload", required=False, default="")
-@click.option("--key", help="The key of the follow-up.")
+@click.option("--key", help="Key of the follow-up.")
 @click.option(
     "--property",
     "properties",
     type=name_and_value,
     multiple=True,
     metavar="NAME=VALUE",
-    help="A property of the follow-up; may be given several times.",
+    help="Property of the follow-up; may be given several times.",
 )
 @click.option(
     "--priority",
     type=click.IntRange(0, MAX_PRIORITY),
     default=DEFAULT_PRIORITY,
     show_default=True,
-    help="The priority of the follow-up.",
+    help="Priority of the follow-up.",
 )
 @click.option(
     "--delay",
     "delay_ms",
     type=duration_ms,
     metavar="DURATION",
-    help="Deliver the follow-up so long after the group is done: 500ms, 30s, 5m, 1h, 3d.",
+    help="Deliver the follow-up this long after completion: 500ms, 30s, 5m, 1h, 3d.",
 )
 @click.option(
-    "--at", type=moment, metavar="TIME", help="Or not before then: ISO 8601 with an offset or Z."
+    "--at",
+    type=moment,
+    metavar="TIME",
+    help="Deliver the follow-up not before this time: ISO 8601 with an offset or Z.",
 )
 def close_group(
     desk: Desk,
@@ -98,13 +101,14 @@ def close_group(
     delay_ms: int | None,
     at: datetime | None,
 ) -> None:
-    """Close GROUP: when SUBSCRIPTION is done with all of it, PAYLOAD is published on TARGET.
+    """Close GROUP: when SUBSCRIPTION has completed it, PAYLOAD is published to TARGET.
 
-    Nothing joins it any more. Asked again with the same arguments it changes nothing; it may
-    be closed for other subscriptions too. A group that no message has joined is done at once.
+    No message can join a closed group. Closing it again with the same arguments changes
+    nothing. It can be closed for several subscriptions. A group without messages is complete
+    at once.
     """
     if delay_ms is not None and at is not None:
-        raise click.UsageError("--delay or --at, not both.")
+        raise click.UsageError("Give --delay or --at, not both.")
     then = FollowUp(
         os.fsencode(payload),
         target,
@@ -128,7 +132,7 @@ def close_group(
 @topic_argument
 @_group_argument
 def delete_group(desk: Desk, topic: str, group: str) -> None:
-    """Forget a group: what has not fired never will. Its messages stay."""
+    """Delete a group and its pending follow-ups. Its messages stay."""
     desk.ask("groups.delete", print_record, topic=topic, group=group)
 
 

@@ -1,4 +1,4 @@
-"""`escapement admin inbox`: what waits to be moved into topics."""
+"""`escapement admin inbox`: the entries that wait to be moved to the logs of their topics."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ _INBOX_COLUMNS: Final = (
 
 @click.group()
 def inbox() -> None:
-    """Letters: what waits to be moved into topics without a connection."""
+    """Manage the inbox: messages on their way to topics, stored without a connection."""
 
 
 @verb(inbox, "list")
 def list_inbox(desk: Desk) -> None:
-    """Show what waits in the inbox, by topic, and why.
+    """Show the inbox entries by topic, and why they wait.
 
-    Letters that are held can never be moved; all others go on by themselves once there is
-    no reason to wait.
+    Held entries can never be moved. All others are moved as soon as their reason to wait ends.
     """
-    desk.ask("inbox.list", lambda rows: print_rows(rows, _INBOX_COLUMNS, "no letters"))
+    desk.ask("inbox.list", lambda rows: print_rows(rows, _INBOX_COLUMNS, "no inbox entries"))
 
 
 @verb(inbox, "discard", "shop/eu/orders")
 @click.argument("target", metavar="TOPIC")
 def discard_letters(desk: Desk, target: str) -> None:
-    """Delete all letters that wait for a topic."""
+    """Delete all inbox entries of a topic."""
     desk.ask("inbox.discard", print_record, target=target)

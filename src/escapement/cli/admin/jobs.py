@@ -1,4 +1,4 @@
-"""`escapement admin jobs`: bulk writes on their way into topics."""
+"""`escapement admin jobs`: bulk jobs, which write many messages into topics."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _JOB_COLUMNS: Final = (
 
 @click.group()
 def jobs() -> None:
-    """Jobs: what was written in bulk, and how much of it has come to its topics."""
+    """Show bulk jobs, and how many of their messages are in their topics."""
 
 
 @verb(jobs, "list")
 def list_jobs(desk: Desk) -> None:
-    """Show bulk writes, the newest first, and what they wait for.
+    """Show bulk jobs, the newest first, and why they wait.
 
-    What is being staged is nobody's yet; it is given up when the write is aborted, or left alone
-    for 3 days. Nobody can know whether it will still be committed, but `staged at` says when the
-    last of it came. What is committed goes into the topics by itself: `adopted` says how much has,
-    `held` how many letters never can.
+    Messages of an uncommitted job are only staged. They are deleted when the job is aborted, or
+    when it has staged nothing for 3 days: `staged at` is the time of its last batch. Messages
+    of a committed job are moved into their topics in the background: `adopted` says how many
+    have been moved, `held` how many inbox entries can never be moved.
     """
     desk.ask("jobs.list", lambda rows: print_rows(rows, _JOB_COLUMNS, "no jobs"))

@@ -1,4 +1,4 @@
-"""`escapement admin namespaces`: what belongs together, and how it treats delays."""
+"""`escapement admin namespaces`: namespaces, their policies and their delays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _print: Final = policy_printer(NamespacePolicy)
 
 @click.group()
 def namespaces() -> None:
-    """Namespaces, and how they treat delays."""
+    """Manage namespaces, their policies and their delays."""
 
 
 _namespace = click.argument("namespace", metavar="TENANT/NAMESPACE")
@@ -42,9 +42,9 @@ def get_namespace(desk: Desk, namespace: str) -> None:
 @policy_options(NamespacePolicy, changing=True)
 @_namespace
 def update_namespace(desk: Desk, namespace: str, policy: dict[str, Any]) -> None:
-    """Change what was decided for a namespace.
+    """Change the policy of a namespace.
 
-    What is not named stays; the value "default" sets it back. Takes effect at once.
+    Only the options given change; the value "default" resets one. Takes effect at once.
     """
     desk.ask("namespaces.update", _print, namespace=namespace, policy=policy)
 
@@ -54,20 +54,21 @@ def update_namespace(desk: Desk, namespace: str, policy: dict[str, Any]) -> None
 def create_namespace(desk: Desk, namespace: str) -> None:
     """Create a namespace, with delays enabled.
 
-    The time partition granularity is 5m and the tick 10ms."""
+    The time partition granularity is 5m and the tick is 10ms.
+    """
     desk.ask("namespaces.create", _print, namespace=namespace)
 
 
 @verb(namespaces, "delete", "shop/eu", "shop/eu --force --dry-run")
-@click.option("--force", is_flag=True, help="Delete everything in it with it.")
-@click.option("--dry-run", is_flag=True, help="Only say what that would be.")
+@click.option("--force", is_flag=True, help="Also delete the topics and schedules in it.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 @_namespace
 def delete_namespace(desk: Desk, namespace: str, force: bool, dry_run: bool) -> None:
     """Delete a namespace that has no topics and no schedules.
 
-    With --force its topics go too, with their subscriptions and all of their messages, and the
-    schedules in it or for topics in it. What is going to be deleted is said first. It is not
-    undone when the command is interrupted: the broker goes on, also after a restart.
+    --force also deletes its topics with their subscriptions and messages, and the schedules in
+    it or for topics in it. The command first prints the numbers of each. Interrupting it does not
+    stop the deletion: the broker continues, also after a restart.
     """
     if force and not dry_run:
         going = desk.answer("namespaces.delete", namespace=namespace, dry_run=True)
@@ -84,7 +85,7 @@ def delete_namespace(desk: Desk, namespace: str, force: bool, dry_run: bool) -> 
     "granularity_ms",
     type=positive_duration_ms,
     metavar="DURATION",
-    help="Span of one partition of the delayed index; as it is if not given, 5m at first.",
+    help="Time span of a partition of the delayed index; unchanged if not given, 5m at first.",
 )
 @click.option(
     "-t",
@@ -92,15 +93,15 @@ def delete_namespace(desk: Desk, namespace: str, force: bool, dry_run: bool) -> 
     "tick_ms",
     type=positive_duration_ms,
     metavar="DURATION",
-    help="How late a message may be at most; as it is if not given, 10ms at first.",
+    help="How late a message may be; unchanged if not given, 10ms at first.",
 )
 @_namespace
 def enable_delayed_message(
     desk: Desk, namespace: str, granularity_ms: int | None, tick_ms: int | None
 ) -> None:
-    """Deliver messages at their time.
+    """Enable delayed delivery in a namespace.
 
-    Takes effect at once and moves no message's time, whether values grow or shrink.
+    Takes effect at once. The due times of messages do not change, whatever the new values.
     """
     desk.ask(
         "namespaces.enable_delayed_message",
@@ -114,8 +115,8 @@ def enable_delayed_message(
 @verb(namespaces, "disable-delayed-message", "shop/eu")
 @_namespace
 def disable_delayed_message(desk: Desk, namespace: str) -> None:
-    """Refuse messages with a time.
+    """Refuse delayed messages in a namespace.
 
-    Messages that are pending keep theirs, and are delivered then.
+    Pending messages keep their due times and are delivered then.
     """
     desk.ask("namespaces.disable_delayed_message", _print, namespace=namespace)

@@ -1,4 +1,4 @@
-"""`escapement admin subscriptions`: how far they are, and where they begin."""
+"""`escapement admin subscriptions`: subscriptions, their progress, positions and policies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _print: Final = policy_printer(SubscriptionPolicy)
 
 @click.group()
 def subscriptions() -> None:
-    """Subscriptions of a topic, and how far they are."""
+    """Manage the subscriptions of a topic."""
 
 
 @verb(subscriptions, "list", "shop/eu/orders")
@@ -49,7 +49,7 @@ def list_subscriptions(desk: Desk, topic: str) -> None:
 @topic_argument
 @subscription_argument
 def get_subscription(desk: Desk, topic: str, subscription: str) -> None:
-    """Show what was decided for a subscription."""
+    """Show a subscription and its policy."""
     desk.ask("subscriptions.get", _print, topic=topic, subscription=subscription)
 
 
@@ -63,9 +63,9 @@ def get_subscription(desk: Desk, topic: str, subscription: str) -> None:
 @topic_argument
 @subscription_argument
 def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[str, Any]) -> None:
-    """Change what was decided for a subscription.
+    """Change the policy of a subscription.
 
-    What is not named stays; the value "default" sets it back. Takes effect at once.
+    Only the options given change; the value "default" resets one. Takes effect at once.
     """
     desk.ask(
         "subscriptions.update",
@@ -92,9 +92,9 @@ def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[
     metavar="POSITION",
     default="latest",
     show_default=True,
-    help="latest begins with what comes due from now on, earliest with the first message kept; "
-    "an offset, or a time such as 2026-12-24T18:00Z: what is due from then on, if it is shared, "
-    "and otherwise what was accepted from then on.",
+    help="Where it begins: latest, earliest (the first message kept), an offset, or a time such "
+    "as 2026-12-24T18:00Z. Latest and times refer to due times if it is shared, otherwise to "
+    "publish times.",
 )
 @policy_options(SubscriptionPolicy)
 @topic_argument
@@ -102,7 +102,7 @@ def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[
 def create_subscription(
     desk: Desk, topic: str, subscription: str, kind: str, position: Where, policy: dict[str, Any]
 ) -> None:
-    """Create a subscription, and its topic if need be."""
+    """Create a subscription, and its topic if it does not exist."""
     desk.ask(
         "subscriptions.create",
         print_record,
@@ -121,16 +121,16 @@ def create_subscription(
     "orders audit --offset 4711",
     "orders audit --time 2026-12-24T18:00+01:00",
 )
-@click.option("--offset", type=click.IntRange(min=0), help="Begin with this message.")
+@click.option("--offset", type=click.IntRange(min=0), help="Begin with the message at this offset.")
 @click.option(
     "--time",
     type=moment,
     metavar="TIME",
-    help="Begin with what is due from then on, if it is shared, and otherwise with what was "
-    "accepted from then on.",
+    help="Begin with messages due from this time on if it is shared, otherwise with messages "
+    "published from this time on.",
 )
 @click.option("--earliest", is_flag=True, help="Begin with the first message kept.")
-@click.option("--latest", is_flag=True, help="Begin with what comes from now on.")
+@click.option("--latest", is_flag=True, help="Begin with messages from now on.")
 @topic_argument
 @subscription_argument
 def seek_subscription(
@@ -142,14 +142,14 @@ def seek_subscription(
     earliest: bool,
     latest: bool,
 ) -> None:
-    """Have a subscription begin again elsewhere; its consumers stay.
+    """Move a subscription to another position. Its consumers stay connected.
 
-    What it has acknowledged is forgotten, what it has handed out is taken back.
+    Its acknowledgements are discarded, and its messages in flight are withdrawn.
     """
     words = "earliest" if earliest else None, "latest" if latest else None
     places: list[Where] = [given for given in (*words, offset, time) if given is not None]
     if len(places) != 1:
-        raise click.UsageError("Say one of --offset, --time, --earliest and --latest.")
+        raise click.UsageError("Give one of --offset, --time, --earliest and --latest.")
     desk.ask(
         "subscriptions.seek",
         _print_place,
@@ -173,9 +173,9 @@ def _print_place(answer: dict[str, Any]) -> None:
 @topic_argument
 @subscription_argument
 def delete_subscription(desk: Desk, topic: str, subscription: str, force: bool) -> None:
-    """Delete a subscription; its topic keeps the messages.
+    """Delete a subscription. Its topic keeps the messages.
 
-    Its dead letters stay where they are too: `escapement dlq ... --in DEAD_LETTER_TOPIC`.
+    Its dead letters stay too: see `escapement dlq ... --in DEAD_LETTER_TOPIC`.
     """
     desk.ask(
         "subscriptions.delete", print_record, topic=topic, subscription=subscription, force=force

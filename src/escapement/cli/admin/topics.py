@@ -1,4 +1,4 @@
-"""`escapement admin topics`: topics and what is in them."""
+"""`escapement admin topics`: topics, their figures and their policies."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from escapement.cli.table import print_record, print_rows
 from escapement.storage.policy import TopicPolicy
 
 _PRODUCER_COLUMNS: Final = ("name", "connected", "last_sequence")
-# More in one request is refused.
+# The broker refuses more in one request.
 _CREATED_AT_ONCE: Final = 10_000
 _print: Final = policy_printer(TopicPolicy)
 
 
 @click.group()
 def topics() -> None:
-    """Topics and what is in them."""
+    """Manage topics."""
 
 
 @verb(topics, "list", "", "shop/eu")
 @click.argument("namespace", required=False, metavar="[TENANT/NAMESPACE]")
 def list_topics(desk: Desk, namespace: str | None) -> None:
-    """List the topics, of all namespaces or of one."""
+    """List the topics of all namespaces, or of one."""
 
     def show(answer: Any) -> None:
         print_rows([{"topic": name} for name in answer["topics"]], ["topic"], "no topics")
         if len(answer["topics"]) < answer["total"]:
-            click.echo(f"... of {answer['total']}; name a namespace to see fewer", err=True)
+            click.echo(
+                f"... of {answer['total']} topics; give a namespace to list only its topics",
+                err=True,
+            )
 
     desk.ask("topics.list", show, namespace=namespace)
 
@@ -40,7 +43,7 @@ def list_topics(desk: Desk, namespace: str | None) -> None:
 @verb(topics, "stats", "shop/eu/orders", "shop/eu/orders -o json")
 @topic_argument
 def topic_stats(desk: Desk, topic: str) -> None:
-    """Show a topic's figures, and those of its producers and subscriptions."""
+    """Show the figures of a topic, its producers and its subscriptions."""
 
     def show(answer: dict[str, Any]) -> None:
         lists = ("producers", "subscriptions")
@@ -56,7 +59,7 @@ def topic_stats(desk: Desk, topic: str) -> None:
 @verb(topics, "get", "shop/eu/orders")
 @topic_argument
 def get_topic(desk: Desk, topic: str) -> None:
-    """Show what was decided for a topic."""
+    """Show a topic and its policy."""
     desk.ask("topics.get", _print, topic=topic)
 
 
@@ -64,9 +67,9 @@ def get_topic(desk: Desk, topic: str) -> None:
 @policy_options(TopicPolicy, changing=True)
 @topic_argument
 def update_topic(desk: Desk, topic: str, policy: dict[str, Any]) -> None:
-    """Change what was decided for a topic.
+    """Change the policy of a topic.
 
-    What is not named stays; the value "default" sets it back. Takes effect at once.
+    Only the options given change; the value "default" resets one. Takes effect at once.
     """
     desk.ask("topics.update", _print, topic=topic, policy=policy)
 
@@ -74,7 +77,7 @@ def update_topic(desk: Desk, topic: str, policy: dict[str, Any]) -> None:
 @verb(topics, "create", "shop/eu/orders")
 @topic_argument
 def create_topic(desk: Desk, topic: str) -> None:
-    """Create a topic, and its namespace if need be."""
+    """Create a topic, and its namespace if it does not exist."""
     desk.ask("topics.create", print_record, topic=topic)
 
 
@@ -82,9 +85,9 @@ def create_topic(desk: Desk, topic: str) -> None:
 @click.option("--subscription", help="Give each new topic a shared subscription of this name.")
 @click.argument("file", type=click.File("r"))
 def create_topics(desk: Desk, file: TextIO, subscription: str | None) -> None:
-    """Create the topics that FILE names, one in a line; "-" is the standard input.
+    """Create the topics that FILE names, one per line; "-" is standard input.
 
-    Topics that exist stay as they are. Their namespaces are created if need be.
+    Existing topics stay as they are. Missing namespaces are created.
     """
     names = [line.strip() for line in file if line.strip()]
     total: Counter[str] = Counter(created=0, existed=0)

@@ -1,4 +1,4 @@
-"""`escapement pipeline archive`: what is done and old enough, to Parquet."""
+"""`escapement pipeline archive`: write finished messages to Parquet."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from escapement.pipeline.session import session
       escapement pipeline archive --to s3a://bucket/archive --log mysql://db/escapement
       escapement pipeline archive shop/eu/orders --to /mnt/archive --older-than 7d
 
-    Run it regularly, with the same --to. It may be interrupted and run again. The log keeps
-    what is to be archived where that was said: escapement admin namespaces update
-    TENANT/NAMESPACE --archive yes
+    Run it regularly, with the same --to. It may be interrupted and run again. To make the log
+    keep messages until they are archived: escapement admin namespaces update TENANT/NAMESPACE
+    --archive yes
     """
 )
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
@@ -33,16 +33,16 @@ from escapement.pipeline.session import session
     "root",
     required=True,
     metavar="PATH",
-    help="The archive's root, on any file system that Spark writes to.",
+    help="Root of the archive, on any file system that Spark can write to.",
 )
 @click.option(
     "--older-than",
     "older_than_ms",
     type=duration_ms,
     metavar="DURATION",
-    help="Only what was published longer ago.  [default: the namespace's retention]",
+    help="Only messages published longer ago.  [default: the namespace's retention]",
 )
-@output_option("table", "How to print it.")
+@output_option("table", "How to print the result.")
 @source_options
 def archive(
     topics: tuple[str, ...],
@@ -51,10 +51,10 @@ def archive(
     output: str,
     **where: str | None,
 ) -> None:
-    """Archive what is done of TOPICs, or of all that are to be archived, as Parquet.
+    """Archive finished messages of TOPICs, or of all topics to be archived, as Parquet.
 
-    Done is what nobody is to get any more. When it is written and read back, the log may
-    forget it.
+    A message is finished when no subscription is to get it any more. After it is written and
+    read back, the log may delete it.
     """
 
     def show(progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""`escapement pipeline audit`: log, cursors and index, counted again."""
+"""`escapement pipeline audit`: count log, cursors and index again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escapement.cli.table import counted, print_rows
 from escapement.pipeline.audit import AuditConfig, run
 from escapement.pipeline.session import session
 
-# The exit code of an audit that was done. What fails, however it fails, exits with another.
+# The exit code of a complete audit with findings. An audit that fails exits with another code.
 _FINDINGS = 3
 
 
@@ -24,8 +24,8 @@ _FINDINGS = 3
       escapement pipeline audit orders --data /var/lib/escapement --index /var/lib/escapement
       escapement pipeline audit --index /var/lib/escapement -o json
 
-    Exits with 0 if everything adds up, with 3 if something does not; with 1 or 2 if it could
-    not be counted. It changes nothing, and a broker may run.
+    Exits with 0 if everything adds up, with 3 if something does not, and with 1 or 2 if the
+    audit failed. It changes nothing, and a broker may run meanwhile.
     """
 )
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
@@ -33,12 +33,12 @@ _FINDINGS = 3
     "--index",
     type=click.Path(),
     metavar="DIRECTORY",
-    help="The data directory of the broker, to audit its delayed index too.",
+    help="Data directory of the broker, to audit its delayed index too.",
 )
-@output_option("table", "How to print it.")
+@output_option("table", "How to print the result.")
 @source_options
 def audit(topics: tuple[str, ...], index: str | None, output: str, **where: str | None) -> None:
-    """Count TOPICs again, or all, and say what does not add up."""
+    """Count the messages of TOPICs, or of all topics, again and report what does not add up."""
     config = AuditConfig(given(topics, **where), topics, index)
     with session("audit") as spark, refusals():
         found = run(spark, config)

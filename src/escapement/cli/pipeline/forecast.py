@@ -1,4 +1,4 @@
-"""`escapement pipeline forecast`: how much of many topics falls due when, counted from the log."""
+"""`escapement pipeline forecast`: count the messages of many topics that fall due."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from escapement.pipeline.session import session
       escapement pipeline forecast orders refunds --by day --for 4w --capacity 500
       escapement pipeline forecast orders --parquet s3a://bucket/forecast -o json
 
-    Days and hours are those of this machine's time zone as it is now. What is due already is
-    not counted.
+    Days and hours follow this machine's time zone, with its current offset from UTC. Messages
+    already due are not counted.
     """
 )
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
@@ -31,10 +31,10 @@ from escapement.pipeline.session import session
 @click.option(
     "--capacity",
     type=click.IntRange(min=1),
-    help="How many messages a second can be handled, of all these topics together.",
+    help="Messages a second that can be handled, of all these topics together.",
 )
-@parquet_option("Where to write it, topic by topic; must be new.")
-@output_option("bars", "How to print it.")
+@parquet_option("Where to write the forecast, topic by topic; must not exist yet.")
+@output_option("bars", "How to print the forecast.")
 @source_options
 def forecast(
     topics: tuple[str, ...],

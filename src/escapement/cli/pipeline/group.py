@@ -1,4 +1,4 @@
-"""The group of the pipeline's jobs."""
+"""The command group of the pipeline's jobs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,27 @@ from escapement.cli.lazygroup import LazyGroup
 from escapement.errors import InvalidRequest
 
 _JOBS: Final = {
-    "archive": ("escapement.cli.pipeline.archive", "Archive what is done as Parquet."),
-    "audit": ("escapement.cli.pipeline.audit", "Count again, and say what does not add up."),
+    "archive": ("escapement.cli.pipeline.archive", "Archive finished messages as Parquet."),
+    "audit": (
+        "escapement.cli.pipeline.audit",
+        "Count messages again and report what does not add up.",
+    ),
     "forecast": ("escapement.cli.pipeline.forecast", "Count how many messages fall due when."),
-    "lag": ("escapement.cli.pipeline.lag", "Show how late messages were handed out, and so on."),
-    "rebuild": ("escapement.cli.pipeline.rebuild", "Rebuild a broker's delayed index."),
+    "lag": (
+        "escapement.cli.pipeline.lag",
+        "Show how late messages were delivered and acknowledged.",
+    ),
+    "rebuild": (
+        "escapement.cli.pipeline.rebuild",
+        "Rebuild a broker's delayed index from its log.",
+    ),
 }
-# What the extra for Spark installs.
+# The packages of the Spark extra.
 _OF_THE_EXTRA: Final = ("pyspark", "pyarrow", "pandas")
 
 
 class _Jobs(LazyGroup):
-    """Those, of which most need Spark."""
+    """The jobs, most of which need Spark."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         try:
@@ -36,7 +45,7 @@ class _Jobs(LazyGroup):
 
 @click.group(cls=_Jobs, table=_JOBS)
 def pipeline() -> None:
-    """Run a job on the log itself.
+    """Run a job directly on the log.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`escapement pipeline lag`: how late, how soon acknowledged, how often tried."""
+"""`escapement pipeline lag`: lateness, time to acknowledge, and attempts."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _COLUMNS = (
       escapement pipeline lag shop/eu/orders --for 1h --by hour
       escapement pipeline lag --for 4w --parquet s3a://bucket/lag -o json
 
-    Counted is what consumers have acknowledged, in the hour (UTC) in which it was handed out,
-    by whole hours. It is kept for 90 days.
+    Counts acknowledged messages, by whole hours (UTC): a message counts in the hour of its
+    delivery. The figures are kept for 90 days.
     """
 )
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
@@ -54,10 +54,10 @@ _COLUMNS = (
     type=click.Choice(["subscription", "hour"]),
     default="subscription",
     show_default=True,
-    help="Whether the table has a line for each subscription, or for each of its hours.",
+    help="Print a line for each subscription, or for each hour of each subscription.",
 )
-@parquet_option("Where to write it, hour by hour; must be new.")
-@output_option("table", "How to print it.")
+@parquet_option("Where to write the figures, hour by hour; must not exist yet.")
+@output_option("table", "How to print the figures.")
 @source_options
 def lag(
     topics: tuple[str, ...],
@@ -67,7 +67,7 @@ def lag(
     output: str,
     **where: str | None,
 ) -> None:
-    """Show how late messages of TOPICs, or all, were handed out, and how soon acknowledged."""
+    """Show how late messages of TOPICs, or of all topics, were delivered and acknowledged."""
     config = LagConfig(given(topics, **where), topics, within_ms, parquet)
     with session("lag") as spark, refusals():
         found = run(spark, config)

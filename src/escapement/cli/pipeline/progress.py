@@ -1,4 +1,4 @@
-"""How a job tells on a terminal how far it has come."""
+"""The progress of a job on a terminal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 
 import click
 
-# How often a line that is being looked at changes.
+# The time between two changes of the line.
 _PERIOD_S: Final = 0.2
 _CLEAR: Final = "\r\x1b[K"
 
 
 class ProgressLine:
-    """One line on stderr that changes; nothing where stderr is no terminal."""
+    """A changing line on stderr; nothing if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
@@ -22,15 +22,15 @@ class ProgressLine:
 
     @property
     def wants(self) -> bool:
-        """Whether it is time to tell something new."""
+        """Whether it is time for a new text."""
         return self._shown and time.monotonic() >= self._next_s
 
     def tell(self, text: str) -> None:
-        """Show ``text`` in the place of what was told before."""
+        """Replace the line with ``text``."""
         self._next_s = time.monotonic() + _PERIOD_S
         click.echo(_CLEAR + text, err=True, nl=False)
 
     def end(self) -> None:
-        """Leave the line empty, for what comes after it."""
+        """Clear the line for the output that follows."""
         if self._next_s:
             click.echo(_CLEAR, err=True, nl=False)

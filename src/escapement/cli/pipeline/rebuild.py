@@ -1,4 +1,4 @@
-"""`escapement pipeline rebuild`: a broker's delayed index again, from the log."""
+"""`escapement pipeline rebuild`: rebuild a broker's delayed index from the log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
       escapement pipeline rebuild --log mysql://db/escapement --data /mnt/shared \\
           --master spark://host:7077
 
-    A password is in ESCAPEMENT_PASSWORD, or a file, rather than in --log.
+    Give a password in ESCAPEMENT_PASSWORD or in a file, rather than in --log.
     """
 )
 @_option(
@@ -42,7 +42,7 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
     envvar="ESCAPEMENT_DATA",
-    help="Data directory of the broker that is to have the index; made if missing.",
+    help="Data directory of the broker that gets the index; created if missing.",
 )
 @_option(
     "--log",
@@ -50,22 +50,22 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     type=log_url,
     metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
     envvar="ESCAPEMENT_LOG",
-    help="Where the log is; without it, SQLite in the data directory.",
+    help="URL of the log in MySQL; without it, the log is SQLite in the data directory.",
 )
 @click.option(
     "--password-file",
     type=click.Path(),
-    help="A file that has the password; with Spark on every machine.",
+    help="File with the password; with Spark, on every machine.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["local", "spark"]),
-    help="Where it is computed.  [default: local, unless the master is a cluster]",
+    help="Where to compute the index.  [default: local, unless the master is a cluster]",
 )
 @click.option(
     "--master",
     metavar="URL",
-    help="Spark's master, as spark://host:7077.  [default: what spark-submit says]",
+    help="Spark master, such as spark://host:7077.  [default: the one of spark-submit]",
 )
 @click.option(
     "--memory",
@@ -74,7 +74,7 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     metavar="SIZE",
     default=f"{DEFAULT_MEMORY_BYTES // 1024**2}MiB",
     show_default=True,
-    help="Memory for messages that are being sorted; with Spark, of each task.",
+    help="Memory for sorting messages; with Spark, for each task.",
 )
 def rebuild(
     data: Path,
@@ -86,10 +86,10 @@ def rebuild(
 ) -> None:
     """Rebuild the delayed index of a broker from its log, while no broker runs.
 
-    After the loss of a disk, or for a new broker: its start then reads only what the log got
-    since. What was in DIRECTORY/index is replaced; the log is only read. Until the job has
-    ended nothing changes, so it may be interrupted and run again. On a cluster of Spark the
-    directory has to be one that the driver and all workers see.
+    Use it after the loss of a disk, or for a new broker. The broker then starts faster: it
+    reads only the part of the log written since. The job replaces DIRECTORY/index and does not
+    change the log. It changes nothing until it ends, so it may be interrupted and run again.
+    On a Spark cluster, the driver and all workers must see the directory.
     """
     begun_s, line = time.monotonic(), ProgressLine()
 
@@ -100,7 +100,7 @@ def rebuild(
     config = RebuildConfig(data, url, engine, memory_bytes, show, password_file)
     try:
         if _needs_spark(engine, master):
-            if not is_submitted():  # it will be by tasks, and a session takes seconds to begin
+            if not is_submitted():  # check first: starting a session takes seconds
                 check_tasks(config)
             with session("rebuild", master, bar=False) as spark, refusals():
                 done = run(spark, config)
@@ -112,7 +112,7 @@ def rebuild(
 
 
 def _needs_spark(engine: str | None, master: str | None) -> bool:
-    """Whether there has to be a session, be it to see what its master is."""
+    """Return whether a Spark session is needed, if only to find out its master."""
     if engine is not None:
         return engine == "spark"
     if master is not None:
@@ -129,7 +129,7 @@ def _counts(progress: Progress, seconds: float) -> str:
 
 
 def _share(progress: Progress) -> str:
-    # What was written since the last checkpoint is not counted in the log's size.
+    # The log's size does not count rows written since the last checkpoint.
     if progress.read_bytes >= progress.log_bytes:
         return ""
     return f"{100 * progress.read_bytes // progress.log_bytes} %  "

@@ -1,4 +1,4 @@
-"""Where a job finds the log: options that all jobs have."""
+"""The options that tell a job where the log is, shared by all jobs."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ from escapement.pipeline.options import URL_VARIABLE, LogAddress, Options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# What Java says of a failure: the outermost, behind a line of Python's, and the innermost last.
+# A failure of Java: the outermost error follows a line of Python's, the innermost is the last.
 _CAUSE: Final = "Caused by: "
 _OUTERMOST: Final = ": "
-# Of a place that it cannot write to.
+# Errors about a path that Java cannot write to.
 _IO: Final = ("java.io.", "java.nio.file.", "org.apache.hadoop.")
 _OPTIONS = (
     click.option(
         "--log",
         "url",
         metavar="URL",
-        help="mysql://host:port/database, without a password.  [default: $ESCAPEMENT_LOG]",
+        help="URL mysql://host:port/database, without a password.  [default: $ESCAPEMENT_LOG]",
     ),
     click.option(
         "--data",
         type=click.Path(),
-        help="Instead: the data directory of a broker on SQLite, on this machine.",
+        help="Instead of --log: data directory of a broker on SQLite, on this machine.",
     ),
     click.option(
         "--user",
-        help="Instead of one in the URL.  [default: the URL's, or else $ESCAPEMENT_USER]",
+        help="Database user.  [default: the URL's, or else $ESCAPEMENT_USER]",
     ),
     click.option(
         "--password-file",
         "passwordFile",
         type=click.Path(),
-        help="A file that has the password, on every machine.  [default: $ESCAPEMENT_PASSWORD]",
+        help="File with the password, on every machine.  [default: $ESCAPEMENT_PASSWORD]",
     ),
 )
 
 
 def source_options(command: Command) -> Command:
-    """``url``, ``data``, ``user``, ``passwordFile``: the names that the data source knows."""
+    """Add ``url``, ``data``, ``user`` and ``passwordFile``, as the data source names them."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def given(topics: Sequence[str], **options: str | None) -> dict[str, str]:
-    """Those options that were given, after a look at what they say of the log, and at the names.
+    """Check the topic names and the location of the log, and return the options that were given.
 
-    For before there is a session, which takes seconds to begin.
+    Call it before starting a session, which takes seconds.
 
     Raises:
-      InvalidRequest: no log can be found by them, or what stands for a topic cannot be one.
+      InvalidRequest: if the options do not name a log, or a topic name is invalid.
     """
     for topic in topics:
         TopicName.parse(topic)
     found = {name: value for name, value in options.items() if value is not None}
     if not {"url", "data"} & found.keys() and not os.environ.get(URL_VARIABLE):
         raise InvalidRequest(
-            "where is the log? Give --log mysql://host:port/database, or --data (the directory of a"
+            "no log is named. Give --log mysql://host:port/database, or --data (the directory of a"
             f" broker on SQLite), or set {URL_VARIABLE}"
         )
     LogAddress.of(Options(found)).engine().close()
@@ -74,15 +74,15 @@ def given(topics: Sequence[str], **options: str | None) -> dict[str, str]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What Spark reports as one line, of our own refusals and of what stops Java.
+    """Reduce our own refusals, and errors that stop Java, to one line out of Spark's report.
 
-    Whatever else fails comes with its traceback: it may be our mistake.
+    Any other exception keeps its traceback: it may be our bug.
     """
     try:
         yield
     except EscapementError:
         raise
-    except Exception as error:  # Spark has many kinds, of its own and of the bridge to Java
+    except Exception as error:  # Spark raises many types, its own and those of the bridge to Java
         said = str(error).splitlines()
         ours = [line for line in said if line.startswith("escapement.errors.")]
         if ours:
@@ -93,4 +93,4 @@ def refusals() -> Iterator[None]:
             causes = [outermost] if outermost.startswith(_IO) else []
         if not causes or "PythonException" in causes[-1]:
             raise
-        raise StorageError(f"Spark has failed: {causes[-1]}") from None
+        raise StorageError(f"Spark failed: {causes[-1]}") from None
