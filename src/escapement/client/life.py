@@ -1,4 +1,4 @@
-"""One message's life, as a client sees it."""
+"""The history of one message, as returned by ``Broker.show``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from escapement.message import MessageId
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How one subscription stands to a message.
+    """The state of a message in one subscription.
 
-    ``state`` is one of: not covered, pending, waiting, ready, in flight, in retry, to be
-    dead-lettered, acknowledged, lapsed, cancelled. In flight it has the consumer's name, since
-    when, and until when at most; in retry ``until`` is when it is tried again. Lapsed is what
-    expired, or was dropped by a quota, before anybody was handed it; acknowledged is also what
-    did between two attempts, or is a dead letter now. Of what is acknowledged no more is
-    remembered, and ``attempts`` is None.
+    ``state`` is one of:
+
+    - not covered: the start position of the subscription excludes the message.
+    - pending: the message is not yet due.
+    - waiting: it is due, and not yet loaded for delivery.
+    - ready: it is loaded for delivery.
+    - in flight: it is delivered to ``consumer`` since ``since``, and redelivered at ``until``
+      at the latest.
+    - in retry: it is redelivered at ``until``.
+    - to be dead-lettered: it failed its last attempt.
+    - acknowledged: it was acknowledged, was dead-lettered, or expired or was dropped between
+      two attempts. The broker keeps no details, so ``attempts`` is None.
+    - lapsed: it expired, or a namespace quota dropped it, before its first delivery.
+    - cancelled.
     """
 
     subscription: str
@@ -33,11 +41,12 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What a message is and what became of it; ``payload`` is its first 512 bytes.
+    """A message, its history, and its state in each subscription.
 
-    ``state`` is to_be_fired (not yet due), fired (due), or, when every subscription that is to
-    get it is done with it, acked (one has acknowledged it), lapsed (all let it go before anybody
-    was handed it) or cancelled.
+    ``payload`` holds the first 512 bytes. ``state`` is to_be_fired (not yet due) or fired
+    (due). Once every subscription that covers the message has finished it, ``state`` is acked
+    (a subscription has acknowledged it), lapsed (it expired or was dropped before its first
+    delivery) or cancelled.
     """
 
     id: MessageId
@@ -54,7 +63,7 @@ class Life:
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> Life:
-        """What the broker answered."""
+        """Return the history in an answer of the broker."""
         return cls(
             MessageId(answer["topic"], answer["offset"]),
             answer["state"],

@@ -1,11 +1,11 @@
-"""The line to a broker: it outlives its links, and everything of a client hangs on it.
+"""The line of a client: its lasting connection to a broker, across reconnects.
 
-Two tasks live as long as the line. One keeps a link up: it connects, hands what comes in
-to whom it concerns, and connects again. The other, the *pump*, asks each attachment
-(producer or consumer) that has something to do to do it, when it is time: all that
-lingers, backs off or times out does so here, without a task of its own.
+Producers and consumers are *attachments* of the line. Two tasks run as long as the line. The
+first keeps a link up: it connects, dispatches incoming commands to the attachments, and
+reconnects. The second, the *pump*, calls each attachment that has work, at the time the
+attachment asked for. So lingering, back-off and timeouts need no tasks of their own.
 
-A request is answered by a callback, exactly once: with the broker's answer, or with an
+Each request calls its callback exactly once: with the answer of the broker, or with an
 error, which is ``Disconnected`` if the link ended first.
 """
 
@@ -31,32 +31,32 @@ Answer = Command | EscapementError
 
 
 class Attachment(Protocol):
-    """What hangs on a line: it is told of links, of time, and of what concerns it."""
+    """The interface of a producer or consumer of a line."""
 
     @property
     def id(self) -> int: ...
 
     def linked(self) -> None:
-        """There is a link."""
+        """Handle that a link is up."""
 
     def unlinked(self) -> None:
-        """The link is gone."""
+        """Handle that the link has ended."""
 
     def pump(self, now_s: float) -> float:
-        """Do what is due; returns when to be asked again."""
+        """Do the work that is due; return the time for the next call."""
 
     def heard(self, command: Command) -> None:
-        """The broker said something to it that is no answer to a request."""
+        """Handle a command that is not an answer to a request."""
 
     async def flush(self) -> None:
-        """Wait until it has nothing under way."""
+        """Wait until every request of this attachment is answered."""
 
     def failed(self, error: EscapementError) -> None:
-        """The line is closed: nothing more can be done."""
+        """Handle that the line is closed for good."""
 
 
 class Line:
-    """See the module's docstring."""
+    """The lasting connection of a client to a broker, across reconnects."""
 
     def __init__(self, factory: StreamFactory, name: str, settings: Settings) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class Line:
         self.link: Link | None = None
         self.closed: EscapementError | None = None
         self._factory = factory
-        self._linked = Promise()  # of the next link, while there is none
+        self._linked = Promise()  # settles when the next link is up
         self._attachments: dict[int, Attachment] = {}
         self._answers: dict[int, Callable[[Answer], None]] = {}
         self._ids = count(1)
@@ -77,14 +77,14 @@ class Line:
     # -- for attachments -----------------------------------------------------------
 
     def new_id(self) -> int:
-        """An id for an attachment, never used twice on this line."""
+        """Return an id for an attachment, unique on this line."""
         return next(self._ids)
 
     def attach(self, attachment: Attachment) -> None:
-        """From now on it is told of links and of what concerns it.
+        """Add an attachment.
 
         Raises:
-          Disconnected: this side has closed the connection.
+          Disconnected: if this side has closed the connection.
         """
         if self.closed is not None:
             raise copy(self.closed)
@@ -93,24 +93,24 @@ class Line:
             attachment.linked()
 
     def detach(self, attachment: Attachment) -> None:
-        """It is told nothing more; a second time changes nothing."""
+        """Remove an attachment; does nothing if it was removed before."""
         self._attachments.pop(attachment.id, None)
         self._dirty.discard(attachment)
         self._agenda.pop(attachment, None)
 
     def wake(self, attachment: Attachment) -> None:
-        """Have it pumped soon. O(1)."""
+        """Let the pump call an attachment soon; O(1)."""
         if attachment not in self._dirty and attachment.id in self._attachments:
             self._dirty.add(attachment)
             self._bell.set()
 
     def send(self, command: Command) -> None:
-        """Queue a command on the link, which is there."""
+        """Queue a command on the link, which must be up."""
         assert self.link is not None
         self.link.send(command)
 
     def request(self, make: Callable[[int], Command], answer: Callable[[Answer], None]) -> None:
-        """Send the request that ``make`` makes of an id, and have it answered."""
+        """Send the request that ``make`` creates for an id; call ``answer`` with the answer."""
         if self.link is None:
             answer(Disconnected("there is no connection to the broker"))
             return
@@ -123,14 +123,15 @@ class Line:
             answer(error)
 
     async def ask(self, make: Callable[[int], Command], until_s: float = inf) -> Command:
-        """Send a request and wait for its answer; without a link, wait for one first.
+        """Send a request and wait for its answer; without a link, wait for a link first.
 
-        At most as long as the settings say, and no longer than ``until_s`` of the loop's clock.
+        The wait ends after ``request_timeout_s`` of the settings, and at ``until_s`` on the
+        clock of the event loop.
 
         Raises:
-          Disconnected: if no answer came in time or the link ended; what became of the
-            request is not known.
-          EscapementError: if the broker refused.
+          Disconnected: if no answer arrives in time or the link ends. The request may or may
+            not have taken effect.
+          EscapementError: if the broker refuses.
         """
         settled = Promise()
         answers: list[Answer] = []
@@ -153,14 +154,14 @@ class Line:
             raise answers[0]
         return answers[0]
 
-    # -- its life ------------------------------------------------------------------
+    # -- connecting and closing ----------------------------------------------------
 
     async def connect(self) -> Link:
-        """A new link, by one attempt; see ``Link.open``."""
+        """Open a new link in one attempt; see ``Link.open``."""
         return await Link.open(self._factory, self.name, self.settings.connect_timeout_s)
 
     async def keep(self, link: Link) -> None:
-        """Run this link, which is up, and the next, and so on, until cancelled."""
+        """Run this link and its successors until cancelled."""
         while True:
             try:
                 await link.run(
@@ -179,10 +180,10 @@ class Line:
             try:
                 return await self.connect()
             except EscapementError:
-                continue  # whoever waits for it has a time limit of its own
+                continue  # callers that wait for a link have their own time limits
 
     async def pump(self) -> None:
-        """Ask attachments to do what is due, until cancelled."""
+        """Let attachments do their work when it is due, until cancelled."""
         while True:
             self._bell = anyio.Event()
             now_s = anyio.current_time()
@@ -201,18 +202,18 @@ class Line:
                 await self._bell.wait()
 
     async def drain(self) -> None:
-        """Wait until no attachment has anything under way."""
+        """Wait until every request of every attachment is answered."""
         for attachment in list(self._attachments.values()):
             await attachment.flush()
 
     async def say_goodbye(self) -> None:
-        """Tell the broker that we leave, once all that was sent is written."""
+        """Send Goodbye, and wait until all queued commands are written."""
         if self.link is not None:
             self.link.send(wire.Goodbye("done"))
             await self.link.written()
 
     def close(self, error: EscapementError) -> None:
-        """Fail whatever still waits."""
+        """Fail all attachments and all waiting requests with ``error``."""
         self.closed = error
         for attachment in list(self._attachments.values()):
             attachment.failed(error)
@@ -220,7 +221,7 @@ class Line:
         self._linked.settle()
 
     def up(self, link: Link) -> None:
-        """There is a link: tell everybody."""
+        """Use a new link, and inform all attachments."""
         self.link = link
         self._retry.succeeded()
         self._linked.settle()
@@ -234,9 +235,9 @@ class Line:
         for attachment in list(self._attachments.values()):
             attachment.unlinked()
         for answer in answers.values():
-            answer(Disconnected(f"{link.error}; what became of the request is not known"))
+            answer(Disconnected(f"{link.error}; whether the request took effect is not known"))
 
-    # -- what comes in -------------------------------------------------------------
+    # -- incoming commands ---------------------------------------------------------
 
     def _dispatch(self, command: Command) -> None:
         match command:
@@ -265,7 +266,7 @@ class Line:
                 | wire.ConsumerRewound(consumer_id=id)
                 | wire.ConsumerClosed(consumer_id=id)
             ):
-                # What came for one that we have closed meanwhile is for nobody.
+                # Ignore commands for an attachment that this side has closed.
                 if (attachment := self._attachments.get(id)) is not None:
                     attachment.heard(command)
 

@@ -1,12 +1,12 @@
-"""One connection, from the first byte to the last: reading, writing, and a heartbeat.
+"""One connection to a broker: reading, writing and the heartbeat.
 
-A link carries commands between a stream and whoever dispatches them, and knows what none
-of them means, but for the handshake and the heartbeat. It is used once: when it ends, for
-whatever reason, another is made.
+A link carries commands between a stream and a dispatch function. It handles only the
+handshake and the heartbeat itself. A link is used for one connection; the line opens a new
+link after it ends.
 
-What is sent is queued at once and written by a task of its own, so that sending never
-waits and what gathers meanwhile is one write. The queue's bound is that of those who
-fill it: producers and consumers bound what they have unanswered.
+Sending queues a command, and a separate task writes the queue. So sending never waits, and
+the commands queued during one write become the next write. The queue has no bound of its
+own: producers and consumers bound their unanswered commands.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from escapement.protocol.commands import Command, Goodbye, Hello, Ping, Pong, Re
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION
 
-# As much as one read takes: what the kernel likes to give at once, and small enough for
-# the allocator to have it at hand.
+# The most bytes of one read: as much as the kernel usually returns at once, and small enough
+# for fast allocation.
 READ_BYTES: Final = 64 * 1024
-# Buffers are joined up to this size; a larger one goes by itself, uncopied.
+# Buffers are joined up to this size. A larger buffer is written on its own, without joining.
 WRITE_BYTES: Final = 256 * 1024
 
 
 class Stream(Protocol):
-    """What a link needs of a connection; anyio's byte streams have it."""
+    """The interface that a link needs of a connection; anyio's byte streams have it."""
 
     async def receive(self, max_bytes: int = ...) -> bytes: ...
 
@@ -43,7 +43,7 @@ class Stream(Protocol):
 
 StreamFactory = Callable[[], Awaitable[Stream]]
 
-# What a stream raises when it is at its end, however that came about.
+# The exceptions of a stream that has ended, for any reason.
 _ENDS: Final = (
     OSError,
     anyio.EndOfStream,
@@ -53,11 +53,11 @@ _ENDS: Final = (
 
 
 class Link:
-    """A connection to a broker that has welcomed us; made by ``open``."""
+    """A connection to a broker after the handshake; created by ``open``."""
 
     def __init__(self, stream: Stream, connection: Connection, welcome: Welcome) -> None:
         self.welcome = welcome
-        self.error: EscapementError | None = None  # why it ended
+        self.error: EscapementError | None = None  # why the link ended
         self._stream = stream
         self._connection = connection
         self._outgoing: list[Buffer] = []
@@ -68,11 +68,11 @@ class Link:
 
     @classmethod
     async def open(cls, factory: StreamFactory, client: str, timeout_s: float) -> Link:
-        """Connect and shake hands.
+        """Connect and do the handshake.
 
         Raises:
-          Disconnected: if nobody answers, or not in time.
-          EscapementError: if the broker refuses us, what it says.
+          Disconnected: if the broker cannot be reached, or does not answer in time.
+          EscapementError: the broker's error, if it refuses the connection.
         """
         try:
             with anyio.fail_after(timeout_s):
@@ -106,19 +106,19 @@ class Link:
         """Queue a command.
 
         Raises:
-          LocalProtocolError: if the protocol does not allow it, or it does not fit.
+          LocalProtocolError: if the protocol does not allow the command, or it is too large.
         """
         self._outgoing += self._connection.send(command)
         self._bell.set()
 
     def end(self, error: EscapementError) -> None:
-        """End now, and say why; of several reasons the first stays."""
+        """End the link; if it is ended several times, the first error stays."""
         self.error = self.error or error
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
 
     async def written(self) -> None:
-        """Return when all that was sent is handed to the stream, or the link has ended."""
+        """Wait until the stream has accepted all queued commands, or the link has ended."""
         while self._outgoing or not self._idle.is_set():
             await self._idle.wait()
 
@@ -128,7 +128,10 @@ class Link:
         heartbeat_s: float | None,
         heartbeat_timeout_s: float,
     ) -> None:
-        """Hand what comes in to ``dispatch``, until the link ends; ``error`` says why."""
+        """Call ``dispatch`` with each incoming command until the link ends.
+
+        Afterwards ``error`` is the reason.
+        """
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -186,11 +189,11 @@ class Link:
             self.send(Ping(token))
             await anyio.sleep(timeout_s)
             if self._heard_s < asked_s:
-                self.end(Disconnected(f"nothing was heard from the broker for {timeout_s:g} s"))
+                self.end(Disconnected(f"the broker has sent nothing for {timeout_s:g} s"))
 
 
 def _joined(buffers: list[Buffer]) -> list[bytes]:
-    """The same bytes in few pieces: small buffers together, large ones as they are."""
+    """Join small buffers, and leave large ones as they are, to get few writes."""
     pieces: list[bytes] = []
     small: list[Buffer] = []
     size = 0

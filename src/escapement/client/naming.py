@@ -1,4 +1,4 @@
-"""Which messages a caller means: ids, receipts, messages themselves, or bare offsets."""
+"""Conversion of ids, receipts, messages or offsets to a topic and a column of offsets."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ _MOST = (1 << 63) - 1
 
 
 def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
-    """The full name of the topic, and the offsets in it; int64[n].
+    """Return the full name of the topic, and the offsets in it; int64[n].
 
     Args:
-      what: ids, receipts or delivered messages, of one topic; or bare offsets.
-      topic: of bare offsets; what else is named must be of it, too.
+      what: ids, receipts or delivered messages of one topic, or offsets.
+      topic: the topic of offsets. If it is given, ids must be of this topic too.
 
     Raises:
-      InvalidRequest: if they are of several topics, of none, or no ids.
+      InvalidRequest: if ``what`` does not name messages, if the topic is not given, or if
+        there are several topics.
     """
     topics = {TopicName.parse(topic).full} if topic is not None else set()
     if isinstance(what, Receipts | Columns | Selection):
         topics.add(what.topic)
         found = what.offsets
         if len(found) and found.min() < 0:
-            raise InvalidRequest("a receipt of these does not know its message's id")
+            raise InvalidRequest("one of the messages has no known id")
     elif isinstance(what, np.ndarray):
         if what.ndim != 1 or what.dtype.kind not in "iu":
-            raise InvalidRequest("offsets are one column of integers")
+            raise InvalidRequest("offsets must be a one-dimensional array of integers")
         found = what.astype(np.int64, copy=False)
     else:
         ids = [_id(one) for one in _each(what)]
@@ -47,24 +48,27 @@ def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
         topics.update(TopicName.parse(name).full for name in named)
         found = np.array([id.offset if isinstance(id, MessageId) else id for id in ids], np.int64)
     if not topics:
-        raise InvalidRequest("of which topic are the messages? Name it with topic=")
+        raise InvalidRequest("the topic of the messages is not given: pass topic=")
     if len(topics) > 1:
         raise InvalidRequest(f"the messages must be of one topic, not of {_listed(topics)}")
     if len(found) and found.min() < 0:
-        raise InvalidRequest(f"{found.min()} is no offset")
+        raise InvalidRequest(f"{found.min()} is not a valid offset")
     return topics.pop(), found
 
 
 def name_message(what: One, topic: str | None) -> tuple[str, int]:
-    """One message: the full name of the topic, and the offset in it. Raises as above."""
+    """Return the full name of the topic, and the offset of one message.
+
+    Args and errors are as for ``name_messages``.
+    """
     if not isinstance(what, MessageId | Receipt | Row | Integral):
-        raise InvalidRequest(f"{what!r} names no message: pass an id, a receipt or a message")
+        raise InvalidRequest(f"{what!r} is not a message: pass an id, a receipt or a message")
     full, offsets = name_messages(what, topic)
     return full, int(offsets[0])
 
 
 def _each(what: Any) -> Iterable[Any]:
-    # A text is a row of texts: its letters would be refused one by one.
+    # A str is iterable, but the error should name the whole str, not its first character.
     if isinstance(what, MessageId | Receipt | Row | Integral | str | bytes):
         return [what]
     return what if isinstance(what, Iterable) else [what]
@@ -73,15 +77,15 @@ def _each(what: Any) -> Iterable[Any]:
 def _id(one: Any) -> MessageId | int:
     if isinstance(one, Receipt | Row):
         if one.id is None:
-            raise InvalidRequest("a receipt does not know its message's id")
+            raise InvalidRequest("the message of a receipt has no known id")
         return one.id
     if isinstance(one, MessageId):
         return one
     if not isinstance(one, Integral) or isinstance(one, bool):
-        raise InvalidRequest(f"{one!r} names no message: pass ids, receipts or messages")
+        raise InvalidRequest(f"{one!r} is not a message: pass ids, receipts or messages")
     offset = int(one)
     if not 0 <= offset <= _MOST:
-        raise InvalidRequest(f"{offset} is no offset")
+        raise InvalidRequest(f"{offset} is not a valid offset")
     return offset
 
 

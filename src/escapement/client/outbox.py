@@ -1,21 +1,22 @@
-"""What a producer has to send, until it is durable: gathering, numbering, sending again.
+"""The messages of a producer until they are durable: batching, numbering and resending.
 
-Single messages gather in an open *parcel*; a parcel that is closed is one Publish. A
-parcel is sent, and then it is known to be durable (a receipt), refused for good, or
-neither: then it is sent again, in the order of sequences, as often as it takes or until
+Single messages are collected in an open *publish request* (``Draft``). When it is closed, it
+becomes one Publish command (``Parcel``). A publish request that is sent becomes durable (a
+receipt) or is refused for good. Otherwise it is sent again, in the order of sequences, until
 its deadline.
 
-Gathering is Nagle's rule with a bound: while nothing is under way a message goes at once
-(that is, when the task that sends gets to run, so that what many tasks send in one go is
-one parcel); while something is, messages gather until its receipt is there, or
-``linger_s`` has passed, or the parcel is full.
+Batching follows Nagle's rule with a bound. While no publish request is unanswered, a message
+is sent at once, that is, when the pump runs, so that messages of many tasks share a request.
+Otherwise messages are collected until the earlier requests are answered, ``linger_s`` has
+passed, or the request is full.
 
-Each parcel is sent with the sequence of its predecessor (``after``), so that the broker
-never stores a parcel whose predecessor it has refused (see ``Publish``).
+Each publish request carries the sequence of its predecessor (``after``), so that the broker
+never stores a request whose predecessor it has refused (see ``Publish``).
 
-Pure: takes the time as an argument, sends nothing itself. In ``_parcels`` stand, in
-order, exactly the closed parcels that are not settled; the first ``_under_way`` of them
-are sent and not answered. ``messages`` and ``size_bytes`` count them and the open one.
+This module is pure: it takes the time as an argument and sends nothing. Invariants:
+``_parcels`` holds exactly the closed publish requests that are not settled, in order; the
+first ``_under_way`` of them are sent and unanswered; ``messages`` and ``size_bytes`` count
+these and the open one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from escapement.dedup import NO_DIGEST, Digests
 from escapement.errors import Disconnected, EscapementError, InvalidRequest, LimitExceeded
 from escapement.message import Int64s, MessageBatch, Times, UInt8s
 
-# What a message weighs beside its bytes: lengths, times, a dedup key, its place in the lists.
+# The size of a message beside its bytes: lengths, times, a dedup key, list entries.
 _ROW_BYTES: Final = 48
 NEVER: Final = float("inf")
 
@@ -55,12 +56,12 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        """Whether everything is settled."""
+        """Whether all messages are settled."""
         return not self._parcels and self._draft is None
 
     @property
     def full(self) -> bool:
-        """Whether what comes next has to wait for receipts."""
+        """Whether further messages must wait for receipts."""
         return (
             self.messages >= self.bounds.in_flight_messages
             or self.size_bytes >= self.bounds.in_flight_bytes
@@ -68,17 +69,17 @@ class Outbox:
 
     @property
     def last(self) -> Parcel | None:
-        """The parcel that will be settled last, for whoever waits for all."""
+        """The newest publish request, or None; a flush waits for it."""
         if self._draft is not None:
             return self._draft.parcel
         return self._parcels[-1] if self._parcels else None
 
     @property
     def refusal(self) -> EscapementError | None:
-        """Why what is to be stored next was not, when it was last tried."""
+        """The last retryable refusal of the oldest publish request, or None."""
         return self._parcels[0].refusal if self._parcels else None
 
-    # -- what goes in --------------------------------------------------------------
+    # -- adding messages -----------------------------------------------------------
 
     def add(
         self,
@@ -93,10 +94,10 @@ class Outbox:
         dedup: bytes = NO_DIGEST,
         group: bytes = b"",
     ) -> tuple[Parcel, int]:
-        """Take one message; returns its parcel and its row there. O(1).
+        """Add one message; return its publish request and its row there; O(1).
 
         Raises:
-          LimitExceeded: if it is larger than the broker takes.
+          LimitExceeded: if the message is larger than the broker accepts.
           InvalidRequest: if ``sequence`` has been used for another message.
         """
         size = len(payload) + len(key) + len(properties) + len(group) + _ROW_BYTES
@@ -130,10 +131,10 @@ class Outbox:
         now_s: float,
         dedup: Digests | None = None,
     ) -> list[Parcel]:
-        """Take a batch as it is, in as many parcels as the limits ask for.
+        """Add a batch; return its publish requests, several if the limits require it.
 
         Raises:
-          LimitExceeded: if one of its messages is larger than the broker takes.
+          LimitExceeded: if a message is larger than the broker accepts.
           InvalidRequest: if ``sequence`` has been used for another message.
         """
         pieces = list(self._split(batch, times))
@@ -156,7 +157,10 @@ class Outbox:
         return parcels
 
     def _number(self, sequence: int | None, count: int) -> tuple[int, Parcel | None]:
-        """The number of the next message; and, if all are stored already, their parcel."""
+        """Return the number of the next message.
+
+        If all messages are stored already, return their settled publish request as well.
+        """
         number = self.next_sequence if sequence is None else sequence
         if number < self.next_sequence:
             if number + count - 1 > self.stored or number < 0:
@@ -199,10 +203,13 @@ class Outbox:
             self._parcels.append(self._draft.close())
             self._draft = None
 
-    # -- what goes out -------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------
 
     def take(self, now_s: float) -> tuple[list[tuple[Parcel, int]], float]:
-        """What to send now, each with its ``after``, and when to ask again."""
+        """Return the publish requests to send now, and the time for the next call.
+
+        Each request is paired with its ``after``.
+        """
         if now_s < self._retry_at:
             return [], NEVER if self.empty else self._retry_at
         draft = self._draft
@@ -221,7 +228,7 @@ class Outbox:
         draft = self._draft
         return found, NEVER if draft is None else draft.since_s + self.bounds.linger_s
 
-    # -- what comes back -----------------------------------------------------------
+    # -- answers -------------------------------------------------------------------
 
     def receipt(
         self,
@@ -231,7 +238,7 @@ class Outbox:
         offsets: Int64s | None = None,
         repeated: UInt8s | None = None,
     ) -> None:
-        """The parcel that begins at ``sequence`` is durable; unknown ones are ignored."""
+        """Settle the publish request from ``sequence`` on as durable; ignore an unknown one."""
         parcel = self._find(sequence)
         if parcel is not None:
             self._retry.succeeded()
@@ -240,11 +247,12 @@ class Outbox:
             parcel.settle(base_offset, duplicate, offsets, repeated)
 
     def refused(self, sequence: int, error: EscapementError, now_s: float) -> None:
-        """The parcel was not stored: sent again later if that may help, else failed.
+        """Handle the refusal of a publish request: resend it later if retryable, or fail it.
 
-        What was sent after it is refused too (``sequence_gap``) and need not be waited
-        for. If it is refused once more after it was sent again, it is sent thrice, and
-        the broker tells the repetitions by their sequence.
+        The broker also refuses the requests sent after it (``sequence_gap``), so they are
+        marked unsent without waiting for these refusals. If such a refusal arrives after a
+        request was resent, the request is sent once more; the broker recognises the
+        repetition by its sequence.
         """
         parcel = self._find(sequence)
         if parcel is None or not parcel.sent:
@@ -257,23 +265,23 @@ class Outbox:
             self._under_way -= 1
             self._parcels[self._under_way].sent = False
         parcel.refusal = error
-        if now_s >= self._retry_at:  # of many refused at once only the first counts
+        if now_s >= self._retry_at:  # several refusals at once count as one failure
             self._retry_at = now_s + self._retry.next_s(now_s)
 
     def lost(self) -> None:
-        """The connection is gone: what was under way is so no longer."""
+        """Mark all publish requests as unsent, because the connection is lost."""
         for parcel in self._parcels:
             if parcel.sent:
                 parcel.sent = False
-                parcel.refusal = None  # whether it is stored is not known now
+                parcel.refusal = None  # it may be stored or not
         self._under_way = 0
         self._retry_at = -NEVER
 
     def resume(self, last_sequence: int) -> None:
-        """A connection is there, and the broker has stored up to ``last_sequence``.
+        """Continue on a new connection; the broker has stored up to ``last_sequence``.
 
-        What is stored is settled as duplicate, its offsets unknown; a parcel that is
-        stored in part is trimmed.
+        Publish requests that are stored settle as duplicates with unknown offsets. A request
+        that is stored in part is trimmed.
         """
         assert not self._under_way, "resumed without having lost the connection"
         self.stored = last_sequence
@@ -289,7 +297,7 @@ class Outbox:
                 self.size_bytes -= before[1] - parcel.size_bytes
 
     def expire(self, now_s: float) -> float:
-        """Fail what is past its deadline; returns the next deadline."""
+        """Fail the publish requests past their deadline; return the next deadline."""
         while self._parcels and self._parcels[0].deadline_s <= now_s:
             parcel = self._parcels[0]
             self._remove(parcel)
@@ -302,7 +310,7 @@ class Outbox:
         return NEVER if last is None else last.deadline_s
 
     def fail(self, error: EscapementError) -> None:
-        """Nothing more can be sent."""
+        """Fail all publish requests with ``error``."""
         self._close()
         for parcel in list(self._parcels):
             self._remove(parcel)
@@ -332,7 +340,7 @@ class Outbox:
 
 
 def _row_bytes(batch: MessageBatch) -> Int64s:
-    """What each message of a batch weighs on the wire; int64[n]."""
+    """Return the size in bytes of each message of a batch on the wire; int64[n]."""
     sizes = batch.payloads.lengths.astype(np.int64) + 4
     for blobs in (batch.keys, batch.properties, batch.groups):
         if blobs is not None:

@@ -1,4 +1,4 @@
-"""What became of messages that were to be changed: a column of outcomes, and one of them."""
+"""The outcomes of cancelling or rescheduling messages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one message.
+    """The outcome of cancelling or rescheduling one message.
 
-    ``handed`` names the subscriptions that had been handed it before, or may have been by a
-    broker that ended uncleanly. A subscription that holds the message keeps it, whatever became
-    of it for the others. An ``id`` with offset -1 stands for a dedup key that is not
-    known.
+    ``handed`` names the subscriptions that had received the message before, or may have
+    received it from a broker that stopped uncleanly. These subscriptions keep the message,
+    whatever the outcome for the others. An ``id`` with offset -1 stands for an unknown dedup
+    key.
     """
 
     id: MessageId
@@ -30,12 +30,15 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """Whether it was changed, for all subscriptions but those in ``handed``."""
+        """Whether the message was changed for all subscriptions except those in ``handed``."""
         return self.fate is Fate.DONE
 
 
 class Outcomes:
-    """What became of each message, in the order in which they were named; in columns."""
+    """The outcomes of several messages in columns, in the order of the request.
+
+    Iterate over them, or index them, for single outcomes.
+    """
 
     __slots__ = ("_handed", "fates", "offsets", "topic")
 
@@ -53,7 +56,7 @@ class Outcomes:
 
     @classmethod
     def concat(cls, topic: str, parts: Sequence[Outcomes]) -> Outcomes:
-        """The parts one below the other."""
+        """Return the parts as one object, in order."""
         names = sorted({name for part in parts for name in part._handed})
         return cls(
             topic,
@@ -63,7 +66,10 @@ class Outcomes:
         )
 
     def among(self, offsets: Int64s) -> Outcomes:
-        """These, at the places of ``offsets`` from 0 on; what is at -1 is unknown."""
+        """Return outcomes for ``offsets``, with ``UNKNOWN`` for each offset of -1.
+
+        These outcomes belong to the other offsets, in order.
+        """
         there = offsets >= 0
         if there.all():
             return self
@@ -77,17 +83,17 @@ class Outcomes:
 
     @property
     def done(self) -> Bools:
-        """Which were changed; bool[n]."""
+        """Whether each message was changed; bool[n]."""
         done: Bools = self.fates == Fate.DONE
         return done
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
-        """The names of those that had, or may have, been handed any of them."""
+        """The names of the subscriptions that had, or may have, received some of the messages."""
         return tuple(self._handed)
 
     def handed_to(self, subscription: str) -> Bools:
-        """Which of them this subscription had, or may have, been handed before; bool[n]."""
+        """Return whether a subscription had, or may have, received each message; bool[n]."""
         found = self._handed.get(subscription)
         return np.zeros(len(self), bool) if found is None else found
 

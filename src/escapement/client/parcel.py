@@ -1,8 +1,8 @@
-"""A parcel: the messages of one Publish, from being gathered to being settled.
+"""Publish requests: the messages of one Publish command, until they are settled.
 
-While single messages are added it is a *draft*, lists of Python values; closing turns
-these into columns, once. Whoever sent a message holds the parcel and a row in it, and
-waits for the parcel as a whole.
+While single messages are added, the request is a ``Draft`` with lists of Python values.
+Closing it turns the lists into columns. The sender of a message keeps the publish request and
+the message's row in it, and waits for the whole request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from escapement.message import (
 
 
 class Parcel(Promise):
-    """One batch on its way. Settled when it is durable (or known to be), or failed."""
+    """A publish request. It settles when its messages are durable, or it has failed."""
 
     __slots__ = (
         "at_ms",
@@ -51,28 +51,28 @@ class Parcel(Promise):
         self.deadline_s = deadline_s
         self.count = 0
         self.size_bytes = 0
-        self.known = 0  # rows before the first that is still to be sent
+        self.known = 0  # the number of leading rows that were trimmed as stored already
         self.delay_ms: Int64s | None = None
         self.at_ms: Int64s | None = None
         self.body = b""
         self.dedup: Digests | None = None
         self.sent = False
-        self.refusal: EscapementError | None = None  # the last, if it is known not stored
+        self.refusal: EscapementError | None = None  # the last refusal; None if it may be stored
         self.base_offset = -1
         self.duplicate = False
-        self.offsets: Int64s | None = None  # of each, where they are not consecutive
+        self.offsets: Int64s | None = None  # of each message, if they are not consecutive
         self.repeated: UInt8s | None = None
         self.error: EscapementError | None = None
 
     @property
     def last_sequence(self) -> int:
-        """The number of its last message."""
+        """The number of the last message."""
         return self.sequence + self.count - 1
 
     def fill(
         self, batch: MessageBatch, times: Times, dedup: Digests | None, size_bytes: int
     ) -> None:
-        """Take the columns."""
+        """Set the messages."""
         self.count = len(batch)
         self.size_bytes = size_bytes
         self.delay_ms, self.at_ms = times.delay_ms, times.at_ms
@@ -80,7 +80,7 @@ class Parcel(Promise):
         self.body = batch.encode()
 
     def trim(self, rows: int) -> None:
-        """Drop the first ``rows`` messages, which are stored already."""
+        """Remove the first ``rows`` messages, which are stored already."""
         assert 0 < rows < self.count
         rest = MessageBatch.decode(self.body).take(np.arange(rows, self.count))
         times = Times(
@@ -99,7 +99,11 @@ class Parcel(Promise):
         offsets: Int64s | None = None,
         repeated: UInt8s | None = None,
     ) -> None:
-        """It is durable; the offsets are consecutive, or unknown at -1, or a column."""
+        """Settle the request as durable.
+
+        The offsets are the column ``offsets`` if it is given. Otherwise they are consecutive
+        from ``base_offset`` on, or unknown if that is -1.
+        """
         self.offsets, self.repeated = offsets, repeated
         self.base_offset = base_offset
         self.duplicate = duplicate
@@ -107,27 +111,27 @@ class Parcel(Promise):
         super().settle()
 
     def fail(self, error: EscapementError) -> None:
-        """It is not stored, or nothing is known of it: ``error`` says which."""
+        """Settle the request as failed with ``error``."""
         self.error = error
         self.body = b""
         super().settle()
 
     def offset_of(self, row: int) -> int:
-        """The offset of the message that was added as ``row``; -1 if it is not known."""
+        """Return the offset of the message that was added as ``row``, or -1 if unknown."""
         row -= self.known
         if row >= 0 and self.offsets is not None:
             return int(self.offsets[row])
         return self.base_offset + row if row >= 0 and self.base_offset >= 0 else -1
 
     def is_duplicate(self, row: int) -> bool:
-        """Whether that message had been stored before it was (last) sent."""
+        """Return whether the message of ``row`` was stored before it was last sent."""
         if row >= self.known and self.repeated is not None:
             return bool(self.repeated[row - self.known])
         return self.duplicate or row < self.known
 
 
 class Draft:
-    """A parcel to which messages are still added."""
+    """A publish request to which messages can be added."""
 
     __slots__ = (
         "_ats",
@@ -170,7 +174,7 @@ class Draft:
         group: bytes,
         size_bytes: int,
     ) -> int:
-        """Add a message; returns its row."""
+        """Add a message and return its row."""
         self._payloads.append(payload)
         self._keys.append(key)
         self._properties.append(properties)
@@ -184,7 +188,7 @@ class Draft:
         return len(self._payloads) - 1
 
     def close(self) -> Parcel:
-        """The parcel, its columns filled; a column that no message uses is left out."""
+        """Return the publish request with its columns, without those that no message uses."""
         priorities = None
         if any(priority != DEFAULT_PRIORITY for priority in self._priorities):
             priorities = np.array(self._priorities, np.uint8)

@@ -1,4 +1,4 @@
-"""What is pending on a topic, next due first, page after page, without consuming it."""
+"""The pending messages of a topic in the delivery order, page by page."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from escapement.errors import InvalidRequest
 from escapement.message import MessageId
 from escapement.names import TopicName
 
-# The broker gives as many at once.
+# The most messages that the broker returns in one page.
 _PAGE_MESSAGES: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """A message that is pending; ``payload`` is its first 512 bytes."""
+    """A pending message; ``payload`` holds the first 512 bytes."""
 
     id: MessageId
     due_at: datetime
@@ -30,9 +30,9 @@ class Upcoming:
 
 
 class Peeking:
-    """Made by ``Broker.peek``: ``async for message in ...``.
+    """An async iterator over the pending messages of a topic, created by ``Broker.peek``.
 
-    ``looked`` is how many messages the broker has looked at so far.
+    ``looked`` counts the messages that the broker has examined.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Peeking:
         properties: Mapping[str, Any] | None,
     ) -> None:
         if count is not None and (type(count) is not int or count < 1):
-            raise InvalidRequest(f"a count of {count!r} shows nothing")
+            raise InvalidRequest(f"count must be an integer of at least 1, not {count!r}")
         self.topic = TopicName.parse(topic).full
         self.looked = 0
         self._ask = ask

@@ -1,9 +1,8 @@
-"""A producer: values in, receipts out.
+"""A producer, which sends messages and returns receipts.
 
-What it promises: a receipt means that the message is durable; a message is stored once,
-however often connections are lost; messages of one producer are stored in the order in
-which they were sent. It is the outbox that keeps these, the producer only carries what
-the outbox says to the broker and back.
+A receipt means that the message is durable. A message is stored once, even if connections are
+lost. Messages of one producer are stored in the order in which they were sent. The outbox
+implements these promises; the producer exchanges its publish requests with the broker.
 """
 
 from __future__ import annotations
@@ -38,7 +37,15 @@ from escapement.protocol.commands import Command
 
 
 class Producer(Attached):
-    """Made by ``Broker.producer``; for any number of tasks at once."""
+    """A producer of a topic, created by ``Broker.producer``.
+
+    Any number of tasks may use it at once. As an async context manager it closes itself at
+    the end of the block.
+
+    Attributes:
+      topic: the full name of the topic.
+      name: the name of the producer, generated if none was given.
+    """
 
     def __init__(
         self,
@@ -50,8 +57,7 @@ class Producer(Attached):
     ) -> None:
         super().__init__(line)
         self.topic: Final = TopicName.parse(topic).full
-        # Without a name of its own it has one that nobody else has, so that what is
-        # sent again is known again.
+        # Every producer has a unique name, so that the broker recognises resent messages.
         self.name: Final = anonymous_name() if name is None else check_name("producer", name)
         self._serializer = serializer(choice)
         self._outbox = Outbox(bounds, Retry())
@@ -60,12 +66,12 @@ class Producer(Attached):
 
     @property
     def next_sequence(self) -> int:
-        """The number of the next message; one more than the last that is stored, at first."""
+        """The number of the next message. It starts after the last stored message."""
         return self._outbox.next_sequence
 
     @property
     def waits_for(self) -> EscapementError | None:
-        """Why what was sent first is not stored yet, where that is known; it is tried again."""
+        """The retryable error that delays the oldest unsettled message, or None."""
         if self._outbox.empty:
             return None
         if self._line.link is None:
@@ -89,29 +95,31 @@ class Producer(Attached):
     ) -> Receipt:
         """Send one message and wait until it is durable.
 
-        Concurrent sends of any number of tasks travel as one batch.
+        Concurrent sends of several tasks share one batch.
 
         Args:
-          value: what the serializer takes.
-          delay: how long to wait, counted by the broker: a timedelta, ``(3, "minutes")``,
-            or ``"3m"``.
-          at: or when to deliver it, an aware datetime; a time that has passed is now.
-          key: for the application's own use.
-          properties: a small map of plain values, for the application's own use.
-          priority: 0 to 255; of what is due, shared subscriptions take the lower first.
-          dedup: says that messages are the same: of two with one key, sent by whomever within
-            the topic's window (``dedup_window_ms``, 10 minutes), only the first is stored, and
-            the receipt of the second has its id and says ``duplicate``. So it is when the first
-            has been cancelled meanwhile: a retry does not bring back what was cancelled. To send
-            it after all, use another key, or reschedule the first rather than cancel it.
-          group: the name of the topic's group that the message belongs to; see ``Groups``.
-          sequence: the message's number, if the application counts by itself: of one
-            that is stored already, the receipt says so.
+          value: a value that the serializer accepts.
+          delay: the delay before delivery, counted by the broker from when it accepts the
+            message: a timedelta, ``(3, "minutes")``, or ``"3m"``.
+          at: or the delivery time, an aware datetime; a time in the past means now.
+          key: a key for the application, also used by key ranges of subscriptions.
+          properties: a small map of plain values for the application.
+          priority: 0 to 255. Shared subscriptions get the due message with the lowest number
+            first.
+          dedup: a dedup key. If several messages, from any producers, have the same key within
+            the topic's dedup window (``dedup_window_ms``, 10 minutes), only the first is
+            stored. The receipts of the others have its id, and ``duplicate`` is True. This
+            also holds if the first was cancelled: a retry does not restore a cancelled
+            message. To send it after all, use another key, or reschedule the first message
+            instead of cancelling it.
+          group: the name of the message's group in the topic; see ``Groups``.
+          sequence: the number of the message, if the application numbers its messages. If
+            that message is stored already, ``duplicate`` of the receipt is True.
 
         Raises:
-          InvalidRequest: before anything is sent, if an argument cannot be meant.
-          Disconnected: if no receipt came in time; whether it is stored is not known.
-          EscapementError: if the broker refused: it is not stored.
+          InvalidRequest: if an argument is not valid. Nothing is sent.
+          Disconnected: if no receipt arrives in time. The message may or may not be stored.
+          EscapementError: if the broker refuses. The message is not stored.
         """
         pending = await self.submit(
             value,
@@ -139,9 +147,10 @@ class Producer(Attached):
         group: str | None = None,
         sequence: int | None = None,
     ) -> Pending:
-        """Send one message; the receipt may be waited for later, with ``await``.
+        """Send one message without waiting for its receipt; ``await`` the result for it.
 
-        Waits only while too much is in flight. Arguments and errors as in ``send``.
+        The call waits only while too many messages are unanswered. Args and errors are as for
+        ``send``.
         """
         payload = self._serializer.dumps(value)
         delay_ms, at_ms = schedule.one(delay, at)
@@ -181,22 +190,27 @@ class Producer(Attached):
         groups: str | Sequence[str | None] | None = None,
         sequence: int | None = None,
     ) -> Receipts:
-        """Send messages as one batch (or a few, if the broker's limits ask for it).
+        """Send messages as one batch, or as several if the limits require it.
 
         Args:
-          values: what the serializer takes, each.
-          delay: one for all; or a list with one each, or None; or int64 milliseconds.
-          at: or one time for all; or a list with one each; or int64 Unix milliseconds.
-          keys: one each, or None.
-          properties: one map each, or None.
-          priorities: one for all, or one each.
-          dedup: one key each, or None; see ``send``.
-          groups: one group for all, or one each, or None; see ``send``.
-          sequence: the number of the first; see ``send``.
+          values: a list of values that the serializer accepts.
+          delay: one delay for all; a list with a delay or None per message; or an int64 array
+            of milliseconds.
+          at: or one time for all; a list with a time or None per message; or an int64 array
+            of Unix milliseconds.
+          keys: a list with a key or None per message.
+          properties: a list with a map or None per message.
+          priorities: one priority for all, or a list with one per message.
+          dedup: a list with a dedup key or None per message; see ``send``.
+          groups: one group for all, or a list with a group or None per message; see ``send``.
+          sequence: the number of the first message; see ``send``.
+
+        Returns:
+          One receipt per message, in columns.
 
         Raises:
-          As ``send``. A batch that the limits split may have been stored in part; sent
-          again with the same ``sequence`` it is completed.
+          The errors of ``send``. If the limits split the batch, a part may be stored. To
+          complete it, send the batch again with the same ``sequence``.
         """
         count = len(content.several("values", values))
         dumps = self._serializer.dumps
@@ -218,7 +232,7 @@ class Producer(Attached):
         )
         for column in (batch.keys, batch.properties, batch.priorities, batch.groups):
             if column is not None and len(column) != count:
-                raise InvalidRequest(f"a column of {len(column)} came with {count} messages")
+                raise InvalidRequest(f"a list of {len(column)} was given for {count} messages")
         times = schedule.times(delay, at, count)
         return await self.send_batch(batch, times, dedup=dedup, sequence=sequence)
 
@@ -230,9 +244,22 @@ class Producer(Attached):
         dedup: Sequence[str | None] | None = None,
         sequence: int | None = None,
     ) -> Receipts:
-        """Send columns as they are; the fastest way. Errors as ``send_many``."""
+        """Send a batch of columns, which is the fastest way to publish.
+
+        Args:
+          batch: the columns of the messages, with serialized payloads.
+          times: the delivery times, if any.
+          dedup: a list with a dedup key or None per message; see ``send``.
+          sequence: the number of the first message; see ``send``.
+
+        Returns:
+          One receipt per message, in columns.
+
+        Raises:
+          The errors of ``send_many``.
+        """
         if not isinstance(batch, MessageBatch):
-            raise InvalidRequest(f"a batch is a MessageBatch, not {type(batch).__name__}")
+            raise InvalidRequest(f"batch must be a MessageBatch, not {type(batch).__name__}")
         if not len(batch):
             return Receipts(self.topic, np.zeros(0, np.int64), np.zeros(0, np.bool_))
         times = times or Times()
@@ -253,22 +280,22 @@ class Producer(Attached):
         return Receipts.of(self.topic, parcels)
 
     def message(self, value: Any) -> MessageBuilder[Coroutine[Any, Any, Receipt]]:
-        """A message to be described step by step, then sent."""
+        """Return a builder that describes a message step by step, and then sends it."""
         return MessageBuilder(self.send, value)
 
     async def close_group(self, group: str, subscription: str, then: FollowUp) -> Group:
-        """Close a group of the topic, behind what was sent so far; see ``Groups.close``."""
+        """Close a group of the topic after all earlier sends; see ``Groups.close``."""
         await self.flush()
         return await Groups(self._line).close(self.topic, group, subscription, then)
 
     async def flush(self) -> None:
-        """Wait until everything sent so far is settled, one way or the other."""
+        """Wait until all messages sent before are durable or have failed."""
         last = self._outbox.last
         if last is not None:
             await last.wait()
 
     async def aclose(self) -> None:
-        """Wait for what is in flight, then give the producer back."""
+        """Wait for the outstanding receipts, then close the producer."""
         await self.flush()
         if self.error is None:
             done = self._close("this producer is closed")
@@ -296,7 +323,7 @@ class Producer(Attached):
             await self._room.wait()
             self._check()
 
-    # -- what it says to the broker, and back ------------------------------------------
+    # -- commands from and to the broker -----------------------------------------------
 
     def _request(self, request_id: int) -> Command:
         return wire.OpenProducer(request_id, self.id, self.topic, self.name, self._epoch)

@@ -1,7 +1,7 @@
-"""A thing that happens once, and may be waited for.
+"""A one-time event that any number of tasks may wait for.
 
-Deciding code settles it without being in an event loop; whoever waits makes the event
-of whichever loop runs. Waiting for what has happened costs no checkpoint.
+Code outside an event loop can settle it, because the event of the running loop is only
+created by the first waiter. Waiting for a settled promise executes no checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import anyio
 
 
 class Promise:
-    """Settled once; any number may wait."""
+    """A one-time event; ``settled`` is True after it has happened."""
 
     __slots__ = ("_event", "settled")
 
@@ -21,13 +21,13 @@ class Promise:
         self._event: anyio.Event | None = None
 
     def settle(self) -> None:
-        """It has happened; a second time changes nothing."""
+        """Mark the event as happened; does nothing the second time."""
         self.settled = True
         if self._event is not None:
             self._event.set()
 
     async def wait(self) -> None:
-        """Return when it has happened."""
+        """Wait until the event has happened."""
         if not self.settled:
             if self._event is None:
                 self._event = anyio.Event()
@@ -35,7 +35,7 @@ class Promise:
 
 
 async def all_settled(promises: Iterable[Promise], within_s: float) -> bool:
-    """Wait for them, and no longer than that; whether all of it has happened."""
+    """Wait at most ``within_s`` seconds for promises; return whether all are settled."""
     with anyio.move_on_after(within_s):
         for promise in promises:
             await promise.wait()

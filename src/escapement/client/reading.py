@@ -1,7 +1,7 @@
-"""Reading a topic by offset: pages of its log, one asked for after the other.
+"""Reading of a topic by offset, page by page.
 
-The broker remembers nothing of it. So when a link is lost, the page under way is simply
-asked for again, and reading the same range again gives the same messages.
+The broker keeps no state for a reader. If a link is lost, the reader requests the same page
+again, and reading a range twice gives the same messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from escapement.protocol.limits import MAX_BATCH_MESSAGES
 
 
 class Reading:
-    """Made by ``Broker.read``: ``async for page in ...``."""
+    """An async iterator over the pages of a topic, created by ``Broker.read``."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class Reading:
         page_messages: int,
     ) -> None:
         if start < 0 or (stop is not None and stop < start):
-            raise InvalidRequest(f"{start} to {stop} is no range of offsets")
+            raise InvalidRequest(f"{start} to {stop} is not a range of offsets")
         if not 1 <= page_messages <= MAX_BATCH_MESSAGES:
-            raise InvalidRequest(f"a page has 1 to {MAX_BATCH_MESSAGES} messages")
+            raise InvalidRequest(f"page_messages must be from 1 to {MAX_BATCH_MESSAGES}")
         self.topic = TopicName.parse(topic).full
         self.loads = serializer(choice).loads
         self._line = line
@@ -50,7 +50,7 @@ class Reading:
     async def __anext__(self) -> Page:
         while self._stop is None or self._next < self._stop:
             answer = await self._ask()
-            # Without a stop: to the end as it was when the reading began.
+            # Without a stop, read to the end of the log at the time of the first page.
             end = answer.end_offset
             self._stop = end if self._stop is None else min(self._stop, end)
             self._next = answer.next_offset
@@ -71,9 +71,10 @@ class Reading:
 
 
 class Page(Columns):
-    """Messages as they were published, in columns of equal height, by offset.
+    """A page of messages as they were published, in columns of equal height, by offset.
 
-    ``published_ms`` (int64) is when each was accepted, Unix milliseconds.
+    ``published_ms`` (int64) is the time when the broker accepted each message, in Unix
+    milliseconds. Iterate over the page, or index it, for single messages.
     """
 
     __slots__ = ("published_ms",)
@@ -99,7 +100,7 @@ class Page(Columns):
 
 
 class Entry(Row):
-    """One message of a topic, as it was published."""
+    """One message of a page, as it was published."""
 
     __slots__ = ()
 
@@ -107,10 +108,10 @@ class Entry(Row):
 
     @property
     def published_ms(self) -> int:
-        """When it was accepted, Unix milliseconds."""
+        """The time when the broker accepted the message, in Unix milliseconds."""
         return self._columns.published_ms.item(self._row)
 
     @property
     def published_at(self) -> datetime:
-        """When it was accepted, in UTC."""
+        """The time when the broker accepted the message, in UTC."""
         return moment(self.published_ms)

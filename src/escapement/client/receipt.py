@@ -1,4 +1,4 @@
-"""What a producer gets back: a promise of a receipt, a receipt, a column of them."""
+"""Receipts: the confirmations that messages are durable."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from escapement.message import Int64s, MessageId
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One message is durable.
+    """A confirmation that one message is durable.
 
-    ``duplicate`` says that it had been stored before: by an earlier attempt whose receipt was
-    lost, or as another message with the same dedup key, whose ``id`` this is. The ``id`` may
-    then not be known.
+    ``duplicate`` is True if the message was stored before: either by an earlier attempt whose
+    receipt was lost, or as another message with the same dedup key, and then ``id`` is the id
+    of that message. The ``id`` of a duplicate may be unknown (None).
     """
 
     id: MessageId | None
@@ -28,13 +28,18 @@ class Receipt:
 
 
 class Receipts:
-    """A batch is durable: a receipt for each message, in columns."""
+    """The receipts of a batch, in columns.
+
+    ``offsets`` has the offset of each message, -1 if it is unknown. ``duplicates`` is True for
+    each message that was stored before. Iterate over the receipts, or index them, for single
+    receipts.
+    """
 
     __slots__ = ("duplicates", "offsets", "topic")
 
     @classmethod
     def of(cls, topic: str, parcels: list[Parcel]) -> Receipts:
-        """The receipts of parcels that are settled, one below the other."""
+        """Return the receipts of settled publish requests, in order."""
         offsets, duplicates = [], []
         for parcel in parcels:
             count = parcel.known + parcel.count
@@ -55,7 +60,7 @@ class Receipts:
 
     def __init__(self, topic: str, offsets: Int64s, duplicates: npt.NDArray[np.bool_]) -> None:
         self.topic = topic
-        self.offsets = offsets  # -1 where not known
+        self.offsets = offsets
         self.duplicates = duplicates
 
     def __repr__(self) -> str:
@@ -74,7 +79,7 @@ class Receipts:
 
 
 class Pending(NamedTuple):
-    """A message on its way; ``await`` it for its receipt."""
+    """A sent message without a receipt yet; ``await`` it for the receipt."""
 
     topic: str
     parcel: Parcel
@@ -84,11 +89,11 @@ class Pending(NamedTuple):
         return self.wait().__await__()
 
     async def wait(self) -> Receipt:
-        """The receipt.
+        """Wait for the receipt and return it.
 
         Raises:
-          Disconnected: if none came in time; whether it is stored is not known.
-          EscapementError: if it was refused: it is not stored.
+          Disconnected: if no receipt arrives in time. The message may or may not be stored.
+          EscapementError: if the broker refuses. The message is not stored.
         """
         parcel = self.parcel
         await parcel.wait()

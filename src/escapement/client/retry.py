@@ -1,8 +1,8 @@
-"""How long to wait before another attempt: longer each time, and never all clients at once.
+"""Back-off with full jitter: the waits between attempts of a client.
 
-The wait is drawn from the whole span between zero and a bound that doubles ("full jitter").
-So clients that lost a broker together come back spread over that span. In the first minute of
-an outage the bound is below a second: most outages are a restart.
+The wait is random between zero and a bound that doubles ("full jitter"). So clients that lost
+a broker together come back at different times. In the first minute of an outage the bound is
+below a second, because most outages are restarts.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import Callable
 from random import random
 from typing import Final
 
-# For requests that a connected broker refuses for now: asking is cheap, and a refused publish
-# holds up all publishes behind it. (``Settings`` has the waits between connections.)
+# For retryable refusals of a connected broker. These waits are short, because a request is
+# cheap and a refused publish delays all publishes behind it. (``Settings`` has the waits
+# between connections.)
 FIRST_WAIT_S: Final = 0.05
 LONGEST_WAIT_S: Final = 1.0
-# No wait is longer than this while an outage is new. Below a second, because to connect and
-# to open a producer takes time as well.
+# The longest wait in the first EARLY_S of an outage. It is below a second, because connecting
+# and opening a producer take time as well.
 LONGEST_EARLY_WAIT_S: Final = 0.75
 EARLY_S: Final = 60.0
 
 
 class Retry:
-    """Waits of full jitter whose bound doubles from first to longest."""
+    """A back-off with full jitter, whose bound doubles from ``first_s`` to ``longest_s``."""
 
     __slots__ = ("_bound_s", "_chance", "_failing_since_s", "_first_s", "_longest_s")
 
@@ -42,7 +43,7 @@ class Retry:
         """Return the seconds to wait after one more failure.
 
         Args:
-          now_s: when it failed, on the clock of the event loop.
+          now_s: the time of the failure on the clock of the event loop.
         """
         if self._failing_since_s is None:
             self._failing_since_s = now_s
@@ -54,6 +55,6 @@ class Retry:
         return bound_s * self._chance()
 
     def succeeded(self) -> None:
-        """Begin again from the shortest."""
+        """Reset the bound to ``first_s`` after a success."""
         self._bound_s = self._first_s
         self._failing_since_s = None

@@ -1,4 +1,4 @@
-"""What a consumer gives back, until it is sent: columns of offsets, each with its delay."""
+"""The nacks or releases of a consumer until they are sent: offsets by delay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from escapement.protocol.limits import MAX_ACK_ROWS
 
 
 class Returned:
-    """Gathered by delay, so that what comes back together travels together."""
+    """A queue of nacks or releases, which collects offsets with the same delay."""
 
     __slots__ = ("_columns",)
 
@@ -19,11 +19,11 @@ class Returned:
         self._columns: dict[int, list[Int64s]] = {}
 
     def add(self, offsets: Int64s, delay_ms: int) -> None:
-        """These go back, to be delivered again after ``delay_ms``; -1: after their back-off."""
+        """Queue offsets for redelivery after ``delay_ms``, or after the back-off if it is -1."""
         self._columns.setdefault(delay_ms, []).append(offsets)
 
     def take(self) -> Iterator[tuple[Int64s, int]]:
-        """All of it, with its delays, in columns that fit a frame."""
+        """Remove all offsets; return them with their delays, in columns that fit a frame."""
         columns, self._columns = self._columns, {}
         for delay_ms, parts in columns.items():
             offsets = np.concatenate(parts)
@@ -31,5 +31,5 @@ class Returned:
                 yield offsets[low : low + MAX_ACK_ROWS], delay_ms
 
     def clear(self) -> None:
-        """The connection they came by is gone: they come again by themselves."""
+        """Discard all offsets: the broker redelivers these messages without a request."""
         self._columns.clear()

@@ -1,8 +1,8 @@
-"""What people write for "when", in the integer milliseconds that travel.
+"""Conversion of delays, times and positions to the integers of the protocol.
 
-A *delay* counts from the moment the broker accepts the message, so this machine's clock
-does not matter; a *time* is an aware datetime. Both are rounded up to a millisecond:
-never early. Everything is checked here, before anything is sent.
+A *delay* counts from the moment the broker accepts the message, so the client's clock does
+not matter. A *time* is an aware datetime. Both are rounded up to a millisecond, so that a
+message is never early. Arguments are checked here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def delay_ms(delay: Delay) -> int:
-    """A delay in milliseconds, rounded up.
+    """Return a delay in milliseconds, rounded up.
 
     Raises:
-      InvalidRequest: if it is none, or negative.
+      InvalidRequest: if the delay is not valid, or negative.
     """
     if isinstance(delay, str):
         return parse(delay)
@@ -44,25 +44,25 @@ def delay_ms(delay: Delay) -> int:
 
 
 def at_ms(at: datetime) -> int:
-    """A time in Unix milliseconds, rounded up; times before 1970 are 0.
+    """Return a time in Unix milliseconds, rounded up; times before 1970 are 0.
 
     Raises:
-      NaiveDatetime: if it has no time zone.
-      InvalidRequest: if it is no datetime.
+      NaiveDatetime: if the datetime has no time zone.
+      InvalidRequest: if ``at`` is not a datetime.
     """
     if not isinstance(at, datetime):
         raise InvalidRequest(f"{at!r} is not a time: pass a datetime with a time zone")
     if at.utcoffset() is None:
-        raise NaiveDatetime(f"{at} has no time zone: which moment it names is not known")
+        raise NaiveDatetime(f"{at} has no time zone: pass a datetime with a time zone")
     return max(0, -((_EPOCH - at) // _MILLISECOND))
 
 
 def position(where: Where) -> Position:
-    """A place to begin: latest, earliest, an offset, or an aware datetime.
+    """Return the start position for latest, earliest, an offset, or an aware datetime.
 
     Raises:
-      NaiveDatetime: if it is a time without a zone.
-      InvalidRequest: if it is no place.
+      NaiveDatetime: if the datetime has no time zone.
+      InvalidRequest: if ``where`` is not a position.
     """
     if isinstance(where, datetime):
         return Position("time", at_ms(where))
@@ -73,16 +73,16 @@ def position(where: Where) -> Position:
     if where == "earliest":
         return EARLIEST
     raise InvalidRequest(
-        f"a subscription begins at latest, earliest, an offset or a datetime, not {where!r}"
+        f"a position must be latest, earliest, an offset or a datetime, not {where!r}"
     )
 
 
 def one(delay: Delay | None, at: datetime | None) -> tuple[int, int]:
-    """``(delay_ms, at_ms)`` of one message, ``NO_TIME`` where it has none."""
+    """Return ``(delay_ms, at_ms)`` of one message, each ``NO_TIME`` if it is not given."""
     if delay is None and at is None:
         return NO_TIME, NO_TIME
     if delay is not None and at is not None:
-        raise InvalidRequest("a message has a delay or a time, not both")
+        raise InvalidRequest("both a delay and a time were given: pass only one")
     if delay is not None:
         return delay_ms(delay), NO_TIME
     assert at is not None
@@ -90,10 +90,16 @@ def one(delay: Delay | None, at: datetime | None) -> tuple[int, int]:
 
 
 def column(values: Any, read: Callable[[Any], int], count: int) -> Int64s | None:
-    """Times of ``count`` messages: one for all, one each, or int64 milliseconds.
+    """Return the delays or times of ``count`` messages as a column; int64[count].
+
+    Args:
+      values: one value for all, a list with a value or None per message, or an array of
+        integer milliseconds.
+      read: converts one value to milliseconds.
+      count: the number of messages.
 
     Raises:
-      InvalidRequest: if one of them is not a time, or there are not ``count``.
+      InvalidRequest: if a value is not valid, or there are not ``count``.
     """
     if values is None:
         return None
@@ -109,17 +115,17 @@ def column(values: Any, read: Callable[[Any], int], count: int) -> Int64s | None
 
 
 def times(delays: Any, ats: Any, count: int) -> Times:
-    """The columns of a batch's times; see ``column``."""
+    """Return the delays or times of a batch; see ``column``."""
     if delays is None and ats is None:
         return NO_TIMES
     if delays is not None and ats is not None:
-        raise InvalidRequest("a batch has delays or times, not both")
+        raise InvalidRequest("both delays and times were given: pass only one")
     return Times(column(delays, delay_ms, count), column(ats, at_ms, count))
 
 
 def _milliseconds(values: npt.NDArray[Any]) -> Int64s:
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise InvalidRequest("an array of times is one column of integer milliseconds")
+        raise InvalidRequest("an array of times must be one-dimensional, of integer milliseconds")
     found = values.astype(np.int64, copy=False)
     if len(found) and found.min() < NO_TIME:
         raise InvalidRequest(f"a time of {found.min()} ms is negative")
@@ -127,5 +133,5 @@ def _milliseconds(values: npt.NDArray[Any]) -> Int64s:
 
 
 def moment(due_ms: int) -> datetime:
-    """The aware datetime, in UTC, of a Unix time in milliseconds."""
+    """Return the aware datetime, in UTC, of a Unix time in milliseconds."""
     return _EPOCH + timedelta(milliseconds=due_ms)

@@ -1,8 +1,8 @@
-"""Recurring schedules: what the broker publishes again and again, by itself.
+"""Recurring schedules, by which the broker publishes a message repeatedly.
 
-Reached through ``Broker.schedules``. Times are aware datetimes in UTC; an occurrence's
-message says in its properties which schedule it is of (``schedule``) and for when
-(``occurrence_ms``).
+They are available as ``Broker.schedules``. Times are aware datetimes in UTC. The message of
+an occurrence has the properties ``schedule``, the name of the schedule, and
+``occurrence_ms``, the time of the occurrence.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from escapement.client.serializers import SerializerLike
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule as it was when it was asked for.
+    """A schedule at the time of the request.
 
-    ``state`` is active, paused, ended, or broken (then ``problem`` says why). ``coming`` are
-    the next ten times, where one schedule was asked for.
+    ``state`` is active, paused, ended, or broken with the reason in ``problem``. ``coming``
+    has the next ten times, and is empty in the results of ``list``.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Schedule:
 
 
 class Schedules:
-    """The schedules of a broker; see the module's docstring."""
+    """The recurring schedules of a broker; available as ``Broker.schedules``."""
 
     def __init__(self, admin: Callable[..., Awaitable[Any]]) -> None:
         self._admin = admin
@@ -61,22 +61,27 @@ class Schedules:
         key: str | None = None,
         serializer: SerializerLike = bytes,
     ) -> Schedule:
-        """Publish ``value`` on ``topic`` again and again, each occurrence exactly once.
+        """Create a schedule that publishes ``value`` to ``topic`` repeatedly.
+
+        Each occurrence is published exactly once.
 
         Args:
-          name: ``tenant/namespace/name``, or ``name`` in public/default, as topics are named.
-          cron: five fields, or six with seconds first, as in cronsim; or give ``every``.
-          timezone: in which ``cron`` is read, "Europe/Berlin".
-          every: so often, from now on; a second at least.
-          until: nothing is published later than then.
-          missed: what becomes of occurrences to which the broker comes more than a minute
-            late: "skip" publishes none of them, "last" the last one, "all" all.
-          key: of each message.
-          serializer: see ``escapement.client.serializers``.
+          name: the name of the schedule, ``tenant/namespace/name``, or ``name`` in
+            public/default.
+          topic: the topic, as for ``Broker.producer``.
+          value: a value that the serializer accepts.
+          cron: a cron expression of five fields, or six with seconds first, as in cronsim.
+          timezone: the time zone of ``cron``, such as "Europe/Berlin".
+          every: instead of ``cron``, the interval from now on, at least a second.
+          until: the time after which nothing is published.
+          missed: how to treat occurrences that are more than a minute late: "skip" publishes
+            none of them, "last" the last one, "all" all.
+          key: the key of each message.
+          serializer: how to convert ``value`` to bytes; see ``escapement.client.serializers``.
 
         Raises:
-          InvalidRequest: if something cannot be meant.
-          AlreadyExists: if there is a schedule of this name.
+          InvalidRequest: if an argument is not valid.
+          AlreadyExists: if a schedule of this name exists.
         """
         arguments: dict[str, Any] = {"payload": serializers.serializer(serializer).dumps(value)}
         if cron is not None:
@@ -94,24 +99,24 @@ class Schedules:
         )
 
     async def list(self, namespace: str | None = None) -> list[Schedule]:
-        """All schedules by name, or those of one namespace."""
+        """Return all schedules, or those of one namespace, ordered by name."""
         found = await self._admin("schedules.list", namespace=namespace)
         return [_schedule(one) for one in found]
 
     async def get(self, name: str) -> Schedule:
-        """One schedule, with its next ten times. Raises ``NotFound``."""
+        """Return one schedule, with its next ten times. Raises ``NotFound``."""
         return _schedule(await self._admin("schedules.get", schedule=name))
 
     async def pause(self, name: str) -> Schedule:
-        """Publish nothing until it is resumed. Raises ``NotFound``."""
+        """Pause a schedule until it is resumed. Raises ``NotFound``."""
         return _schedule(await self._admin("schedules.pause", schedule=name))
 
     async def resume(self, name: str) -> Schedule:
-        """Go on with the first occurrence from now on. Raises ``NotFound``."""
+        """Resume a schedule with the next occurrence after now. Raises ``NotFound``."""
         return _schedule(await self._admin("schedules.resume", schedule=name))
 
     async def delete(self, name: str) -> None:
-        """Forget it; what it has published stays. Raises ``NotFound``."""
+        """Delete a schedule; the messages it published stay. Raises ``NotFound``."""
         await self._admin("schedules.delete", schedule=name)
 
 

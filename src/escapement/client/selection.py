@@ -1,4 +1,4 @@
-"""The pending messages of a topic that match: to be counted, then cancelled or rescheduled."""
+"""Selections of pending messages, to count, cancel or reschedule them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _PART: Final = 32_768
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """Messages of one topic, in delivery order; what comes later is not among them."""
+    """A selection of messages of one topic, in the delivery order.
+
+    Messages published after the selection are not included.
+    """
 
     topic: str
     offsets: Int64s
@@ -27,7 +30,7 @@ class Selection:
         return len(self.offsets)
 
     def parts(self) -> Iterator[Selection]:
-        """The same in pieces of one request each, for whoever wants to show progress."""
+        """Split the selection into parts of one request each, so that callers show progress."""
         for low in range(0, len(self), _PART):
             yield Selection(self.topic, self.offsets[low : low + _PART])
 
@@ -41,7 +44,7 @@ async def select(
     properties: Mapping[str, Any] | None,
     progress: Callable[[int], None] | None = None,
 ) -> Selection:
-    """See ``escapement.Broker.select``."""
+    """Select pending messages; see ``escapement.Broker.select``."""
     full = TopicName.parse(topic).full
     sought = {
         "from_ms": None if due_from is None else schedule.at_ms(due_from) or None,
@@ -56,7 +59,7 @@ async def select(
         found.append(np.frombuffer(page["offsets"], "<i8").astype(np.int64))
         after = page["next"]
         if after is None:
-            # What was moved may be there twice.
+            # A message rescheduled during the search may appear twice.
             offsets, first = np.unique(np.concatenate(found), return_index=True)
             return Selection(full, offsets[np.argsort(first)])
         if progress is not None:

@@ -1,9 +1,8 @@
-"""What an application's values are as bytes, and back.
+"""Serializers, which convert values to payload bytes and back.
 
-Where a serializer is asked for, these do: ``bytes`` (the default: values are bytes
-already), ``str`` (UTF-8), ``JSON``, ``MSGPACK``, or a pair of functions
-``(dumps, loads)`` of your own: for Protocol Buffers
-``(Order.SerializeToString, Order.FromString)``.
+A serializer is ``bytes`` (the default: values are bytes), ``str`` (UTF-8), ``JSON``,
+``MSGPACK``, or a pair of functions ``(dumps, loads)``, such as
+``(Order.SerializeToString, Order.FromString)`` for Protocol Buffers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from escapement.errors import InvalidRequest
 
 
 class Serializer(NamedTuple):
-    """Two functions that undo each other."""
+    """A pair of functions: ``dumps`` converts a value to bytes, ``loads`` converts it back."""
 
     dumps: Callable[[Any], bytes]
     loads: Callable[[bytes], Any]
@@ -54,10 +53,10 @@ MSGPACK: Final = Serializer(msgpack.packb, msgpack.unpackb)
 
 
 def serializer(choice: SerializerLike) -> Serializer:
-    """The serializer that ``choice`` names.
+    """Return the serializer for ``choice``.
 
     Raises:
-      InvalidRequest: if it names none.
+      InvalidRequest: if ``choice`` is not a serializer.
     """
     if choice is bytes:
         return BYTES
@@ -65,4 +64,6 @@ def serializer(choice: SerializerLike) -> Serializer:
         return STR
     if isinstance(choice, tuple) and len(choice) == 2 and all(map(callable, choice)):
         return Serializer(*choice)
-    raise InvalidRequest(f"{choice!r} is no serializer: pass bytes, str, JSON, MSGPACK or a pair")
+    raise InvalidRequest(
+        f"{choice!r} is not a serializer: pass bytes, str, JSON, MSGPACK or a pair"
+    )

@@ -1,11 +1,12 @@
-"""What was delivered and not yet taken out, and the credit that bounds it.
+"""The delivery buffer of a consumer, and the permits that bound it.
 
-Of ``permits``, each is in one of three places: with the broker, who may send a message
-for it (``_credit``); here, with a message that waits; or spent, by a message taken out
-(``_taken``). Spent ones are given to the broker again when they are half of all, so that
-it neither waits for us nor hears of every message.
+Each permit is in one of three states: granted to the broker, which may send a message for it
+(``_credit``); used by a message in the buffer; or used by a message that the application has
+received (``_taken``). When half of all permits are in the last state, they are granted to the
+broker again. So the broker does not run out of permits, and gets no command for every
+message.
 
-Pure; holds what it is given and sends nothing.
+This module is pure: it sends nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from escapement.message import Int64s
 
 
 class Tray:
-    """See the module's docstring."""
+    """The delivery buffer of a consumer, with its permits."""
 
     __slots__ = ("_credit", "_current", "_permits", "_row", "_taken", "_waiting")
 
@@ -29,7 +30,7 @@ class Tray:
         self._credit = 0
         self._taken = 0
         self._waiting: deque[Batch] = deque()
-        self._current: Batch | None = None  # from which single messages are taken
+        self._current: Batch | None = None  # the batch from which single messages are taken
         self._row = 0
 
     @property
@@ -37,18 +38,20 @@ class Tray:
         return self._current is None and not self._waiting
 
     def put(self, batch: Batch) -> None:
-        """Take in what was delivered.
+        """Add a delivered batch.
 
         Raises:
-          RemoteProtocolError: if there was no credit for it.
+          RemoteProtocolError: if the broker exceeded its permits.
         """
         self._credit -= len(batch)
         if self._credit < 0:
-            raise RemoteProtocolError(f"{-self._credit} messages came without credit")
+            raise RemoteProtocolError(
+                f"the broker sent {-self._credit} messages more than it had permits for"
+            )
         self._waiting.append(batch)
 
     def pop(self) -> Message | None:
-        """Take out the next message. O(1)."""
+        """Remove and return the next message, or None; O(1)."""
         batch = self._current
         if batch is None:
             if not self._waiting:
@@ -63,7 +66,7 @@ class Tray:
         return Message(batch, row)
 
     def pop_batch(self) -> Batch | None:
-        """Take out what is left of the batch begun, or the next batch."""
+        """Remove and return the rest of the current batch, or the next batch, or None."""
         batch = self._current
         if batch is not None:
             batch, self._current = batch.rest(self._row), None
@@ -75,20 +78,20 @@ class Tray:
         return batch
 
     def waiting(self) -> Int64s:
-        """The offsets of what waits here, in no order."""
+        """Return the offsets of the messages in the buffer, in no particular order."""
         parts = [batch.offsets for batch in self._waiting]
         if self._current is not None:
             parts.append(self._current.offsets[self._row :])
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def all_credit(self) -> int:
-        """The credit of a consumer that has just been opened; the tray is empty."""
-        assert self.empty, "what an earlier connection delivered was not cleared"
+        """Grant all permits, for a consumer that was just opened, and return their number."""
+        assert self.empty, "the buffer was not cleared after the earlier connection"
         self._credit, self._taken = self._permits, 0
         return self._permits
 
     def due_credit(self) -> int:
-        """What to give to the broker now: nothing, or at least half of the permits."""
+        """Return the permits to grant to the broker now: 0, or at least half of all."""
         taken = self._taken
         if 2 * taken < self._permits:
             return 0
@@ -97,7 +100,7 @@ class Tray:
         return taken
 
     def drop(self) -> int:
-        """Drop what waits; returns the credit to give for it and for all that was taken out."""
+        """Discard the buffered messages; return the permits to grant, so that all are granted."""
         self._waiting.clear()
         self._current = None
         given = self._permits - self._credit
@@ -105,7 +108,7 @@ class Tray:
         return given
 
     def clear(self) -> None:
-        """Drop what waits: it will come again, or never."""
+        """Discard the buffered messages and all permits, when the connection has ended."""
         self._waiting.clear()
         self._current = None
         self._credit = self._taken = 0

@@ -1,4 +1,4 @@
-"""The client for code that blocks: the same names, the same promises, no ``await``.
+"""The blocking client: the same names and guarantees as the async client, without ``await``.
 
 ::
 
@@ -10,10 +10,10 @@
                 with message:
                     handle(message.value)
 
-It is a face, not a second client: an event loop runs in a thread of its own, the client
-runs there, and every call here hands over and waits. Everything may be used from any
-number of threads. A hand-over costs some 50 µs; where that counts, use ``send_many``,
-``submit`` and ``batches``. Acknowledging by ``with message`` hands over without waiting.
+This package is a facade of the async client, which runs in an event loop in its own thread.
+Each call runs in that loop and waits for the result. All objects may be used from any number
+of threads. A call costs about 50 µs; if that is too much, use ``send_many``, ``submit`` and
+``batches``. Acknowledging by ``with message`` does not wait.
 """
 
 from escapement.sync.broker import Broker

@@ -1,4 +1,4 @@
-"""The blocking face of ``escapement.Broker``."""
+"""The blocking facade of ``escapement.Broker``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from escapement.sync.schedules import Schedules
 
 
 class Broker:
-    """A connection to a broker, kept up. Made by ``connect``."""
+    """A client of a broker, created by ``connect``, that reconnects when needed."""
 
     def __init__(self, loop: Loop, broker: brokers.Broker) -> None:
         self._loop = loop
@@ -32,27 +32,27 @@ class Broker:
 
     @property
     def name(self) -> str:
-        """What the broker calls itself."""
+        """The name of the broker."""
         return self._broker.name
 
     @property
     def limits(self) -> Mapping[str, Any]:
-        """How much it takes, as it said when we first connected."""
+        """The limits that the broker announced on the first connection."""
         return self._broker.limits
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection just now."""
+        """Whether the client is connected at the moment."""
         return self._broker.connected
 
     def producer(self, topic: str, **options: Any) -> Producer:
-        """A producer for a topic; options as in ``escapement.Broker.producer``."""
+        """Open a producer for a topic; options as for ``escapement.Broker.producer``."""
         made = self._loop.call(partial(self._broker.producer, topic, **options))
         return Producer(self._loop, made)
 
     @contextmanager
     def consumer(self, topic: str, subscription: str, **options: Any) -> Iterator[Inbox]:
-        """An inbox on a subscription; options as in ``escapement.Broker.consumer``."""
+        """Open a consumer of a subscription; options as for ``escapement.Broker.consumer``."""
         context = self._loop.call(partial(self._broker.consumer, topic, subscription, **options))
         with self._loop.wrap_async_context_manager(context) as inbox:
             face = Inbox(self._loop, inbox)
@@ -63,38 +63,38 @@ class Broker:
 
     @property
     def groups(self) -> Groups:
-        """Groups of messages, and what follows when a subscription is done with one."""
+        """The groups of messages, which publish a follow-up at group completion."""
         return Groups(self._loop, self._broker.groups)
 
     @property
     def schedules(self) -> Schedules:
-        """What the broker publishes again and again."""
+        """The recurring schedules of the broker."""
         return Schedules(self._loop, self._broker.schedules)
 
     def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
-        """The messages that were published with dedup keys; see ``escapement.Broker.find``."""
+        """Return the ids of messages by their dedup keys; see ``escapement.Broker.find``."""
         return self._loop.call(self._broker.find, topic, dedup)
 
     def cancel(self, what: What | None = None, **options: Any) -> Outcomes:
-        """Cancel messages not handed out yet; see ``escapement.Broker.cancel``."""
+        """Cancel messages that are not yet delivered; see ``escapement.Broker.cancel``."""
         return self._loop.call(partial(self._broker.cancel, what, **options))
 
     def select(self, topic: str, **options: Any) -> Selection:
-        """The pending messages that match; see ``escapement.Broker.select``."""
+        """Select the pending messages that match; see ``escapement.Broker.select``."""
         return self._loop.call(partial(self._broker.select, topic, **options))
 
     def reschedule(self, what: What | None = None, **options: Any) -> Outcomes:
-        """Give messages another time; see ``escapement.Broker.reschedule``."""
+        """Change the due time of messages; see ``escapement.Broker.reschedule``."""
         return self._loop.call(partial(self._broker.reschedule, what, **options))
 
     def run_now(self, what: What | None = None, **options: Any) -> Outcomes:
-        """Have messages due now; see ``escapement.Broker.run_now``."""
+        """Make messages due now; see ``escapement.Broker.run_now``."""
         return self._loop.call(partial(self._broker.run_now, what, **options))
 
     def read(
         self, topic: str, start: int = 0, stop: int | None = None, **options: Any
     ) -> Iterator[Page]:
-        """A topic's messages by offset, page by page; see ``escapement.Broker.read``."""
+        """Read the messages of a topic by offset, in pages; see ``escapement.Broker.read``."""
         reading = self._broker.read(topic, start, stop, **options)
 
         async def next_page() -> Page | None:
@@ -103,7 +103,7 @@ class Broker:
         return iter(lambda: self._loop.call(next_page), None)
 
     def peek(self, topic: str, **options: Any) -> Iterator[Upcoming]:
-        """What is pending, next due first; see ``escapement.Broker.peek``."""
+        """Show the pending messages in the delivery order; see ``escapement.Broker.peek``."""
         peeking = self._broker.peek(topic, **options)
 
         async def next_one() -> Upcoming | None:
@@ -112,21 +112,21 @@ class Broker:
         return iter(lambda: self._loop.call(next_one), None)
 
     def show(self, message: One, topic: str | None = None) -> Life:
-        """One message's life; see ``escapement.Broker.show``."""
+        """Return the history of a message; see ``escapement.Broker.show``."""
         return self._loop.call(partial(self._broker.show, message, topic))
 
     def forecast(self, topic: str, **options: Any) -> Forecast:
-        """How many messages fall due when; see ``escapement.Broker.forecast``."""
+        """Count the messages that become due by time; see ``escapement.Broker.forecast``."""
         return self._loop.call(partial(self._broker.forecast, topic, **options))
 
     def pause(self, topic: str, subscription: str | None = None, **options: Any) -> None:
-        """Have nothing more handed out; see ``escapement.Broker.pause``."""
+        """Pause deliveries; see ``escapement.Broker.pause``."""
         self._loop.call(partial(self._broker.pause, topic, subscription, **options))
 
     def resume(self, topic: str, subscription: str | None = None) -> None:
-        """Hand out again what is due; see ``escapement.Broker.resume``."""
+        """Resume deliveries; see ``escapement.Broker.resume``."""
         self._loop.call(self._broker.resume, topic, subscription)
 
     def admin(self, verb: str, **arguments: Any) -> Any:
-        """Ask the broker by name, with plain arguments; returns its plain answer."""
+        """Send an administrative request by name; see ``escapement.Broker.admin``."""
         return self._loop.call(partial(self._broker.admin, verb, **arguments))

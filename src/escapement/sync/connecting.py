@@ -1,4 +1,4 @@
-"""Connecting to a broker from code that blocks."""
+"""The function ``connect`` of the blocking client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def connect(
 ) -> Iterator[Broker]:
     """Connect to a broker, and stay connected until the block ends.
 
-    As ``escapement.connect``; ``backend`` is the event loop to run, asyncio or trio.
+    Args and errors are as for ``escapement.connect``. In addition, ``backend`` selects the
+    event loop, asyncio or trio.
     """
     with start_blocking_portal(backend) as portal:
         connected = client.connect(url, name=name, stream_factory=stream_factory, settings=settings)

@@ -1,4 +1,4 @@
-"""The blocking face of ``escapement.client.groups``."""
+"""The blocking facade of ``escapement.client.groups``."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from escapement.sync.loop import Loop
 
 
 class Groups:
-    """Made by ``Broker.groups``; see ``escapement.client.groups.Groups``."""
+    """The groups of topics; available as ``Broker.groups``."""
 
     def __init__(self, loop: Loop, found: groups.Groups) -> None:
         self._loop = loop
         self._groups = found
 
     def close(self, topic: str, group: str, subscription: str, then: FollowUp) -> Group:
-        """Close a group: ``then`` is published once the subscription is done with all of it."""
+        """Close a group and publish ``then`` at its completion; see ``escapement.Groups.close``."""
         return self._loop.call(self._groups.close, topic, group, subscription, then)
 
     def list(self, topic: str) -> list[Group]:
-        """The groups of a topic, by name."""
+        """Return the groups of a topic, ordered by name. Raises ``NotFound``."""
         return self._loop.call(self._groups.list, topic)
 
     def get(self, topic: str, group: str) -> Group:
-        """One group."""
+        """Return one group. Raises ``NotFound``."""
         return self._loop.call(self._groups.get, topic, group)
 
     def delete(self, topic: str, group: str) -> None:
-        """Forget a group: what has not fired never will."""
+        """Delete a group; see ``escapement.Groups.delete``. Raises ``NotFound``."""
         self._loop.call(self._groups.delete, topic, group)

@@ -1,7 +1,7 @@
-"""The blocking face of ``escapement.Inbox``, and what comes out of it.
+"""The blocking facade of ``escapement.Inbox``, with its batches and messages.
 
-Any number of threads may take messages out; what is acknowledged one by one is gathered here
-and handed to the loop in one visit.
+Any number of threads may receive messages. Acknowledgements of single messages are collected
+and passed to the event loop together.
 """
 
 from __future__ import annotations
@@ -24,32 +24,38 @@ T = TypeVar("T")
 
 
 class Inbox:
-    """Made by ``Broker.consumer``; threads that iterate share what comes."""
+    """A consumer of a subscription, created by ``Broker.consumer``.
+
+    Several threads may iterate over it; each message goes to one of them.
+    """
 
     def __init__(self, loop: Loop, inbox: inboxes.Inbox) -> None:
         self.topic = inbox.topic
         self.subscription = inbox.subscription
         self._loop = loop
         self._inbox = inbox
-        self._lock = Lock()  # over the batch that is being iterated
+        self._lock = Lock()  # guards _current and _row
         self._current: Batch | None = None
         self._row = 0
-        # What was acknowledged and is not yet told to the loop; one visit takes it all.
+        # Acknowledged offsets not yet passed to the event loop. One call of hand_over takes all.
         self._done: deque[int] = deque()
         self._visit_planned = False
 
     @property
     def active(self) -> bool:
-        """Of a failover subscription: whether this consumer is the one that receives."""
+        """Whether this consumer of a failover subscription is the active one."""
         return self._inbox.active
 
     def __iter__(self) -> Iterator[Message]:
-        """The messages; waits for them, until the inbox is closed."""
+        """Wait for messages and yield them, until the consumer is closed."""
         while (message := self.receive()) is not None:
             yield message
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message, or None if none comes within ``timeout_s`` or ever."""
+        """Wait for the next message; see ``escapement.Inbox.receive``.
+
+        Returns None if no message arrives within ``timeout_s`` or the consumer is closed.
+        """
         with self._lock:
             if self._spent():
                 self._current, self._row = self._fetch(timeout_s), 0
@@ -59,12 +65,15 @@ class Inbox:
             return Message(self._current, self._row - 1)
 
     def batches(self) -> Iterator[Batch]:
-        """The messages in columns, as they were delivered; waits for them."""
+        """Wait for batches of columns and yield them, until the consumer is closed."""
         while (batch := self.next_batch()) is not None:
             yield batch
 
     def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """What is left of the batch begun, or the next; None if none comes in time or ever."""
+        """Wait for the next batch; see ``escapement.Inbox.next_batch``.
+
+        Returns None if no batch arrives within ``timeout_s`` or the consumer is closed.
+        """
         with self._lock:
             batch = None
             if self._current is not None and not self._spent():
@@ -73,53 +82,54 @@ class Inbox:
             return batch or self._fetch(timeout_s)
 
     def ack(self, what: What, *, durable: bool = False) -> int | None:
-        """Be done with messages; see ``escapement.Inbox.ack``."""
+        """Acknowledge messages; see ``escapement.Inbox.ack``."""
         return self._call(partial(self._inbox.ack, what, durable=durable))
 
     def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
-        """Be done with the messages from offset ``first`` to ``last``, both included."""
+        """Acknowledge the messages from offset ``first`` to ``last``, both included."""
         return self._call(partial(self._inbox.ack_range, first, last, durable=durable))
 
     def nack(self, what: What, delay: Delay | None = None) -> None:
-        """Give messages back, to be delivered again after ``delay`` or the usual back-off."""
+        """Nack messages: they are redelivered after ``delay``, or after the usual back-off."""
         self._call(partial(self._inbox.nack, what, delay))
 
     def release(self, what: What, delay: Delay | None = None) -> None:
-        """Hand messages back untried; see ``escapement.Inbox.release``."""
+        """Release messages, without counting an attempt; see ``escapement.Inbox.release``."""
         self._call(partial(self._inbox.release, what, delay))
 
     def extend(self, what: What, wait: Delay) -> int:
-        """Need longer for messages; see ``escapement.Inbox.extend``."""
+        """Extend the ack deadline of messages; see ``escapement.Inbox.extend``."""
         return self._call(partial(self._inbox.extend, what, wait))
 
     def seek(self, position: Where) -> None:
-        """Have the subscription begin again elsewhere; see ``escapement.Inbox.seek``."""
+        """Move the subscription to a position; see ``escapement.Inbox.seek``."""
         self._call(partial(self._inbox.seek, position))
 
     def flush_acks(self) -> None:
-        """Wait until every acknowledgement so far is durable."""
+        """Wait until all earlier acknowledgements are durable."""
         self._call(self._inbox.flush_acks)
 
     def done(self, offset: int) -> None:
-        """Acknowledge one message, some time soon; never waits."""
+        """Queue the acknowledgement of one message, without waiting."""
         self._done.append(offset)
         if not self._visit_planned:
             self._visit_planned = True
             self._loop.start_task_soon(self.hand_over)
 
     def hand_over(self) -> None:
-        """Tell the inbox what was acknowledged. Runs in the loop's thread."""
-        self._visit_planned = False  # before taking, so that nothing is left lying
+        """Pass the queued acknowledgements to the async consumer. Runs in the loop's thread."""
+        # Reset first: an acknowledgement queued from now on plans another call.
+        self._visit_planned = False
         while self._done:
             self._inbox.done(self._done.popleft())
 
     def _spent(self) -> bool:
-        """Whether nothing of the batch begun is to be given out any more."""
+        """Return whether the current batch has no messages left to receive."""
         current = self._current
         return (
             current is None
             or self._row == len(current)
-            or current.rewinds != self._inbox.rewinds  # it was taken back: a seek
+            or current.rewinds != self._inbox.rewinds  # a seek made the batch void
         )
 
     def _fetch(self, timeout_s: float | None) -> Batch | None:
@@ -139,7 +149,11 @@ class Inbox:
 
 
 class Batch(Delivery):
-    """Messages as they were delivered, in columns of equal height; see ``Delivery``."""
+    """A batch of delivered messages, in columns of equal height.
+
+    ``offsets`` and ``due_ms`` are int64 columns. Iterate over the batch, or index it, for
+    single messages.
+    """
 
     __slots__ = ("_batch", "_inbox", "rewinds")
 
@@ -154,7 +168,7 @@ class Batch(Delivery):
         )
         self._batch = batch
         self._inbox = inbox
-        self.rewinds = inbox._inbox.rewinds  # how often what was delivered had been taken back
+        self.rewinds = inbox._inbox.rewinds  # the consumer's number of seeks at delivery
 
     def __getitem__(self, row: int) -> Message:
         if not -len(self) <= row < len(self):
@@ -165,31 +179,32 @@ class Batch(Delivery):
         return (Message(self, row) for row in range(len(self)))
 
     def ack(self, *, durable: bool = False) -> int | None:
-        """Acknowledge them all; see ``Inbox.ack``."""
+        """Acknowledge all messages of the batch; see ``Inbox.ack``."""
         return self._inbox.ack(self.offsets, durable=durable)
 
     def nack(self, delay: Delay | None = None) -> None:
-        """Give them all back; see ``Inbox.nack``."""
+        """Nack all messages of the batch; see ``Inbox.nack``."""
         self._inbox.nack(self.offsets, delay)
 
     def release(self, delay: Delay | None = None) -> None:
-        """Hand them all back untried; see ``Inbox.release``."""
+        """Release all messages of the batch; see ``Inbox.release``."""
         self._inbox.release(self.offsets, delay)
 
     def extend(self, wait: Delay) -> int:
-        """Need longer for them all; see ``Inbox.extend``."""
+        """Extend the ack deadline of all messages of the batch; see ``Inbox.extend``."""
         return self._inbox.extend(self.offsets, wait)
 
     def rest(self, row: int) -> Batch:
-        """The messages from ``row`` on."""
+        """Return the messages from ``row`` on as a batch."""
         return Batch(self._inbox, self._batch.rest(row))
 
 
 class Message(DeliveredRow):
-    """One message, delivered.
+    """A delivered message.
 
-    ``with message:`` acknowledges it when the block ends well; when it ends with an
-    exception, the message is given back (``nack``) and the exception goes on its way.
+    ``with message:`` acknowledges the message when the block ends without an error. If the
+    block raises, the message is negatively acknowledged (``nack``) and the exception
+    propagates.
     """
 
     __slots__ = ("_inbox",)
@@ -199,22 +214,31 @@ class Message(DeliveredRow):
         self._inbox = batch._inbox
 
     def ack(self, *, durable: bool = False) -> None:
-        """Be done with it. With ``durable``, return when it will never come again."""
+        """Acknowledge the message.
+
+        Args:
+          durable: wait until the acknowledgement is durable, so that the message is never
+            delivered again.
+        """
         if durable:
             self._inbox.ack(self.offset, durable=True)
         else:
             self._inbox.done(self.offset)
 
     def nack(self, delay: Delay | None = None) -> None:
-        """Give it back, to be delivered again after ``delay`` or the usual back-off."""
+        """Nack the message: it is redelivered after ``delay``, or after the usual back-off."""
         self._inbox.nack(self.offset, delay)
 
     def release(self, delay: Delay | None = None) -> None:
-        """Hand it back untried: this delivery does not count."""
+        """Release the message: this delivery does not count as an attempt."""
         self._inbox.release(self.offset, delay)
 
     def extend(self, wait: Delay) -> bool:
-        """Need up to ``wait`` from now; False if it was taken back."""
+        """Extend the ack deadline to at least ``wait`` from now.
+
+        Returns:
+          False if the message is no longer in flight at this consumer.
+        """
         return bool(self._inbox.extend(self.offset, wait))
 
     def __enter__(self) -> Message:

@@ -1,6 +1,6 @@
-"""The event loop that a blocking client runs in, in a thread of its own: the way into it.
+"""The event loop of a blocking client, which runs in its own thread.
 
-From the moment the connection is closed it takes nothing more, and says so in our words.
+After the connection is closed, all calls raise ``Disconnected``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Loop:
-    """Where the client runs: as the portal into it, with errors of ours once it is closed."""
+    """A portal into the event loop, which raises ``Disconnected`` after closing."""
 
     def __init__(self, portal: BlockingPortal) -> None:
         self.closed = False
@@ -33,9 +33,13 @@ class Loop:
     def call(self, act: Callable[..., T], *arguments: Any) -> T: ...
 
     def call(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``act`` returns, or awaits, there. Raises ``Disconnected`` once it is closed.
+        """Run ``act`` in the event loop, await it if needed, and return its result.
 
-        Where Ctrl-C ends the wait it is cancelled there: what it would have taken stays.
+        If Ctrl-C interrupts the wait, the call is cancelled in the event loop, so that a
+        message that it would have received stays in the delivery buffer.
+
+        Raises:
+          Disconnected: if this side has closed the connection.
         """
         self.check()
         visit, future = _Visit(act, arguments), None
@@ -54,14 +58,14 @@ class Loop:
     def start_task_soon(self, act: Callable[..., T]) -> Future[T]: ...
 
     def start_task_soon(self, act: Callable[..., Any]) -> Future[Any]:
-        """The same without waiting for it."""
+        """Run ``act`` in the event loop without waiting; raises as ``call``."""
         self.check()
         return self._portal.start_task_soon(act)
 
     def wrap_async_context_manager(
         self, context: AbstractAsyncContextManager[T]
     ) -> AbstractContextManager[T]:
-        """An asynchronous block as one that blocks."""
+        """Return an async context manager as a blocking one."""
         return self._portal.wrap_async_context_manager(context)
 
     def check(self) -> None:
@@ -71,7 +75,7 @@ class Loop:
 
 
 class _Visit:
-    """One call, which may be ended before, while and after it runs."""
+    """One call into the event loop, which can be ended before, during and after its run."""
 
     def __init__(self, act: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._act = act

@@ -1,4 +1,4 @@
-"""The blocking face of ``escapement.Producer``."""
+"""The blocking facade of ``escapement.Producer``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from escapement.sync.loop import Loop
 
 
 class Producer:
-    """Made by ``Broker.producer``; for any number of threads at once."""
+    """A producer of a topic, created by ``Broker.producer``.
+
+    Any number of threads may use it at once. As a context manager it closes itself at the
+    end of the block.
+    """
 
     def __init__(self, loop: Loop, producer: producers.Producer) -> None:
         self._loop = loop
@@ -27,7 +31,7 @@ class Producer:
 
     @property
     def next_sequence(self) -> int:
-        """The number of the next message."""
+        """The number of the next message. It starts after the last stored message."""
         return self._producer.next_sequence
 
     def send(self, value: Any, **options: Any) -> Receipt:
@@ -35,7 +39,7 @@ class Producer:
         return self._loop.call(partial(self._producer.send, value, **options))
 
     def submit(self, value: Any, **options: Any) -> Future[Receipt]:
-        """Send one message; the future's ``result()`` is its receipt."""
+        """Send one message without waiting; ``result()`` of the future is its receipt."""
         return self._loop.start_task_soon(partial(self._producer.send, value, **options))
 
     def send_many(self, values: Sequence[Any], **options: Any) -> Receipts:
@@ -50,25 +54,25 @@ class Producer:
         dedup: Sequence[str | None] | None = None,
         sequence: int | None = None,
     ) -> Receipts:
-        """Send columns as they are; see ``escapement.Producer.send_batch``."""
+        """Send a batch of columns; see ``escapement.Producer.send_batch``."""
         return self._loop.call(
             partial(self._producer.send_batch, batch, times, dedup=dedup, sequence=sequence)
         )
 
     def message(self, value: Any) -> MessageBuilder[Receipt]:
-        """A message to be described step by step, then sent."""
+        """Return a builder that describes a message step by step, and then sends it."""
         return MessageBuilder(self.send, value)
 
     def close_group(self, group: str, subscription: str, then: FollowUp) -> Group:
-        """Close a group of the topic, behind what was sent so far; see ``Groups.close``."""
+        """Close a group of the topic after all earlier sends; see ``Groups.close``."""
         return self._loop.call(self._producer.close_group, group, subscription, then)
 
     def flush(self) -> None:
-        """Wait until everything sent so far is settled, one way or the other."""
+        """Wait until all messages sent before are durable or have failed."""
         self._loop.call(self._producer.flush)
 
     def close(self) -> None:
-        """Wait for what is in flight, then give the producer back."""
+        """Wait for the outstanding receipts, then close the producer."""
         self._loop.call(self._producer.aclose)
 
     def __enter__(self) -> Producer:

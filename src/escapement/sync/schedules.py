@@ -1,4 +1,4 @@
-"""The blocking face of ``escapement.client.schedules``."""
+"""The blocking facade of ``escapement.client.schedules``."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from escapement.sync.loop import Loop
 
 
 class Schedules:
-    """Made by ``Broker.schedules``; see ``escapement.client.schedules.Schedules``."""
+    """The recurring schedules of a broker; available as ``Broker.schedules``."""
 
     def __init__(self, loop: Loop, found: schedules.Schedules) -> None:
         self._loop = loop
         self._schedules = found
 
     def create(self, name: str, topic: str, value: Any = b"", **options: Any) -> Schedule:
-        """Publish ``value`` on ``topic`` again and again."""
+        """Create a schedule that publishes ``value`` to ``topic`` repeatedly.
+
+        Options and errors are as for ``escapement.Schedules.create``.
+        """
         return self._loop.call(partial(self._schedules.create, name, topic, value, **options))
 
     def list(self, namespace: str | None = None) -> list[Schedule]:
-        """All schedules by name, or those of one namespace."""
+        """Return all schedules, or those of one namespace, ordered by name."""
         return self._loop.call(self._schedules.list, namespace)
 
     def get(self, name: str) -> Schedule:
-        """One schedule, with its next ten times."""
+        """Return one schedule, with its next ten times. Raises ``NotFound``."""
         return self._loop.call(self._schedules.get, name)
 
     def pause(self, name: str) -> Schedule:
-        """Publish nothing until it is resumed."""
+        """Pause a schedule until it is resumed. Raises ``NotFound``."""
         return self._loop.call(self._schedules.pause, name)
 
     def resume(self, name: str) -> Schedule:
-        """Go on with the first occurrence from now on."""
+        """Resume a schedule with the next occurrence after now. Raises ``NotFound``."""
         return self._loop.call(self._schedules.resume, name)
 
     def delete(self, name: str) -> None:
-        """Forget it; what it has published stays."""
+        """Delete a schedule; the messages it published stay. Raises ``NotFound``."""
         self._loop.call(self._schedules.delete, name)

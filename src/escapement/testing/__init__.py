@@ -1,6 +1,6 @@
-"""The real broker in a test's process, in memory, on a virtual clock.
+"""The real broker for tests: in the test process, in memory, on a virtual clock.
 
-An application's test needs no server and no sleep::
+Tests of an application need no server and no sleep::
 
     async def test_reminder_goes_out_after_a_month(mock_clock):
         async with escapement.testing.start() as world:
@@ -12,9 +12,9 @@ An application's test needs no server and no sleep::
                     (message,) = await escapement.testing.arrived(inbox)
                     assert message.value == b"renew"
 
-It runs under trio, on a ``trio.testing.MockClock``: pytest-trio's ``mock_clock`` fixture
-provides one, and :func:`run` does without pytest-trio. Time stands still until the test
-moves it, and moving it by a month takes milliseconds.
+The broker runs under trio on a ``trio.testing.MockClock``. The fixture ``mock_clock`` of
+pytest-trio provides one; without pytest-trio use :func:`run`. Time stands still until the
+test advances it. Advancing it by a month takes milliseconds.
 """
 
 from escapement.testing.clock import START_MS, VirtualClock

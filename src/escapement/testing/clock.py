@@ -1,9 +1,8 @@
-"""A wall clock that stands still until a test moves it.
+"""A virtual wall clock that stands still until a test advances it.
 
-It follows trio's ``MockClock``, so that "what time is it" and "how long to sleep" agree.
-``advance`` moves both, stopping wherever the broker has something to do, and waits each
-time until everything that follows from it has happened. ``set_back`` moves the wall clock
-alone, as an operator's hand or a bad time server does.
+The clock follows trio's ``MockClock``, so that the wall clock and sleeps agree. ``advance``
+moves both. It stops at each time when the broker has work to do, and waits until the broker
+has done it. ``set_back`` moves only the wall clock, as an operator or a bad time server does.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import trio.testing
 
 from escapement.errors import InvalidRequest
 
-# 24 December 2026, 12:00 UTC: a time with something to look forward to.
+# 24 December 2026, 12:00 UTC.
 START_MS: Final = 1_798_113_600_000
-# trio's clock counts in float seconds; this keeps whole milliseconds whole.
+# trio's clock counts float seconds. Adding this keeps a whole number of milliseconds whole.
 _ROUNDING_MS: Final = 0.001
 
 
 class VirtualClock:
-    """The broker's clock in a test; made by ``escapement.testing.start``."""
+    """The broker's clock in a test, created by ``escapement.testing.start``."""
 
     def __init__(self, start_ms: int = START_MS) -> None:
         clock = trio.lowlevel.current_clock()
@@ -38,11 +37,11 @@ class VirtualClock:
         self.next_wake_ms: Callable[[], int | None] = lambda: None
 
     def now_ms(self) -> int:
-        """The virtual wall clock, Unix milliseconds."""
+        """Return the virtual wall-clock time in Unix milliseconds."""
         return self._start_ms + self.lease_ms()
 
     def lease_ms(self) -> int:
-        """Milliseconds of virtual time since the world began; never goes back."""
+        """Return the virtual time since the start in milliseconds; it never goes back."""
         return int((trio.current_time() - self._began_s) * 1000 + _ROUNDING_MS)
 
     def set_back(self, ms: int) -> None:
@@ -58,14 +57,17 @@ class VirtualClock:
         seconds: float = 0,
         ms: float = 0,
     ) -> None:
-        """Let this much time pass, and everything happen that falls due in it.
+        """Advance the time, and let the broker do all work that becomes due.
 
-        Returns when nothing is left to be done before more time passes; what was delivered
-        is then in the inboxes.
+        The call returns when all tasks wait for more time or for the test. The consumers then
+        have all delivered messages in their buffers.
+
+        Raises:
+          InvalidRequest: if the time is negative.
         """
         amount_ms = round(((days * 24 + hours) * 60 + minutes) * 60_000 + seconds * 1000 + ms)
         if amount_ms < 0:
-            raise InvalidRequest("time does not go backwards; see set_back")
+            raise InvalidRequest("time cannot go back: use set_back to change the wall clock")
         end_ms = self.lease_ms() + amount_ms
         await self.settle()
         while (left_ms := end_ms - self.lease_ms()) > 0:
@@ -75,5 +77,5 @@ class VirtualClock:
             await self.settle()
 
     async def settle(self) -> None:
-        """Wait until every task waits for time or for the test."""
+        """Wait until every task waits for more time or for the test."""
         await trio.testing.wait_all_tasks_blocked()

@@ -1,8 +1,8 @@
-"""A world: one broker on a virtual clock, its database in memory, and how to reach it.
+"""A broker for tests, with a virtual clock and a database in memory.
 
-The broker, the protocol and the client are the real ones; only the clock, the place of
-blocking calls (inline), the database file (memory) and the sockets (memory streams) are
-others. ``crash`` and ``restart`` do to it what a kill and a start do to a process.
+The broker, the protocol and the client are the real ones. Only four parts are replaced: the
+clock is virtual, blocking calls run inline, the database is in memory, and memory streams
+replace sockets. ``crash`` and ``restart`` act like a kill and a start of the broker process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ _URL: Final = "escapement://memory"
 
 
 class World:
-    """One broker and its surroundings; made by :func:`start`."""
+    """A broker and its environment, created by :func:`start`.
+
+    Attributes:
+      clock: the virtual clock.
+      config: the configuration of the broker.
+      index_directory: the directory of the broker's index.
+    """
 
     def __init__(
         self,
@@ -66,42 +72,43 @@ class World:
 
     @property
     def server(self) -> Server:
-        """The broker itself, for a look inside."""
+        """The broker object, for tests that inspect its internals."""
         assert self._server is not None, "the broker is down"
         return self._server
 
     def connect(self, **options: Any) -> AbstractAsyncContextManager[Broker]:
-        """A client of this broker, like ``escapement.connect``.
+        """Connect a client to this broker, as ``escapement.connect`` does.
 
-        At its end a block waits for its acknowledgements and publishes; if they cannot be
-        answered (the database was taken away), it waits until time is moved. For a test
-        that shall not, there is ``settings=Settings(heartbeat_s=None, close_timeout_s=0)``:
-        then what is under way at the end may be lost, as with a connection that breaks.
+        When the block ends, it waits for unanswered acknowledgements and publishes. If the
+        broker cannot answer, for example without its database, this wait lasts until the test
+        advances the time. To avoid the wait, pass
+        ``settings=Settings(heartbeat_s=None, close_timeout_s=0)``. Unanswered requests may
+        then be lost, as when a connection breaks.
         """
-        # Virtual time passes in leaps that no heartbeat would survive.
+        # No heartbeat: virtual time advances in steps longer than its timeout.
         options.setdefault("settings", Settings(heartbeat_s=None))
         return connect(_URL, stream_factory=self._open_stream, **options)
 
     async def checkpoint(self) -> None:
-        """Have the broker write a checkpoint now; by itself it writes none."""
+        """Let the broker write a checkpoint now. In tests it writes none automatically."""
         await self.server.checkpoint()
 
     async def stop(self) -> None:
-        """Stop the broker in good order."""
+        """Stop the broker cleanly."""
         self.server.stop()
         await self._ended.wait()
 
     async def crash(self) -> None:
-        """Take the broker's life between two of its steps, as kill -9 would.
+        """Kill the broker between two of its steps, as kill -9 would.
 
-        Clients that were connected find out, and wait before they try again: after a restart
-        time has to be moved before they are back.
+        Connected clients notice the loss and wait before they reconnect. After a restart, the
+        test must advance the time before they are connected again.
         """
         self._life.cancel()
         await self._ended.wait()
 
     async def restart(self) -> None:
-        """Start a broker on what the one before left behind."""
+        """Start a new broker on the database and index of the previous one."""
         assert self._server is None, "the broker is running"
         self._life, self._ended = trio.CancelScope(), trio.Event()
         await self._nursery.start(self._live)
@@ -140,13 +147,13 @@ class World:
 
 
 class MemoryStream:
-    """A trio stream, as the client wants it."""
+    """A trio stream with the interface that the client expects."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Some bytes; ``EndOfStream`` when there are no more."""
+        """Return some bytes. Raises ``anyio.EndOfStream`` at the end of the stream."""
         try:
             data = await self._stream.receive_some(max_bytes)
         except trio.BrokenResourceError as error:
@@ -158,7 +165,7 @@ class MemoryStream:
         return bytes(data)
 
     async def send(self, item: bytes) -> None:
-        """Send all of it."""
+        """Send all bytes of ``item``."""
         try:
             await self._stream.send_all(item)
         except trio.BrokenResourceError as error:
@@ -167,7 +174,7 @@ class MemoryStream:
             raise anyio.ClosedResourceError from error
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Close the stream."""
         await self._stream.aclose()
 
 
@@ -179,15 +186,15 @@ async def start(
     engine: Engine | None = None,
     run: Run = inline,
 ) -> AsyncIterator[World]:
-    """A running broker on a virtual clock, with an empty database in memory.
+    """Run a broker on a virtual clock until the block ends, with an empty database in memory.
 
     Args:
-      config: as for a real broker; timeouts of connections and leases are set aside,
-        because virtual time passes in leaps.
-      start_ms: what the wall clock shows at first, Unix milliseconds.
-      engine: another database than one in memory; it must answer at once.
-      run: where the broker's blocking calls run; never in threads, for which virtual time
-        does not wait.
+      config: the configuration, as for a real broker. The timeouts of connections and leases
+        have no effect, because virtual time advances in large steps.
+      start_ms: the initial wall-clock time in Unix milliseconds.
+      engine: a database to use instead of one in memory; it must answer at once.
+      run: runs the broker's blocking calls. It must not use threads, because virtual time
+        does not wait for them.
 
     Raises:
       InvalidRequest: if trio does not run on a ``MockClock``.
@@ -219,7 +226,7 @@ async def start(
 
 
 async def arrived(inbox: Inbox) -> list[Message]:
-    """The messages that are there now; time stands still meanwhile."""
+    """Receive and return all messages that have arrived, without advancing the time."""
     found: list[Message] = []
 
     async def read() -> None:
