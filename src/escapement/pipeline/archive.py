@@ -124,7 +124,7 @@ class _Task(NamedTuple):
     id: int
     before_ms: int  # only messages published before this time
     most: int  # an upper bound of its messages
-    since: int = 0  # the first offset that is not done yet
+    since: int = 0  # the first offset of the next step
 
 
 def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
@@ -286,7 +286,7 @@ class _Run:
     def _verified(
         self, tasks: Sequence[_Task], run: str, directory: str, made: Made
     ) -> list[Ready]:
-        """Return the files by topic. Raise ``StorageError`` if they are not what was read."""
+        """Return the files by topic. Raise ``StorageError`` if messages differ from those read."""
         read, files = made
         written = sum((file.digest for file in files.values()), Digest())
         if written != read:
@@ -311,7 +311,10 @@ class _Run:
             path = f"{directory_of(task.name, file.day)}/{name.partition('.')[0]}{_SUFFIX}"
             described[name] = replace(file.described, path=path)
             if whole.union_update(file.offsets) != file.digest.messages:
-                raise StorageError(f"a message of {task.name.full} was written twice")
+                raise StorageError(
+                    f"a message of topic {task.name.full} was written twice. Nothing of this step"
+                    " is archived. Run the job again"
+                )
         manifest = Manifest(
             task.name.full,
             task.id,

@@ -1,8 +1,8 @@
 """A reader of archived messages that the log has forgotten, as Arrow record batches.
 
 Manifests in the database name the files of an archive (storage/archive.py). A message is read
-from a file only if the log no longer has it, so each message is read once. The log's row is
-preferred because it is more current. Manifests and Parquet statistics have bounds of offsets and
+from a file only if the log no longer has it, so each message is read once. The log is preferred
+because its row has more information. Manifests and Parquet statistics have bounds of offsets and
 times, by which whole files and row groups are skipped.
 
 The reading process opens files through pyarrow's file systems. It must have whatever these need

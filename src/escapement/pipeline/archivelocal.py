@@ -1,6 +1,6 @@
 """Archive files on a local file system, which the task itself writes and reads back.
 
-Writes and reads bypass the page cache, so a task reads back what is on the disk. Each attempt at
+Writes and reads bypass the page cache, so a task reads back the data on the disk. Each attempt at
 a task uses new file names. The files of a failed attempt stay in the run's directory until that
 is deleted.
 

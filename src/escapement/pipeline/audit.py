@@ -297,7 +297,7 @@ class _Survey:
             )
 
     def _cursors(self, topic: str, state: TopicState) -> None:
-        """Report offsets beyond the end of the log that are acknowledged, moved or attempted."""
+        """Report offsets beyond the end of the log that have any state of messages."""
         end = state.end_offset
         for what, offsets in (
             ("cancelled", state.cancelled),
@@ -316,7 +316,7 @@ class _Survey:
                 )
         behind = len(state.moves.between(end, END))
         if behind:
-            self._note(topic, f"{behind:,} offsets beyond the end of the log were rescheduled")
+            self._note(topic, f"{behind:,} offsets beyond the end of the log are rescheduled")
 
     def _lost(self, topic: str, state: TopicState) -> None:
         """Report messages that the log forgot before a shared subscription acknowledged them.

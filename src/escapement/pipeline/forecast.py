@@ -1,10 +1,11 @@
 """The job ``forecast``: counts the messages that fall due in each span of time, from the log.
 
 The job counts messages that are due after the job starts and are not finished. A message is
-finished if it is cancelled or acknowledged. Exclusive and failover subscriptions ignore delays,
-so they may acknowledge a message before it is due. ``escapement forecast`` asks a running broker
-about one topic. This job reads the database, for any number of topics, and can write its result
-as Parquet.
+finished if it is cancelled, or if all its subscriptions have acknowledged it. Exclusive and
+failover subscriptions ignore delays, so they may acknowledge a message before it is due.
+
+``escapement forecast`` asks a running broker about one topic. This job reads the database, for any
+number of topics, and can write its result as Parquet.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class LocalPlace:
         found = self._root / path
         with self._said(path):
             if found.is_dir():
-                # An abandoned task may still write there. The next run deletes what is left.
+                # An abandoned task may still write there. The next run deletes the rest.
                 shutil.rmtree(found, ignore_errors=True)
             else:
                 found.unlink(missing_ok=True)

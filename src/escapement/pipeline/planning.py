@@ -77,7 +77,8 @@ class BatchPlan:
 
         Raises:
           NotFound: if a topic or the subscription does not exist.
-          LogForgotten: if requested offsets are neither in the log nor archived.
+          LogForgotten: if requested offsets are neither in the log nor archived, unless
+            ``failOnDataLoss`` is false.
           StorageUnavailable: if the database cannot be reached.
         """
         found: list[Part | ArchivedPart] = []

@@ -44,7 +44,8 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
     """Yield the part's messages, in record batches with the columns of ``schema``.
 
     Raises:
-      LogForgotten: if the log has forgotten some of the messages since the query was planned.
+      LogForgotten: if the log has forgotten some of the messages since the query was planned, and
+        no archive has them, unless ``failOnDataLoss`` is false.
       LogDamaged: if a row fails its checksum.
       StorageUnavailable: if the database cannot be reached.
     """

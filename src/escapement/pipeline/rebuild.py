@@ -75,8 +75,8 @@ class RebuildConfig:
       data: the data directory of the broker that gets the index; created if missing.
       log_url: the URL of the log, as for `escapement serve --log`; None for SQLite in ``data``. A
         missing user or password is read from the environment, as for the other jobs.
-      engine: where the index is computed; None for this process, or for Spark if the session's
-        master is a cluster.
+      engine: where the index is computed; None for Spark if the session's master is a cluster, else
+        for this process.
       memory_bytes: the memory for messages; with Spark, of each task. The local engine sorts half
         of it as one segment.
       progress: called some times a second, in the thread that runs the job. With Spark, the

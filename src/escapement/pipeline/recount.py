@@ -30,7 +30,7 @@ from escapement.storage.log.logtable import LogRow, RowHead
 from escapement.storage.offsets import OffsetSet
 
 _STEP_BYTES: Final = 8 << 20
-# The heads of so many rows are read before their data.
+# How many heads of rows are read before their data.
 _HEADS_AT_ONCE: Final = 256
 # The assumed maximum difference between the database's clock and a broker's clock.
 _CLOCKS_APART_MS: Final = 60_000
@@ -51,9 +51,9 @@ class Needs:
         """Return a mask of the messages that an index must have; bool[n].
 
         ``due_ms`` has the current due times. An index must have the messages that a shared
-        subscription covers and has not acknowledged, and messages that are not due, because a new
-        subscription may still need them. Messages that a subscription fills in from the log are
-        not needed.
+        subscription covers and has not acknowledged. It must also have messages that are not due,
+        because a new subscription may still need them, unless every shared subscription has
+        acknowledged them. Messages that a subscription fills in from the log are not needed.
         """
         shared = [one for one in self.standing.subscriptions if one.record.kind == "shared"]
         open_to = np.full(len(offsets), not shared)
