@@ -297,7 +297,7 @@ class _Survey:
             )
 
     def _cursors(self, topic: str, state: TopicState) -> None:
-        """Report offsets beyond the end of the log that have any state of messages."""
+        """Report acknowledgements, cancellations, moves and attempts beyond the end of the log."""
         end = state.end_offset
         for what, offsets in (
             ("cancelled", state.cancelled),
