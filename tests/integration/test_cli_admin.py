@@ -280,8 +280,8 @@ def test_a_policy_is_shown_in_words_and_told_in_numbers(say: Say) -> None:
     say("admin", "subscriptions", "create", "worded", "s", "--max-deliveries", "3")
     shown = say("admin", "subscriptions", "get", "worded", "s")
     for name, value in (
-        ("ack wait", "the broker's, or without end if not shared"),
-        ("max backoff", "no bound"),
+        ("ack wait", "the broker's, or no limit if not shared"),
+        ("max backoff", "no limit"),
         ("max deliveries", "3"),
         ("dead letter topic", "TOPIC-SUBSCRIPTION-DLQ"),
         ("expired to dead letter", "no"),
@@ -293,12 +293,12 @@ def test_a_policy_is_shown_in_words_and_told_in_numbers(say: Say) -> None:
     for name, value in (("ttl", "the namespace's"), ("quota bytes", "67.1 MB")):
         assert re.search(rf"^{name} +{value} *$", shown, re.MULTILINE), name
     shown = say("admin", "namespaces", "get", "public/default")
-    for name, value in (("ttl", "never"), ("retention", "1d"), ("retention bytes", "no bound")):
+    for name, value in (("ttl", "never"), ("retention", "1d"), ("retention bytes", "no limit")):
         assert re.search(rf"^{name} +{value} *$", shown, re.MULTILINE), name
     told = json.loads(say("admin", "subscriptions", "get", "worded", "s", "-o", "json"))
     assert (told["ack_wait_ms"], told["dead_letter_topic"], told["max_rate"]) == (0, "", 0)
     helped = say("admin", "subscriptions", "update", "--help")
-    assert "or for an acknowledgement, is longer. 0: no bound." in " ".join(helped.split())
+    assert "Longest wait for a retry or an acknowledgement. 0: no limit." in " ".join(helped.split())
 
 
 def test_a_subscriptions_policy_is_changed_shown_and_set_back(say: Say) -> None:

@@ -1,14 +1,14 @@
-"""What of each topic is in an archive: a set of offsets, and who wrote them where.
+"""Archive records: which offsets of each topic are archived, by which run.
 
-Owns the tables ``archives`` and ``archived_chunks``. A record says that files were written and
-verified, and adds their offsets to the topic's set, in one transaction; until then whatever was
-written counts for nothing. An offset is archived once: a record that names one which is in the
-set already is refused, so no two runs can archive the same message. From then on the log may
-forget it (broker/upkeep/archivehold.py).
+Owns the tables ``archives`` and ``archived_chunks``. One transaction records that a run has
+written and verified its files, and adds their offsets to the topic's set. Files without a record
+do not count. An offset is archived once: a record with an offset that is in the set already is
+refused, so two runs cannot archive the same message. After the record the log may delete the
+message (broker/upkeep/archivehold.py).
 
-One run of the job is at work on a log at a time: :func:`alone`. A record is made over the very
-connection that holds this, so it fails if that was lost. What is in a manifest is the
-pipeline's business. A deleted topic's rows are freed by storage/removal.py; its files stay.
+Only one run of the archive job works on a log at a time: :func:`alone`. A record is written over
+the connection that holds this lock, so it fails if the lock was lost. The pipeline defines the
+content of a manifest. storage/removal.py has a deleted topic's rows deleted; its files stay.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from escapement.storage.engine.transaction import transaction
 from escapement.storage.log.logtable import NO_END
 from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
 
-# Named locks belong to the whole server: the database's name keeps ours apart.
+# Named locks are global to the server. The hash of the database's name makes ours unique.
 _LOCK_NAME: Final = "CONCAT('escapement.archive.', SHA1(DATABASE()))"
 _COLUMNS: Final = (
     "topic_id, run, archived_at_ms, message_count, size_bytes, first_offset, last_offset, manifest"
 )
-# The server closes a connection, and gives up its lock, that is idle for longer: a day.
+# A day. The server closes a connection that is idle for longer, and releases its lock.
 _IDLE_S: Final = 86_400
-# Offsets compared at once.
+# Offsets compared in one step.
 _AT_ONCE: Final = 1 << 20
 
 
 class ArchiveRecord(NamedTuple):
-    """What one run has archived of one topic."""
+    """The record of one run's archive of one topic."""
 
     topic_id: int
     run: str
@@ -51,7 +51,7 @@ class ArchiveRecord(NamedTuple):
 
 
 def archived(connection: Connection, topic_id: int, low: int = 0, high: int = NO_END) -> OffsetSet:
-    """What of a topic is archived, at least of ``[low, high)``."""
+    """Return the archived offsets of a topic; complete at least for ``[low, high)``."""
     found = OffsetSet()
     rows = connection.execute(
         "SELECT chunk, data FROM archived_chunks"
@@ -64,7 +64,7 @@ def archived(connection: Connection, topic_id: int, low: int = 0, high: int = NO
 
 
 def version(connection: Connection) -> int:
-    """A number that grows with each record."""
+    """Return a number that grows with each record."""
     found = connection.execute("SELECT MAX(id) FROM archives").rows[0][0]
     return 0 if found is None else int(found)
 
@@ -72,7 +72,7 @@ def version(connection: Connection) -> int:
 def records(
     connection: Connection, topic_id: int, low: int = 0, high: int = NO_END
 ) -> list[ArchiveRecord]:
-    """Those of a topic that may have any of ``[low, high)``, as they were made."""
+    """Return the records of a topic that may overlap ``[low, high)``, in order of creation."""
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM archives"
         " WHERE topic_id = ? AND last_offset >= ? AND first_offset < ? ORDER BY id",
@@ -82,23 +82,23 @@ def records(
 
 
 def is_recorded(connection: Connection, topic_id: int, run: str) -> bool:
-    """Whether the run has recorded what it wrote of the topic."""
+    """Return whether the run has a record for the topic."""
     query = "SELECT 1 FROM archives WHERE topic_id = ? AND run = ?"
     return bool(connection.execute(query, (topic_id, run)).rows)
 
 
 def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: OffsetSet) -> None:
-    """These messages of the topic are in the files of the manifest; in a transaction of its own.
+    """Record that the manifest's files have these messages, in a transaction of its own.
 
     Raises:
       NotFound: if the topic was deleted; nothing is recorded.
-      Conflict: if some of them are archived already; nothing is recorded.
-      StorageUnavailable: when the database cannot be reached.
-      OutcomeUnknown: it may be recorded, or not.
+      Conflict: if some messages are archived already; nothing is recorded.
+      StorageUnavailable: if the database cannot be reached.
+      OutcomeUnknown: if the commit got no reply; the record may exist or not.
     """
-    assert len(offsets) == new.message_count, "a record of other messages"
+    assert len(offsets) == new.message_count, "the record's count differs from its offsets"
     with transaction(connection):
-        # Whoever deletes the topic waits, and so does whoever else would record.
+        # The lock makes the deletion of the topic, and other records of it, wait.
         there = connection.execute(
             f"SELECT 1 FROM topics WHERE id = ?{engine.dialect.update_lock}", (new.topic_id,)
         ).rows
@@ -108,8 +108,8 @@ def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: 
         added = known.union_update(offsets)
         if added != len(offsets):
             raise Conflict(
-                f"{len(offsets) - added:,} messages of topic {new.topic_id} are archived already:"
-                " another run was at work"
+                f"{len(offsets) - added:,} messages of topic {new.topic_id} are archived already"
+                " by another run; run archive again"
             )
         for chunk, data in known.dirty_chunks().items():
             if data:
@@ -129,13 +129,13 @@ def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: 
 
 @contextmanager
 def alone(engine: Engine, connection: Connection) -> Iterator[None]:
-    """Archive a log alone, for as long as this connection lives and this process does.
+    """Hold the lock of the archive job while this connection and this process live.
 
     Raises:
-      Conflict: if somebody else is at it.
+      Conflict: if another run holds it.
     """
     if engine.kind != "mysql":
-        # SQLite has no locks but those of transactions.
+        # SQLite has no locks besides those of transactions.
         file = os.open(f"{engine.location}.archiving", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
@@ -148,22 +148,22 @@ def alone(engine: Engine, connection: Connection) -> Iterator[None]:
         return
     if connection.execute(f"SELECT GET_LOCK({_LOCK_NAME}, 0)").rows[0][0] != 1:
         raise _busy()
-    # Between two statements whole steps of a run may lie.
+    # A run may take long between two statements.
     connection.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
     try:
         yield
     finally:
-        # A connection that ends takes the lock along, but the server may notice only later.
+        # Closing the connection releases the lock too, but the server may notice only later.
         with suppress(EscapementError):
             connection.execute(f"SELECT RELEASE_LOCK({_LOCK_NAME})")
 
 
 def _busy() -> Conflict:
-    return Conflict("another run archives this log just now: wait until it has ended")
+    return Conflict("another run is archiving this log; wait until it has ended")
 
 
 def lacking(archived: OffsetSet, low: int, high: int) -> Iterator[Int64s]:
-    """What of ``[low, high)`` is not archived, in steps; int64[n] each, ascending."""
+    """Yield the offsets in ``[low, high)`` that are not archived; int64[n] each, ascending."""
     while (low := archived.first_missing(low)) < high:
         found = archived.missing(low, high, _AT_ONCE)
         yield found

@@ -1,7 +1,7 @@
-"""Where blocking calls run: in threads in production, at once on a virtual clock.
+"""Runners of blocking calls: in threads in production, inline on a virtual clock.
 
-Storage never chooses; it is given a :data:`Run`. In threads a call that has begun is
-always waited for, cancelled or not, so that its outcome is known.
+Storage gets a :data:`Run` and never chooses one. In threads, a call that has begun is always
+waited for, even if it is cancelled, so that its outcome is known.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """``await run(function, *arguments)`` gives what the function returns or raises."""
+    """``await run(function, *arguments)`` returns or raises what the function does."""
 
     async def __call__(self, function: Callable[..., T], /, *arguments: object) -> T: ...
 
 
 def in_threads(most: int) -> Run:
-    """Run in trio's worker threads, ``most`` calls at a time, apart from other users."""
+    """Return a runner for trio's worker threads with a limit of ``most`` calls at a time."""
     limiter = trio.CapacityLimiter(most)
 
     async def run(function: Callable[..., T], /, *arguments: object) -> T:
@@ -33,6 +33,6 @@ def in_threads(most: int) -> Run:
 
 
 async def inline(function: Callable[..., T], /, *arguments: object) -> T:
-    """Run right here; others get their turn before. For an engine that answers at once."""
+    """Run in the event loop, after a checkpoint. For an engine that answers at once."""
     await trio.lowlevel.checkpoint()
     return function(*arguments)

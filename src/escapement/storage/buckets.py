@@ -1,9 +1,9 @@
-"""Whole numbers in buckets whose width grows with them, to count many in little room.
+"""Buckets for whole numbers, as in HdrHistogram, whose width grows with the numbers. Pure.
 
-The bucket of a number is what a float64 says of it first: its exponent and four bits of its
-mantissa. So each power of two is cut into 16 buckets, numbers below 32 have one each, and what is
-said of a larger number, up to 2^53, is off by 1/32 of it at most. What is below 0 counts as 0.
-There are ``BUCKETS`` for all that an int64 can be. The idea is that of HdrHistogram. Pure.
+The bucket of a number is the exponent and the first four bits of the mantissa of its float64.
+So each power of two has 16 buckets, and each number below 32 has a bucket of its own. For larger
+numbers, up to 2^53, the middle of a bucket is off by 1/32 at most. Negative numbers count as 0.
+``BUCKETS`` covers all of int64.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 
 from escapement.message import Int64s
 
-# The bits of a mantissa behind the first four.
+# Number of mantissa bits after the first four.
 _SHIFT: Final = 48
-# What the number 1 has before them: it is bucket 1, and 0 is bucket 0.
+# The leading bits of the number 1, less 1: so 1 is in bucket 1, and 0 in bucket 0.
 _BEFORE_ONE: Final = (1023 << 4) - 1
 BUCKETS: Final = 1024
 
 
 def bucket_of(values: Int64s) -> Int64s:
-    """The bucket of each number; int64[n]."""
+    """Return the bucket of each number; int64[n]."""
     bits = values.astype(np.float64).view(np.int64)
     bits >>= _SHIFT
     bits -= _BEFORE_ONE
@@ -30,7 +30,7 @@ def bucket_of(values: Int64s) -> Int64s:
 
 
 def value_of(buckets: Int64s) -> Int64s:
-    """The number in the middle of each bucket; int64[n]."""
+    """Return the number in the middle of each bucket; int64[n]."""
     low = np.ceil(_lower(buckets))
     high = np.ceil(_lower(buckets + 1)) - 1
     middle: Int64s = ((low + high) // 2).astype(np.int64)
@@ -38,12 +38,12 @@ def value_of(buckets: Int64s) -> Int64s:
 
 
 def at_share(buckets: Int64s, counts: Int64s, share: float) -> int:
-    """The number that so large a share of what was counted does not exceed.
+    """Return the number that a share of the counted numbers does not exceed.
 
     Args:
-      buckets: ascending; not none.
-      counts: how many are in each; int64[n].
-      share: 0.5 for the median, 1 for the greatest.
+      buckets: ascending, not empty.
+      counts: how many numbers are in each bucket; int64[n].
+      share: 0.5 for the median, 1 for the maximum.
     """
     upto = np.cumsum(counts)
     at = int(np.searchsorted(upto, np.ceil(share * upto[-1])))
@@ -51,7 +51,7 @@ def at_share(buckets: Int64s, counts: Int64s, share: float) -> int:
 
 
 def _lower(buckets: Int64s) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Where buckets begin."""
+    """Return the lower bound of each bucket."""
     bits = (buckets + _BEFORE_ONE) << _SHIFT
     begins = bits.view(np.float64)
     return np.where(buckets > 0, begins, 0.0)

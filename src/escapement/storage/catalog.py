@@ -1,10 +1,9 @@
-"""What there is: namespaces, topics and subscriptions, as the database records them.
+"""The catalog: namespaces, topics and subscriptions in the database.
 
-Owns the tables ``namespaces``, ``topics`` and ``subscriptions``. The broker reads them
-once when it starts (storage/checkpoint.py) and then changes them here, each function
-inside a transaction of the caller's: ``CommitPipeline.transact``. Names are checked
-before they come here. What a delete leaves behind in other tables is freed later, in
-bounded steps (storage/freeing.py).
+Owns the tables ``namespaces``, ``topics`` and ``subscriptions``. The broker reads them once, when
+it starts (storage/state.py). Then it changes them through this module. Each function runs inside
+a transaction of the caller: ``CommitPipeline.transact``. Names are checked before. A delete leaves
+rows in other tables, which are deleted later in bounded steps (storage/freeing.py).
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from escapement.storage.letters import eventgroup
 from escapement.storage.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 
 DEFAULT_GRANULARITY_MS: Final = 300_000
-# Of new namespaces; each keeps its own in the database. A finer one costs a busy topic more
-# processor time, and an idle one nothing: docs/benchmarks.md.
+# For new namespaces; each stores its own. A finer tick costs processor time for busy topics, and
+# none for idle ones: docs/benchmarks.md.
 DEFAULT_TICK_MS: Final = 10
-# Rows of one page when everything is read: some megabytes.
+# Rows of one page when a whole table is read: some megabytes.
 _PAGE_ROWS: Final = 10_000
 _SUBSCRIPTION: Final = (
     "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until, log_position,"
@@ -36,7 +35,7 @@ Kind = Literal["shared", "exclusive", "failover"]
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A tenant's namespace and how it treats delays."""
+    """A tenant's namespace and its delay settings."""
 
     id: int
     tenant: str
@@ -50,7 +49,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic; ``next_offset`` is as of the last checkpoint, the journal adds to it."""
+    """A topic. ``next_offset`` is as of the last checkpoint, without the journal."""
 
     id: int
     namespace_id: int
@@ -65,12 +64,12 @@ class TopicRecord:
 class SubscriptionRecord:
     """A subscription and where it begins.
 
-    It wants messages from ``start_offset`` on, and of the earlier ones those due from
-    ``start_due_ms`` on. The range ``[fill_from, fill_until)`` of the log is still to be
-    filled in. ``log_position`` is how far an exclusive or failover one has read.
+    It gets the messages from ``start_offset`` on, and those earlier ones that are due at
+    ``start_due_ms`` or later. The range ``[fill_from, fill_until)`` of the log is still to be
+    filled in. ``log_position`` is the read position of an exclusive or failover subscription.
 
-    ``origin_id`` is that of the first of those that, sought, were replaced by it; its own if it
-    was never sought. The lag is kept under it.
+    ``origin_id`` is the key of its lag. Each seek replaces a subscription by a new one, and
+    ``origin_id`` is the id of the first of them, or its own id if it was never sought.
     """
 
     id: int
@@ -105,7 +104,7 @@ def create_namespace(
     granularity_ms: int = DEFAULT_GRANULARITY_MS,
     tick_ms: int = DEFAULT_TICK_MS,
 ) -> Namespace:
-    """Raises ``AlreadyExists``."""
+    """Create a namespace. Raises ``AlreadyExists``."""
     params = (tenant, name, int(delays_enabled), granularity_ms, tick_ms, now_ms)
     id = _insert(
         connection,
@@ -118,7 +117,11 @@ def create_namespace(
 
 
 def find_namespace(connection: Connection, name: NamespaceName) -> Namespace:
-    """Raises ``NotFound``, also of one that is being deleted."""
+    """Return a namespace.
+
+    Raises:
+      NotFound: if it does not exist or is being deleted.
+    """
     rows = connection.execute(
         "SELECT id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
         " FROM namespaces n WHERE n.tenant = ? AND n.name = ? AND NOT EXISTS"
@@ -131,7 +134,7 @@ def find_namespace(connection: Connection, name: NamespaceName) -> Namespace:
 
 
 def update_namespace(connection: Connection, namespace: Namespace) -> None:
-    """Store its delay settings and its policy as given. Raises ``NotFound``."""
+    """Store a namespace's delay settings and policy. Raises ``NotFound``."""
     _touch(
         connection,
         "UPDATE namespaces SET delays_enabled = ?, granularity_ms = ?, tick_ms = ?, policy = ?"
@@ -148,12 +151,17 @@ def update_namespace(connection: Connection, namespace: Namespace) -> None:
 
 
 def delete_namespace(connection: Connection, namespace: Namespace) -> None:
-    """Raises ``Conflict`` while it has topics, ``NotFound`` if it is gone."""
+    """Delete a namespace.
+
+    Raises:
+      Conflict: if it has topics.
+      NotFound: if it does not exist.
+    """
     what = f"namespace {namespace.tenant}/{namespace.name}"
     if connection.execute(
         "SELECT 1 FROM topics WHERE namespace_id = ? LIMIT 1", (namespace.id,)
     ).rows:
-        raise Conflict(f"{what} still has topics: delete them first")
+        raise Conflict(f"{what} still has topics; delete them first")
     _touch(connection, "DELETE FROM namespaces WHERE id = ?", (namespace.id,), what)
 
 
@@ -163,7 +171,12 @@ def delete_namespace(connection: Connection, namespace: Namespace) -> None:
 def create_topic(
     connection: Connection, namespace_id: int, name: str, now_ms: int, bundle_id: int = 0
 ) -> TopicRecord:
-    """The id is new for ever. Raises ``AlreadyExists``, or ``NotFound`` without a namespace."""
+    """Create a topic with an id that was never used before.
+
+    Raises:
+      AlreadyExists: if the namespace has a topic of this name.
+      NotFound: if the namespace was deleted.
+    """
     if not connection.execute("SELECT 1 FROM namespaces WHERE id = ?", (namespace_id,)).rows:
         raise NotFound(f"the namespace of topic {name} was deleted")
     id = _insert(
@@ -177,7 +190,11 @@ def create_topic(
 
 
 def find_topic(connection: Connection, name: TopicName) -> TopicRecord:
-    """Raises ``NotFound``, also of one whose namespace is being deleted."""
+    """Return a topic.
+
+    Raises:
+      NotFound: if it does not exist or its namespace is being deleted.
+    """
     rows = connection.execute(
         "SELECT t.id, t.namespace_id, t.name, t.bundle_id, t.next_offset, t.created_at_ms, t.policy"
         " FROM topics t JOIN namespaces n ON n.id = t.namespace_id"
@@ -193,7 +210,7 @@ def find_topic(connection: Connection, name: TopicName) -> TopicRecord:
 
 
 def update_topic(connection: Connection, topic: TopicRecord) -> None:
-    """Store its policy as given. Raises ``NotFound``."""
+    """Store a topic's policy. Raises ``NotFound``."""
     _touch(
         connection,
         "UPDATE topics SET policy = ? WHERE id = ?",
@@ -203,10 +220,10 @@ def update_topic(connection: Connection, topic: TopicRecord) -> None:
 
 
 def delete_topic(connection: Connection, topic_id: int) -> None:
-    """The topic and its subscriptions cease to be; their rows are freed by ``removal``.
+    """Delete a topic and its subscriptions. ``removal`` has their other rows deleted later.
 
     Raises:
-      NotFound: if it is gone.
+      NotFound: if the topic does not exist.
     """
     _touch(connection, "DELETE FROM topics WHERE id = ?", (topic_id,), f"topic {topic_id}")
     removal.mark(connection, "topic", topic_id)
@@ -233,9 +250,9 @@ def create_subscription(
     origin_id: int = 0,
     policy: SubscriptionPolicy | None = None,
 ) -> SubscriptionRecord:
-    """Raises ``AlreadyExists``."""
+    """Create a subscription. Raises ``AlreadyExists``."""
     policy = policy or SubscriptionPolicy()
-    # The column ack_wait_ms was never used: it is a matter of the policy.
+    # The column ack_wait_ms is unused: the policy has the value.
     rest = (start_offset, start_due_ms, fill_from, fill_until, log_position, now_ms)
     id = _insert(
         connection,
@@ -249,7 +266,7 @@ def create_subscription(
 
 
 def update_subscription(connection: Connection, subscription: SubscriptionRecord) -> None:
-    """Store its policy as given; how far it is, checkpoints write. Raises ``NotFound``."""
+    """Store a subscription's policy. Checkpoints store its progress. Raises ``NotFound``."""
     _touch(
         connection,
         "UPDATE subscriptions SET policy = ? WHERE id = ?",
@@ -268,10 +285,10 @@ def replace_subscription(
     fill_from: int,
     fill_until: int,
 ) -> SubscriptionRecord:
-    """Put a new subscription, which has acknowledged nothing, in an old one's place.
+    """Replace a subscription by a new one that has acknowledged nothing.
 
-    It has its name, kind, settings and lag. What else the journal says of the old id means
-    nothing any more, and its rows are freed by ``removal``. Raises ``NotFound``.
+    The new one keeps the name, kind, policy and lag. Other journal entries for the old id lose
+    their meaning, and ``removal`` has its other rows deleted later. Raises ``NotFound``.
     """
     _end_subscription(connection, old.id)
     new = create_subscription(
@@ -292,7 +309,7 @@ def replace_subscription(
 
 
 def delete_subscription(connection: Connection, subscription_id: int) -> None:
-    """The subscription ceases to be; its rows are freed by ``removal``. Raises ``NotFound``."""
+    """Delete a subscription; ``removal`` has its other rows deleted later. Raises ``NotFound``."""
     rows = connection.execute(
         "SELECT origin_id FROM subscriptions WHERE id = ?", (subscription_id,)
     ).rows
@@ -310,7 +327,7 @@ def _end_subscription(connection: Connection, subscription_id: int) -> None:
     removal.mark(connection, "subscription", subscription_id)
 
 
-# -- everything, when a broker starts ------------------------------------------
+# -- reading everything at the start of a broker -------------------------------
 
 
 def read_namespaces(connection: Connection) -> Iterator[Namespace]:
@@ -327,7 +344,7 @@ def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]
 
 
 def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicName, TopicRecord]]:
-    """Every topic with its name, but for those whose namespace is being deleted."""
+    """Yield all topics with their names, except those whose namespace is being deleted."""
     condemned = set(removal.marked(connection, "namespace"))
     spaces = {one.id: one for one in read_namespaces(connection) if one.id not in condemned}
     for record in read_topics(connection, bundle_id):
@@ -342,7 +359,7 @@ def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
 
 
 def subscriptions_of(connection: Connection, topic_id: int) -> list[SubscriptionRecord]:
-    """Those of one topic."""
+    """Return the subscriptions of one topic."""
     rows = connection.execute(
         f"SELECT {_SUBSCRIPTION} FROM subscriptions WHERE topic_id = ? ORDER BY id", (topic_id,)
     ).rows
@@ -362,7 +379,7 @@ def _namespace(row: Row) -> Namespace:
 
 
 def _pages(connection: Connection, table: str, columns: str) -> Iterator[Row]:
-    """Every row of a table, in the order of its id, a page at a time."""
+    """Yield all rows of a table in the order of their ids, reading a page at a time."""
     after = 0
     while True:
         rows = connection.execute(

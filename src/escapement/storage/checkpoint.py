@@ -1,16 +1,17 @@
-"""A checkpoint: the state the journal adds up to, written so that the journal can go.
+"""A checkpoint: the state that the journal adds up to, written so that the journal can be trimmed.
 
 Owns the tables ``last_checkpoint``, ``cursor_chunks``, ``moves``, ``attempts``, ``dedup_keys``
-and ``group_members``, and the order of what a checkpoint changes in the others. It is written in
-short transactions, each with the lease check, because a long one would make a renewal of the
-lease wait, and every commit behind it.
-Which checkpoint it is comes first: from then on no index counts that lacks what it means.
-The journal is trimmed last. All values are absolute, but for the lag, whose rows say which entries
-they stand for (storage/lagtable.py): replaying the journal over a newer state changes nothing. So
-a checkpoint that ends half-way, or whose COMMIT lost its reply, does no harm and is simply written
-again.
+and ``group_members``, and the order in which a checkpoint changes the others. It is written in
+short transactions, each with the lease check. A long one would delay the renewal of the lease,
+and all commits after it.
 
-What a broker reads of it at its start is :mod:`~escapement.storage.state`.
+The mark of the checkpoint is written first. From then on, an index that lacks the state of this
+checkpoint does not count. The journal is trimmed last. All values are absolute, except for lags,
+whose rows name the journal entries that they cover (storage/lagtable.py). So replaying the
+journal over a newer state changes nothing. If a checkpoint ends half-way, or its COMMIT gets no
+reply, it is simply written again.
+
+:mod:`~escapement.storage.state` reads the checkpoint when a broker starts.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from escapement.storage.lagtable import LagRow
 from escapement.storage.lease import Lease, check
 from escapement.storage.log.generation import Generation
 
-# Rows written in one transaction: some tens of milliseconds. One of this many bytes
-# counts as two, and so on.
+# Rows written in one transaction, which takes some tens of milliseconds. A row counts as one
+# more for each ``_ROW_BYTES``.
 _STEP_ROWS: Final = 1_000
 _ROW_BYTES: Final = 4096
 
@@ -63,9 +64,9 @@ T = TypeVar("T")
 
 
 class ChunkRow(NamedTuple):
-    """One row of a subscription's set of offsets; empty data: the row is deleted.
+    """A row of a set of offsets. Empty data deletes the row.
 
-    The id may be that of a topic's cancellations, which is negative.
+    The id is that of a subscription, or the negative id of a topic for its cancelled messages.
     """
 
     subscription_id: int
@@ -74,7 +75,7 @@ class ChunkRow(NamedTuple):
 
 
 class AttemptPart(NamedTuple):
-    """One part of what is known of a subscription's attempts."""
+    """A part of a subscription's attempts."""
 
     subscription_id: int
     part: int
@@ -82,7 +83,7 @@ class AttemptPart(NamedTuple):
 
 
 class MoveRow(NamedTuple):
-    """One row of a topic's moves; empty data: the row is deleted."""
+    """A row of a topic's moves. Empty data deletes the row."""
 
     topic_id: int
     chunk: int
@@ -90,7 +91,7 @@ class MoveRow(NamedTuple):
 
 
 class MemberRow(NamedTuple):
-    """One row of a group's members; empty data: the row is deleted."""
+    """A row of an event group's members. Empty data deletes the row."""
 
     topic_id: int
     group: str
@@ -99,7 +100,7 @@ class MemberRow(NamedTuple):
 
 
 class KeyPart(NamedTuple):
-    """One part of the dedup keys that a topic remembers."""
+    """A part of the dedup keys that a topic remembers."""
 
     topic_id: int
     part: int
@@ -107,7 +108,7 @@ class KeyPart(NamedTuple):
 
 
 class ProducerRow(NamedTuple):
-    """How far a producer has come, and when it last did anything."""
+    """A producer's last sequence and offset, and the time of its last activity."""
 
     producer_id: int
     last_sequence: int
@@ -116,7 +117,7 @@ class ProducerRow(NamedTuple):
 
 
 class SubscriptionRow(NamedTuple):
-    """What of the log is still to be filled in, and how far a log reader has read."""
+    """The range of the log still to be filled in, and the position of a log reader."""
 
     subscription_id: int
     fill_from: int
@@ -126,9 +127,9 @@ class SubscriptionRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What changed since the last one. Everything may be empty."""
+    """The changes since the last checkpoint. Each field may be empty."""
 
-    mark: Mark | None = None  # which one it is
+    mark: Mark | None = None  # identifies this checkpoint
     chunks: Sequence[ChunkRow] = ()
     attempts: Sequence[AttemptPart] = ()
     attempts_from: Mapping[int, int] = field(default_factory=dict)  # lower parts are deleted
@@ -140,16 +141,16 @@ class Checkpoint:
     generation: Generation | None = None  # the current one, with its size
     trims: Mapping[int, JournalPosition] = field(default_factory=dict)  # by lane
     moves: Sequence[MoveRow] = ()
-    forgotten: Sequence[tuple[int, str]] = ()  # groups, by topic id: before what follows
+    forgotten: Sequence[tuple[int, str]] = ()  # groups, by topic id; deleted before ``members``
     members: Sequence[MemberRow] = ()
     lags: Sequence[LagRow] = ()
 
 
 def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Checkpoint) -> None:
-    """Write ``checkpoint``, in as many transactions as it takes.
+    """Write ``checkpoint`` in as many transactions as it needs.
 
     Raises:
-      LeaseLost: and nothing more was written.
+      LeaseLost: nothing more was written.
       TransactionAborted, StorageUnavailable: write it again.
     """
 
@@ -169,7 +170,7 @@ Change = tuple[str, tuple[Any, ...]]
 
 
 def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
-    """Every statement and the parameters of one row, equal statements together."""
+    """Yield each statement with the parameters of one row, equal statements together."""
     if checkpoint.mark is not None:
         yield _SET_MARK, (bundle_id, *checkpoint.mark)
     for chunk in checkpoint.chunks:
@@ -186,7 +187,7 @@ def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
             yield _DROP_MOVES, move[:2]
     for part in checkpoint.attempts:
         yield _ADD_ATTEMPTS, (part.subscription_id, part.part, encode_attempts(part.table))
-    # After what replaces them.
+    # Delete parts only after the parts that replace them are written.
     for id, part_number in checkpoint.attempts_from.items():
         yield _DROP_ATTEMPTS, (id, part_number)
     for keys in checkpoint.keys:
@@ -214,7 +215,7 @@ def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
 
 
 def _steps(changes: Iterator[Change]) -> Iterator[list[Change]]:
-    """The changes in runs that one short transaction can take."""
+    """Split the changes into lists that one short transaction can write."""
     step: list[Change] = []
     weight = 0
     for change in changes:

@@ -1,13 +1,13 @@
-"""A broker's data directory: its lock, its identity, and where its files are.
+"""A broker's data directory: its lock, its identity and its files.
 
-The identity is made once and outlives the process, so that a restarted broker takes
-its own leases back at once. The lock is held as long as the process lives; the kernel
-gives it up when the process dies, however it dies.
+The identity is created once and outlives the process, so a restarted broker takes back its own
+leases at once. The lock is held while the process lives; the kernel releases it however the
+process ends.
 
     broker.id   the identity, 32 hexadecimal digits
-    broker.lock locked while a broker runs here; holds its process id, for people
+    broker.lock locked while a broker runs here; holds its process id, for operators
     index/      the delayed index; may be deleted while no broker runs
-    log.sqlite3 the log, where it is not in MySQL
+    log.sqlite3 the log, if it is not in MySQL
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DataDirectory:
 
         Raises:
           DataDirectoryInUse: if another process has it open.
-          StorageError: if it cannot be written, or its identity is not readable.
+          StorageError: if it cannot be written, or its identity cannot be read.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -63,11 +63,11 @@ class DataDirectory:
 
     @property
     def index(self) -> Path:
-        """Where the delayed index lives."""
+        """Path of the delayed index."""
         return self.path / "index"
 
     def close(self) -> None:
-        """Give the lock up."""
+        """Release the lock."""
         os.close(self._lock_fd)
 
     def __enter__(self) -> DataDirectory:

@@ -1,9 +1,9 @@
-"""Dedup keys that were stored, as bytes: in the journal, and in the table ``dedup_keys``.
+"""Encoding of stored dedup keys, for the journal and the table ``dedup_keys``.
 
-For each message that was published with a dedup key: the key's digest, the message's
-offset, and when it was published. A checkpoint writes what came since the last as a part of
-the topic, and now and then all anew, as with attempts (``storage/attempts.py``, whose
-``Parts`` decides). Layout, little-endian::
+For each message that was published with a dedup key, a row has the digest of the key, the offset
+of the message, and when it was published. A checkpoint writes the new rows as a part of the
+topic, and sometimes all rows again, as it does for attempts (``Parts`` of
+``storage/attempts.py`` decides). Layout, little-endian::
 
     version u8 | 0 u8 x3 | count u32 | crc32 u32
     offset i64 x count | published_ms i64 x count | digest 16 bytes x count
@@ -26,24 +26,24 @@ from escapement.message import Buffer, Int64s
 
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BxxxII")
-# What one key takes.
+# Encoded size of one key.
 KEY_BYTES: Final = 32
 
 
 class KeyTable(NamedTuple):
-    """Three columns of one height."""
+    """Three columns of equal length."""
 
     digests: Digests
     offsets: Int64s
     published_ms: Int64s
 
     def take(self, rows: Any) -> KeyTable:
-        """The rows named, by number, as a mask, or as a slice."""
+        """Return rows, selected by number, mask or slice."""
         return KeyTable(self.digests[rows], self.offsets[rows], self.published_ms[rows])
 
     @staticmethod
     def concat(tables: Sequence[KeyTable]) -> KeyTable:
-        """The tables one below the other."""
+        """Concatenate tables."""
         return KeyTable(
             np.concatenate([table.digests for table in tables]),
             np.concatenate([table.offsets for table in tables]),
@@ -52,14 +52,14 @@ class KeyTable(NamedTuple):
 
 
 class Keyed(NamedTuple):
-    """Keys of one topic."""
+    """Dedup keys of one topic."""
 
     topic_id: int
     keys: KeyTable
 
 
 def encode_keys(table: KeyTable) -> bytes:
-    """The bytes of a table."""
+    """Encode a table."""
     body = b"".join(
         [
             table.offsets.astype("<i8", copy=False).tobytes(),
@@ -71,10 +71,10 @@ def encode_keys(table: KeyTable) -> bytes:
 
 
 def decode_keys(data: Buffer) -> KeyTable:
-    """The table, as views of ``data``.
+    """Decode a table, as views of ``data``.
 
     Raises:
-      LogDamaged: if the bytes are not what ``encode_keys`` made.
+      LogDamaged: if ``encode_keys`` did not produce these bytes.
     """
     view = memoryview(data)
     if len(view) < _HEAD.size:
@@ -82,7 +82,7 @@ def decode_keys(data: Buffer) -> KeyTable:
     version, count, crc = _HEAD.unpack_from(view)
     body = view[_HEAD.size :]
     if version != _VERSION or len(body) != KEY_BYTES * count or crc32(body) != crc:
-        raise LogDamaged("a table of dedup keys fails its checksum, or is of another version")
+        raise LogDamaged("a table of dedup keys fails its checksum, or has another version")
     return KeyTable(
         np.frombuffer(body, DIGEST, count, 16 * count),
         np.frombuffer(body, "<i8", count),

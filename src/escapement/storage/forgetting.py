@@ -1,13 +1,13 @@
-"""Forgetting: what an old generation of the log holds, and how it goes.
+"""Deletion of old generations of the log.
 
-A generation goes in steps, each of which may be the last before a crash: it is marked
-in ``removals``, by the owner, and from then on nobody reads it; its tables are dropped; its
-row and the mark are deleted. Whatever was left half-way is found by its mark and done
-again. Its tables are worth nothing once it is marked, so that dropping needs no lease.
+A generation is deleted in steps, with a crash possible after each. First the owner marks it in
+``removals``, and no reader uses it any more. Then its tables are dropped. Then its row and the
+mark are deleted. After a crash, the deletion of marked generations continues. The tables of
+a marked generation have no value, so dropping them needs no lease.
 
-Who decides that a generation may go is the broker's Forgetter. What he relies on here: a
-generation that the journal names nowhere has no row that a start would ask for, and of all
-topics in it ``next_offset`` is durable, because a checkpoint writes that before it trims.
+The broker's Forgetter decides which generations to delete. It relies on two facts. A generation
+that no journal entry names has no row that a start would read. And for all topics in such a
+generation ``next_offset`` is durable, because a checkpoint writes it before it trims the journal.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import journal
 from escapement.storage.log.generation import Generation
 
-# Rows deleted in one step where dropping a table takes as long as deleting its rows.
+# Rows deleted in one step, on an engine where dropping a table takes as long as deleting its rows.
 _STEP_ROWS: Final = 64
 
 
 class Holding(NamedTuple):
-    """What one topic has in a generation; offsets ``[first_offset, end_offset)``."""
+    """The content of one topic in a generation; offsets ``[first_offset, end_offset)``."""
 
     topic_id: int
     first_offset: int
     end_offset: int
-    lowest_base: int  # keys of rows that say something of earlier messages; 0 without any
+    lowest_base: int  # range of the keys of rows that restate earlier messages; 0 if none
     highest_base: int
     size_bytes: int
     max_due_ms: int
@@ -37,12 +37,12 @@ class Holding(NamedTuple):
 
     @property
     def restated(self) -> bool:
-        """Whether there are rows that say something of earlier messages."""
+        """Whether there are rows that restate earlier messages."""
         return self.lowest_base < 0
 
 
 def holdings(connection: Connection, generation: Generation) -> list[Holding]:
-    """What each topic has there. Reads every key, and no payload."""
+    """Return the content of each topic in the generation. Reads every key, but no payload."""
     found: list[Holding] = []
     for table in tables(generation):
         rows = connection.execute(
@@ -59,7 +59,7 @@ def holdings(connection: Connection, generation: Generation) -> list[Holding]:
 
 
 def named_by_journal(connection: Connection, bundle_id: int, generation: Generation) -> bool:
-    """Whether a start would ask for a row of this generation."""
+    """Return whether a start would read a row of this generation."""
     return any(
         key.generation == generation.id
         for row in journal.read(connection, bundle_id)
@@ -68,15 +68,15 @@ def named_by_journal(connection: Connection, bundle_id: int, generation: Generat
 
 
 def mark(connection: Connection, generation: Generation) -> None:
-    """From now on it is going, for every owner to come; inside the open transaction."""
+    """Mark the generation as being deleted, inside the open transaction. Permanent."""
     removal.mark(connection, "generation", generation.id)
 
 
 def empty_step(engine: Engine, connection: Connection, generation: Generation) -> bool:
-    """Delete some rows inside the open transaction; False when nothing is to be deleted.
+    """Delete some rows inside the open transaction. Return False if none need deleting.
 
-    MySQL drops a table at once. SQLite frees its pages one by one, and nobody else can write
-    until it has done so: there the rows go first.
+    MySQL drops a table at once. SQLite frees its pages one by one and blocks all other writers
+    meanwhile, so there the rows are deleted first.
     """
     if engine.kind != "sqlite":
         return False
@@ -90,22 +90,22 @@ def empty_step(engine: Engine, connection: Connection, generation: Generation) -
 
 
 def drop(connection: Connection, generation: Generation) -> None:
-    """Drop its tables, those that are still there; outside of a transaction."""
+    """Drop those tables of the generation that still exist, outside of a transaction."""
     for table in tables(generation):
         connection.execute(f"DROP TABLE IF EXISTS {table}")
 
 
 def strike(connection: Connection, generation: Generation) -> None:
-    """Forget that there was such a generation, inside the open transaction."""
+    """Delete the generation's row and its mark, inside the open transaction."""
     connection.execute("DELETE FROM generations WHERE id = ?", (generation.id,))
     removal.done(connection, "generation", generation.id)
 
 
 def tables(generation: Generation) -> list[str]:
-    """The names of its tables."""
+    """Return the names of the generation's tables."""
     return [generation.table(shard) for shard in range(generation.parallelism)]
 
 
 def _there(connection: Connection, table: str) -> bool:
-    """Whether SQLite has the table: a crash may have left some of them."""
+    """Return whether SQLite has the table. A crash may have left only some of them."""
     return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).rows)

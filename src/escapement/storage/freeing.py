@@ -1,8 +1,8 @@
-"""Freeing what nobody can find any more, in bounded steps.
+"""Deletion of rows that no reader can find any more, in bounded steps.
 
-That is what a deleted topic, subscription, mailbox or parcel left behind, and letters of a parcel
-that are in their topic's log: all of it that are not held. What is to be freed is marked
-(storage/removal.py). One step is one short transaction that no commit has to wait for.
+These are rows of a deleted topic, subscription, inbox target or staged batch, and those entries of
+a staged batch that have been moved to their topic's log. (Held entries stay.) storage/removal.py
+marks what to delete. One step is one short transaction, which delays no commit.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from escapement.storage.engine.base import Connection
 from escapement.storage.journal.journalentry import cancellations_id, lapses_id
 from escapement.storage.log.generation import Generation
 
-# Rows deleted in one step: log rows are up to some megabytes each.
+# Rows deleted in one step: log rows have up to some megabytes each.
 _STEP_ROWS: Final = 64
-# What a step frees of letters, or one that is larger: a megabyte takes the database some
-# milliseconds, and a lane waits for them. Jobs leave gigabytes.
+# Size of inbox entries deleted in one step, unless the first is larger. Deleting a megabyte takes
+# the database some milliseconds, which delays a lane. Bulk jobs leave gigabytes.
 _STEP_BYTES: Final = 2 << 20
 
 
 def free_step(connection: Connection, generations: Sequence[Generation]) -> bool:
-    """Free some rows inside the open transaction; False when there is nothing to free."""
+    """Delete some rows inside the open transaction. Return False if there were none."""
     found = connection.execute(
         "SELECT kind, id FROM removals WHERE kind NOT IN ('generation', 'namespace') LIMIT 1"
     ).rows
@@ -64,7 +64,7 @@ def _free_log(connection: Connection, generation: Generation, topic_id: int) -> 
 
 
 def _free_letters(connection: Connection, which: str, box_id: int) -> bool:
-    """Delete the first letters of a mailbox or parcel; whether there were any."""
+    """Delete the first entries of a target or staged batch. Return whether there were any."""
     rows = connection.execute(
         f"SELECT id, size_bytes FROM inbox WHERE {which} ORDER BY id LIMIT {_STEP_ROWS}",
         (box_id,),
@@ -82,7 +82,7 @@ def _free_letters(connection: Connection, which: str, box_id: int) -> bool:
 
 
 def _free(connection: Connection, table: str, owner: str, order: str, id: int) -> bool:
-    """Delete the first rows of ``id`` in a table; whether there were any."""
+    """Delete the first rows of ``id`` in a table. Return whether there were any."""
     last = connection.execute(
         f"SELECT MAX({order}) FROM (SELECT {order} FROM {table} WHERE {owner} = ?"
         f" ORDER BY {order} LIMIT {_STEP_ROWS}) AS step",

@@ -1,20 +1,20 @@
-"""How late messages were handed out, how soon acknowledged, and how often tried: in columns.
+"""Lag statistics: how late messages are delivered and acknowledged, and after how many attempts.
 
-For each subscription and hour there is a *tally*: how many acknowledged messages fell into which
-bucket (storage/buckets.py) of what. The hour is that of the hand-over, in UTC. What is counted:
+For each subscription and hour there is a *tally*. It counts acknowledged messages by kind of
+figure and bucket (storage/buckets.py). The hour is that of the delivery, in UTC. The kinds are:
 
-- ``LATE``: ms from when a message was wanted until it was handed out, of those acknowledged after
-  their first delivery. *Wanted* is when it was due, or, by who ignores delays, when published,
-  and not before the subscription was made, or sought.
-- ``LATE_AGAIN``: the same of those that were delivered before; of the last of their deliveries.
-- ``HELD``: ms from that hand-over to the acknowledgement.
-- ``TRIED``: how many deliveries it took.
-- ``UNSEEN``: what was acknowledged while it was in nobody's hands: its delivery was taken back,
-  or was that of a broker before a restart. It counts for the hour of the acknowledgement, and is
-  not among the others.
+- ``LATE``: ms from the time a message was wanted to its delivery, for messages that were
+  acknowledged after their first delivery. *Wanted* is the due time, or the publish time if the
+  subscription ignores delays, but no earlier than the subscription's creation or last seek.
+- ``LATE_AGAIN``: the same for messages that were redelivered, counted for their last delivery.
+- ``HELD``: ms from that delivery to the acknowledgement.
+- ``TRIED``: number of deliveries.
+- ``UNSEEN``: messages that were acknowledged while not in flight, because they had been
+  returned, or a broker before a restart had delivered them. They count for the hour of the
+  acknowledgement, and in no other kind.
 
-A group commit counts what is acknowledged in it (:func:`count_lags`), and its journal entry
-carries that as :class:`Lag`: so each acknowledgement that is durable is counted, once. No I/O.
+A group commit counts its acknowledgements (:func:`count_lags`), and its journal entry carries
+the result as :class:`Lag`. So each durable acknowledgement is counted exactly once. No I/O.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
 HOUR_MS: Final = 3_600_000
 LATE, LATE_AGAIN, HELD, TRIED, UNSEEN = range(5)
 _KINDS: Final = 5
-# So many messages are counted at once.
+# Messages counted in one step.
 _STEP_ROWS: Final = 4096
 
 _VERSION: Final = 1
@@ -43,7 +43,7 @@ _WIDTHS: Final = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
 class Handed(NamedTuple):
-    """Messages of one hand-over: when that was, when each was wanted, its deliveries so far."""
+    """Messages of one delivery: its time, and the wanted time and attempts of each message."""
 
     at_ms: int
     wanted_ms: Int64s
@@ -51,7 +51,7 @@ class Handed(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """What is known of messages that a subscription acknowledged at one moment."""
+    """The deliveries of messages that a subscription acknowledged at one moment."""
 
     origin_id: int
     at_ms: int
@@ -60,34 +60,34 @@ class Timing(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """How many fell into which bucket of what: ``kind * BUCKETS + bucket``, ascending."""
+    """Counts by kind and bucket. A cell is ``kind * BUCKETS + bucket``; cells ascend."""
 
     cells: Int64s
-    counts: Int64s  # none is 0
+    counts: Int64s  # each above 0
 
     @classmethod
     def of(cls, found: Mapping[int, int]) -> Tally:
-        """What a table by cell says."""
+        """Build a tally from counts by cell."""
         cells = np.fromiter(found, np.int64, len(found))
         order = np.argsort(cells)
         return cls(cells[order], np.fromiter(found.values(), np.int64, len(found))[order])
 
     @classmethod
     def sum(cls, parts: Sequence[Tally]) -> Tally:
-        """All of them together."""
+        """Add up tallies."""
         cells, at = np.unique(np.concatenate([part.cells for part in parts]), return_inverse=True)
         counts = np.zeros(len(cells), np.int64)
         np.add.at(counts, at, np.concatenate([part.counts for part in parts]))
         return cls(cells, counts)
 
     def of_kind(self, kind: int) -> tuple[Int64s, Int64s]:
-        """The buckets of one kind, ascending, and how many are in each."""
+        """Return the buckets of one kind, ascending, and the count of each."""
         low, high = np.searchsorted(self.cells, (kind * BUCKETS, (kind + 1) * BUCKETS))
         return self.cells[low:high] - kind * BUCKETS, self.counts[low:high]
 
 
 class Lag(NamedTuple):
-    """What a group commit adds to a subscription's hour; the id is that of its origin."""
+    """The counts that a group commit adds for a subscription and an hour."""
 
     origin_id: int
     hour_ms: int  # when the hour began
@@ -95,7 +95,7 @@ class Lag(NamedTuple):
 
 
 def count_lags(timings: Iterable[Timing]) -> list[Lag]:
-    """What these come to, by subscription and hour; O(messages), in numpy."""
+    """Count acknowledged messages by subscription and hour. O(messages), in numpy."""
     hours: dict[tuple[int, int], _Hour] = {}
     for origin_id, at_ms, handed, unseen in timings:
         if unseen:
@@ -110,7 +110,7 @@ def _hour(at_ms: int) -> int:
 
 
 class _Hour:
-    """What is to be counted for one subscription and hour; a group may have very many."""
+    """The messages to count for one subscription and hour. A group may have very many."""
 
     __slots__ = ("_parts", "unseen")
 
@@ -128,7 +128,7 @@ class _Hour:
             held_ms = np.array([at_ms - one.at_ms for one, at_ms in self._parts])
             heights = np.array([len(one.attempts) for one, _ in self._parts])
             np.add.at(found[HELD], bucket_of(held_ms), heights)
-        # Many small columns are counted at once, and no long ones, which leave the cache.
+        # Count many small columns at once, but not long ones, which exceed the processor cache.
         waiting, rows = [], 0
         for one, _ in self._parts:
             waiting.append(one)
@@ -143,7 +143,7 @@ class _Hour:
 
 
 def _count(parts: list[Handed], found: Int64s) -> None:
-    """Add these to what was found, by kind and bucket."""
+    """Add these messages to the counts by kind and bucket."""
     late = _joined([one.at_ms - one.wanted_ms for one in parts])
     tries = _joined([one.attempts for one in parts]) & (RELEASED - 1)
     if int(tries.max()) <= 1:
@@ -165,7 +165,7 @@ def _joined(columns: list[Int64s]) -> Int64s:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
-# -- as bytes --------------------------------------------------------------------------
+# -- encoding --------------------------------------------------------------------------
 #
 #     version u8 | width of a count u8 | cells u16 | crc32 u32
 #     cells  u16 each, ascending
@@ -173,7 +173,7 @@ def _joined(columns: list[Int64s]) -> Int64s:
 
 
 def encode_tally(tally: Tally) -> bytes:
-    """The bytes of a tally."""
+    """Encode a tally."""
     most = int(tally.counts.max())
     width = next(width for width in _WIDTHS if most < 1 << 8 * width)
     head = _HEAD.pack(_VERSION, width, len(tally.cells))
@@ -182,10 +182,10 @@ def encode_tally(tally: Tally) -> bytes:
 
 
 def decode_tally(data: Buffer) -> Tally:
-    """The tally in these bytes.
+    """Decode a tally.
 
     Raises:
-      LogDamaged: if they are not what ``encode_tally`` made.
+      LogDamaged: if ``encode_tally`` did not produce these bytes.
     """
     view = memoryview(data)
     if len(view) < _HEAD.size + SEAL_BYTES or not is_whole(view, _HEAD.size):

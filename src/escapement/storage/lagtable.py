@@ -1,13 +1,13 @@
-"""The lag of subscriptions by hour, kept past the journal.
+"""The lag of subscriptions by hour, stored for longer than the journal.
 
-Owns the table ``lags``. A row is what the entries of the journal from ``first_seq`` to
-``last_seq`` of one epoch say of one subscription and hour; in an epoch all of a subscription's
-entries are in one lane, so their numbers have an order. Rows of one subscription and hour do not
-overlap. A checkpoint writes rows and trims the journal later; so an entry may be in both, and
-whoever sums up leaves out of the journal what a row stands for already (:func:`behind`).
+Owns the table ``lags``. A row covers the journal entries from ``first_seq`` to ``last_seq`` of one
+epoch, for one subscription and hour. In an epoch all entries of a subscription are in one lane,
+so their numbers are ordered. Rows of one subscription and hour do not overlap. A checkpoint
+writes rows first and trims the journal later, so an entry may be in both. A reader that sums up
+both skips the entries that a row covers already (:func:`behind`).
 
-Rows are kept under the id of the subscription's *origin*, which a seek does not change. They
-are forgotten after ``REMEMBERED_MS``.
+The key is the id of the subscription's *origin*, which a seek does not change. Rows are deleted
+after ``REMEMBERED_MS``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from escapement.storage.journal.journal import JournalRow
 from escapement.storage.lag import Lag, Tally, decode_tally, encode_tally
 from escapement.storage.schema import require
 
-# How long the lag of an hour is kept: 90 days, a quarter and a little.
+# Retention of the lag of an hour: 90 days, which is about a quarter.
 REMEMBERED_MS: Final = 90 * 86_400_000
-# Rows deleted in one step, and read at once; each has some hundred bytes.
+# Rows deleted in one step, and rows read at once. Each has some hundred bytes.
 _STEP_ROWS: Final = 512
 _PAGE_ROWS: Final = 4096
 
@@ -33,12 +33,12 @@ SET_ROW: Final = (
     "REPLACE INTO lags (hour_ms, origin_id, epoch, first_seq, last_seq, data)"
     " VALUES (?, ?, ?, ?, ?, ?)"
 )
-# The last entry that a row stands for, by hour, origin and epoch.
+# The last journal entry that a row covers, by hour, origin and epoch.
 Ends = Mapping[tuple[int, int, int], int]
 
 
 class LagRow(NamedTuple):
-    """One row to be written; ``counts`` by cell of a tally."""
+    """A row to be written, with counts by cell of a tally."""
 
     hour_ms: int
     origin_id: int
@@ -48,23 +48,23 @@ class LagRow(NamedTuple):
     counts: Mapping[int, int]
 
     def params(self) -> tuple[object, ...]:
-        """Of ``SET_ROW``."""
+        """Return the parameters for ``SET_ROW``."""
         return (*self[:5], encode_tally(Tally.of(self.counts)))
 
 
 class HourOfLag(NamedTuple):
-    """What was counted of a subscription in an hour."""
+    """The counts of a subscription in an hour."""
 
     topic: TopicName
     subscription: str
-    hour_ms: int  # when it began
+    hour_ms: int  # begin of the hour
     tally: Tally
 
 
 def read_ends(
     connection: Connection, rows: Sequence[JournalRow]
 ) -> dict[tuple[int, int, int], int]:
-    """Up to where the hours that these entries name are in the table; one query."""
+    """Return the last entry covered by the table, for the hours in these rows. One query."""
     hours = {lag.hour_ms for row in rows for lag in row.entry.lags}
     if not hours:
         return {}
@@ -77,7 +77,7 @@ def read_ends(
 
 
 def behind(ends: Ends, rows: Sequence[JournalRow]) -> Iterator[tuple[JournalRow, Lag]]:
-    """What entries of the journal say that is in no row."""
+    """Yield the lags of journal entries that no row covers."""
     for row in rows:
         for lag in row.entry.lags:
             if row.position.seq > ends.get((lag.hour_ms, lag.origin_id, row.epoch), 0):
@@ -91,16 +91,16 @@ def read_lags(
     topics: Sequence[TopicName] | None = None,
     bundle_id: int = 0,
 ) -> list[HourOfLag]:
-    """What was counted in the hours that began in ``[from_ms, until_ms)``, in order; blocking.
+    """Return the counts of the hours that began in ``[from_ms, until_ms)``, in order. Blocking.
 
-    It is true of one moment: all acknowledgements that were durable by then, and no others.
+    The result is that of one moment: it covers exactly the acknowledgements durable by then.
 
     Args:
-      topics: of which; None: of all.
+      topics: the topics to read; None for all.
 
     Raises:
-      NotFound: if there is no such topic.
-      SchemaError: if the database was not written by this program's broker.
+      NotFound: if a topic does not exist.
+      SchemaError: if this program's broker did not write the database.
     """
     connection.snapshot()
     try:
@@ -130,7 +130,7 @@ def read_lags(
 def _names(
     connection: Connection, topics: Sequence[TopicName] | None, bundle_id: int
 ) -> dict[int, tuple[TopicName, str]]:
-    """Topic and name of each subscription, by its origin."""
+    """Return the topic and name of each subscription, by its origin."""
     if topics is None:
         by_id = {record.id: name for name, record in catalog.read_named(connection, bundle_id)}
         return {
@@ -146,7 +146,7 @@ def _names(
 
 
 def _rows(connection: Connection, from_ms: int, until_ms: int) -> Iterator[Row]:
-    """The rows of some hours in the order of their key, a page at a time."""
+    """Yield the rows of some hours in the order of their key, reading a page at a time."""
     key = (from_ms, 0, 0, 0)
     while True:
         hour_ms, origin_id, epoch, first_seq = key
@@ -164,7 +164,7 @@ def _rows(connection: Connection, from_ms: int, until_ms: int) -> Iterator[Row]:
 
 
 def forget_step(before_ms: int, connection: Connection) -> bool:
-    """Forget some hours that began earlier; whether there may be more."""
+    """Delete some hours that began before ``before_ms``. Return whether there may be more."""
     rows = connection.execute(
         "SELECT hour_ms, origin_id, epoch, first_seq FROM lags WHERE hour_ms < ?"
         f" ORDER BY hour_ms LIMIT {_STEP_ROWS}",

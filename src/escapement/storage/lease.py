@@ -1,21 +1,21 @@
-"""Who may write: a lease on a bundle of topics, and the epoch that proves it.
+"""The lease on a bundle of topics, and the epoch that proves the right to write.
 
-Owns the table ``leases``. A broker's identity lives in its data directory, so a
-restarted broker takes its own lease back at once; another broker's is taken over only
-when it has run out *by the database's clock*. Every taking raises the epoch.
+Owns the table ``leases``. A broker's identity is in its data directory, so a restarted broker
+takes back its own lease at once. It takes another broker's lease only after that has expired *by
+the database's clock*. Each acquisition raises the epoch.
 
-**The epoch decides, not the time.** A transaction that writes begins by locking the
-lease row in share mode and comparing the epoch (:func:`check`; a group commit sends what it
-writes right behind that, and gives it up if the epoch is another). A taker changes that
-row, so it waits until such a transaction has ended, and afterwards none of the old
-epoch can pass: a stale owner changes nothing, however late it wakes up (invariant 8).
-An owner whose lease has run out but which nobody has replaced may therefore go on
-writing. What it must not do past its deadline is *deliver*, because a successor may
-already be delivering the same; that deadline is the owner's own, counted on a clock
-that runs while the machine sleeps, from *before* the renewal was sent.
+**The epoch decides, not the time.** A transaction that writes begins by locking the lease row in
+share mode and comparing the epoch (:func:`check`). (A group commit sends its writes together with
+this check, and rolls back if the epoch differs.) Acquiring the lease changes that row, so it
+waits until such a transaction has ended. Afterwards no transaction with the old epoch passes the
+check. So a stale owner changes nothing, however late it resumes (invariant 8). An owner whose
+lease has expired may therefore go on writing until another broker takes the lease. But it must
+not *deliver* past its deadline, because a successor may already deliver the same messages. The
+owner counts that deadline from *before* it sent the renewal, on a clock that also runs while the
+machine sleeps.
 
-The connections an owner writes through are recorded, so that a successor can end
-one that hangs inside a transaction and would make it wait.
+The lease row records the connections that an owner writes through. A successor kills one that
+hangs inside a transaction, and so would block it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from escapement.errors import LeaseHeld, LeaseLost
 from escapement.storage.engine.base import Connection, Engine, Row, Step, TransactionAborted
 from escapement.storage.engine.transaction import transaction
 
-# Connections recorded at most: they must fit their column (20 digits and a comma each).
+# Limit of recorded connections: they must fit their column (20 digits and a comma each).
 MAX_RECORDED: Final = 90
-# How often a taker waits for a transaction of its predecessor to end; each wait is the
-# engine's lock timeout, and its connections are killed in between.
+# How often a new owner waits for a transaction of its predecessor to end. Each wait lasts for the
+# engine's lock timeout, and the predecessor's connections are killed in between.
 TAKE_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a broker is: an id that outlives its process, and a name for people."""
+    """The identity of a broker: an id that outlives its process, and a readable name."""
 
     owner_id: str
     name: str
 
 
-# An owner was there at this moment of the wall clock, which may have been set back since.
+# Records a time at which the owner was alive. The wall clock may have been set back since.
 _SEEN: Final = (
     "doubtful_until_ms = CASE WHEN doubtful_until_ms < ? THEN ? ELSE doubtful_until_ms END"
 )
@@ -54,23 +54,23 @@ _SEEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What :func:`acquire` gave. ``deadline_ms`` is by ``Clock.lease_ms``."""
+    """A lease as :func:`acquire` returns it. ``deadline_ms`` is by ``Clock.lease_ms``."""
 
     bundle_id: int
     identity: Identity
     epoch: int
-    was_clean: bool  # whether the predecessor stopped in good order
-    # Deliveries before then may be unrecorded, because some earlier owner did not. After an
-    # unclean end, this is when its owner was last known to be there, by its wall clock.
+    was_clean: bool  # whether the predecessor stopped cleanly
+    # Deliveries of messages due before this time may be unrecorded, by some earlier owner. After
+    # an unclean end it is the last time at which that owner was alive, by its wall clock.
     doubtful_until_ms: int
     duration_ms: int
     deadline_ms: int
 
     def delivered_until_ms(self, now_ms: int) -> int:
-        """What was due by then an earlier owner may have delivered without recording it.
+        """Return until which due time earlier owners may have delivered without a record.
 
-        After an unclean end that is now, or, if the wall clock has been set back since that
-        owner was last seen, as long after that moment as he may have gone on.
+        After an unclean end this is ``now_ms``. If the wall clock has been set back since the
+        owner was last alive, it is that time plus the duration of the lease.
         """
         if self.was_clean:
             return self.doubtful_until_ms
@@ -85,7 +85,7 @@ def acquire(
     """Take the lease, with the next epoch.
 
     Raises:
-      LeaseHeld: if another broker's lease has not run out yet; it names that broker.
+      LeaseHeld: if another broker's lease has not expired. The message names that broker.
     """
     connection = engine.connect()
     try:
@@ -118,13 +118,13 @@ def acquire(
 def renew(
     engine: Engine, connection: Connection, lease: Lease, clock: Clock, seen_ms: int = 0
 ) -> Lease:
-    """Hold the lease for another ``duration_ms`` from now on.
+    """Extend the lease to ``duration_ms`` from now.
 
     Args:
-      seen_ms: how far the wall clock had come, where it was set back.
+      seen_ms: the latest time that the wall clock has shown, if it was set back.
 
     Raises:
-      LeaseLost: if another broker, or a later start of this one, has taken it.
+      LeaseLost: if another broker, or a later start of this one, has taken the lease.
     """
     sent_at_ms, seen_ms = clock.lease_ms(), max(clock.now_ms(), seen_ms)
     _change(
@@ -145,11 +145,10 @@ def release(
     clean: bool,
     doubtful_until_ms: int = 0,
 ) -> None:
-    """Give the lease up, so that anyone may take it at once.
+    """Release the lease, so that any broker may take it at once.
 
-    ``clean`` says that nothing was in anyone's hands without being recorded, except what
-    was accepted by ``doubtful_until_ms``, of which an earlier owner may have delivered
-    more than it recorded.
+    ``clean`` means that all deliveries are recorded, except perhaps of messages accepted before
+    ``doubtful_until_ms``, which an earlier owner may have delivered without a record.
     """
     _change(
         engine,
@@ -161,17 +160,17 @@ def release(
 
 
 def check(engine: Engine, connection: Connection, lease: Lease) -> None:
-    """Inside a transaction: hold off any taker until it ends, or raise ``LeaseLost``."""
+    """Block any new owner until this transaction ends, or raise ``LeaseLost``."""
     answer(lease, connection.execute_all([question(engine, lease)]))
 
 
 def question(engine: Engine, lease: Lease) -> Step:
-    """What :func:`check` asks, to be sent with other steps; its row is for :func:`answer`."""
+    """Return the query of :func:`check`, to be sent with others. Pass its row to :func:`answer`."""
     return _question(lease, engine.dialect.share_lock)
 
 
 def answer(lease: Lease, rows: Sequence[Row]) -> None:
-    """Raise ``LeaseLost`` unless that row is still of this lease's epoch."""
+    """Raise ``LeaseLost`` unless the row has this lease's epoch."""
     if not rows or rows[0][0] != lease.epoch:
         holder = f"broker {rows[0][1]!r} has it with epoch {rows[0][0]}" if rows else "it is gone"
         raise LeaseLost(
@@ -181,9 +180,9 @@ def answer(lease: Lease, rows: Sequence[Row]) -> None:
 
 
 class Recorded:
-    """The connections through which an owner writes, as its lease row names them.
+    """The connections through which an owner writes, as its lease row lists them.
 
-    For several threads: recording is serialised, so the row always has the latest.
+    Safe to use from several threads. Updates are serialised, so the row always has the latest.
     """
 
     def __init__(self, engine: Engine, lease: Lease) -> None:
@@ -193,10 +192,10 @@ class Recorded:
         self._lock = threading.Lock()
 
     def enter(self, connection: Connection, replaces: int = 0) -> None:
-        """Record ``connection``, in the place of one that is gone.
+        """Record ``connection``, in place of the closed connection ``replaces``.
 
-        This writes to the lease row: it proves that the database is there, takes
-        writes, and is still ours, or raises what says that it is not.
+        This writes the lease row. So it proves that the database is reachable, accepts writes,
+        and still has this lease, or raises the error that says otherwise.
         """
         with self._lock:
             self._ids = {id for id in (self._ids - {replaces}) | {connection.id} if id}
@@ -210,7 +209,7 @@ _Row = tuple[str, str, int, int, int, str, int, int]
 def _takeable(
     engine: Engine, connection: Connection, identity: Identity, bundle_id: int, lock: str
 ) -> _Row:
-    """The lease row, unless another broker still holds it."""
+    """Return the lease row. Raises ``LeaseHeld`` while another broker's lease is valid."""
     row: _Row
     (row,) = connection.execute(
         "SELECT owner_id, owner_name, epoch, expires_at_ms, clean, connection_ids,"
@@ -222,7 +221,7 @@ def _takeable(
         until = datetime.fromtimestamp(expires_at_ms / 1000, UTC).isoformat(timespec="seconds")
         raise LeaseHeld(
             f"broker {owner_name!r} ({owner_id}) owns this log until {until}, another "
-            f"{(expires_at_ms - now_ms + 999) // 1000} s unless it renews: stop it, or give "
+            f"{(expires_at_ms - now_ms + 999) // 1000} s unless it renews; stop it, or give "
             "this broker a log of its own"
         )
     return row
@@ -264,7 +263,7 @@ def _recorded_ids(row: _Row) -> list[int]:
 def _change(
     engine: Engine, connection: Connection, lease: Lease, what: str, params: tuple[object, ...]
 ) -> None:
-    """One transaction of its own that changes the row while it is still ours."""
+    """Change the lease row in a transaction of its own, if it still has this lease's epoch."""
     with transaction(connection):
         answer(lease, connection.execute_all([_question(lease, engine.dialect.update_lock)]))
         connection.execute(

@@ -1,26 +1,27 @@
-"""When messages are due whose time was moved: a map from offsets to times.
+"""A map from offsets to due times, for the messages of a topic that have been moved.
 
-A restatement in the log gives a message another time, and the delivery order a second key
-for it. The map says which of a message's keys counts; any other is *stale*. It says so as
-long as the log has both: a subscription that is sought back finds both in the index. What was
-relocated, stated again with the time that it had, has an entry too: the row that first stated
-it is gone. Once that is so, and nobody wants the message, its entry is discarded. An entry
-also knows the first of its message's times, since when it may have been delivered, the last,
-by which all of its keys are due, and its *base*: the key of the row that stated it last, which
-is where the log has it once the row that first stated it is gone.
+A restatement in the log gives a message a new due time, and so a second key in the delivery
+order. The map gives the key of a message that counts; its other keys are *stale*. The entry is
+needed as long as the log has both rows, because a subscription that seeks back finds both keys in
+the index. A message that was relocated, that is restated with an unchanged due time, has an entry
+too, because its first row is gone. When its first row is gone and no subscription wants the
+message, the entry is discarded.
 
-Entries are columns sorted by offset: a large one, and a small one for what came lately,
-which is merged into the large one when it has grown. So a single move costs by what is
-small, and a lookup is two binary searches for each offset.
+An entry also has the earliest of the message's due times, from which on it may have been
+delivered, and the latest, at which all of its keys are due. Its *base* is the key of the row that
+restated the message last. The log has the message in that row once its first row is gone.
 
-Persistence goes by rows ``(chunk_no, bytes)`` of 2^16 offsets each, as with a set of
-offsets: ``dirty_chunks`` gives those that changed, ``load_chunk`` takes them back. A row,
-little-endian::
+Entries are columns sorted by offset: a large set, and a small set of recent entries, which is
+merged into the large one when it has grown. So the cost of a move depends on the small set, and a
+lookup is two binary searches for each offset.
 
-    crc32 of all behind it u32 | count u32
+Entries are stored as rows ``(chunk_no, bytes)`` of 2^16 offsets each, as a set of offsets is:
+``dirty_chunks`` returns the changed rows, ``load_chunk`` loads a row. A row, little-endian::
+
+    crc32 of the rest u32 | count u32
     5 columns of i64: offsets, due_ms, first_ms, last_ms, bases
 
-An earlier program wrote the first three alone; of these the base is 0, not known.
+Rows of older versions have only the first three columns. Their base is 0, for unknown.
 
 Pure: no clock, no I/O.
 """
@@ -40,15 +41,15 @@ from escapement.message import Buffer, Int64s
 
 _CHUNK_BITS: Final = 16
 _HEAD: Final = struct.Struct("<II")
-# What came lately is merged once it is more than this: sorting it again with each move takes
-# some 0.1 ms, and merging it into a million some 5 us for each.
+# Recent entries are merged when there are more than this. Sorting this many with each move takes
+# about 0.1 ms. Merging them into a million entries takes about 5 us for each.
 _YOUNG_ROWS: Final = 4096
 
 Bools = npt.NDArray[np.bool_]
 
 
 class _Entries(NamedTuple):
-    """Columns of equal height, by ascending offset."""
+    """Columns of equal length, by ascending offset."""
 
     offsets: Int64s
     due_ms: Int64s
@@ -57,7 +58,7 @@ class _Entries(NamedTuple):
     bases: Int64s
 
     def find(self, offsets: Int64s) -> tuple[Int64s, Bools]:
-        """Where each of these is, and whether it is there at all."""
+        """Return the place of each offset, and whether it exists there."""
         if not len(self.offsets):
             return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), bool)
         at = np.minimum(self.offsets.searchsorted(offsets), len(self.offsets) - 1)
@@ -67,7 +68,7 @@ class _Entries(NamedTuple):
         return _Entries(*(column[which] for column in self))
 
     def under(self, newer: _Entries) -> _Entries:
-        """These and the newer ones, which win."""
+        """Merge with newer entries, which replace those of the same offset."""
         _, covered = newer.find(self.offsets)
         both = [np.concatenate(pair) for pair in zip(self.pick(~covered), newer, strict=True)]
         order = np.argsort(both[0], kind="stable")
@@ -79,14 +80,14 @@ _NONE: Final = _Entries(*(np.zeros(0, np.int64) for _ in range(_COLUMNS)))
 
 
 class Moves:
-    """See the module's docstring."""
+    """The due times of a topic's moved messages."""
 
     __slots__ = ("_changed", "_old", "_young")
 
     def __init__(self) -> None:
         self._old = _NONE
         self._young = _NONE
-        self._changed: set[int] = set()  # chunks that differ from what dirty_chunks last gave
+        self._changed: set[int] = set()  # chunks changed since the last dirty_chunks
 
     def __len__(self) -> int:
         self._merge()
@@ -94,13 +95,13 @@ class Moves:
 
     @property
     def empty(self) -> bool:
-        """No message of the topic has been moved."""
+        """Whether no message of the topic has been moved."""
         return not len(self._old.offsets) and not len(self._young.offsets)
 
     def put(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, bases: Int64s | int) -> None:
-        """These are due at ``due_ms`` from now on, and were at ``stale_ms``; offsets ascend.
+        """Move messages from ``stale_ms`` to ``due_ms``. ``offsets`` ascend.
 
-        The rows with the keys ``bases``, or all the same row, say so.
+        ``bases`` are the keys of the rows that restate them, or the one key of all.
         """
         first_ms, last_ms = np.minimum(due_ms, stale_ms), np.maximum(due_ms, stale_ms)
         for entries in (self._old, self._young):
@@ -115,11 +116,11 @@ class Moves:
             self._merge()
 
     def current(self, offsets: Int64s, due_ms: Int64s) -> Int64s:
-        """When each of these is due; ``due_ms`` of what was not moved. int64[n]."""
+        """Return the due time of each message; ``due_ms`` if it was not moved. int64[n]."""
         return self._times(offsets, due_ms, lambda entries: entries.due_ms)
 
     def first(self, offsets: Int64s, due_ms: Int64s) -> Int64s:
-        """When each of these was due first; ``due_ms`` of what was not moved. int64[n]."""
+        """Return the earliest due time of each; ``due_ms`` if it was not moved. int64[n]."""
         return self._times(offsets, due_ms, lambda entries: entries.first_ms)
 
     def _times(
@@ -135,7 +136,7 @@ class Moves:
         return due_ms
 
     def bases(self, offsets: Int64s) -> Int64s:
-        """The key of the row that stated each of these last, 0 if none did again; int64[n]."""
+        """Return the key of the row that restated each message last, or 0; int64[n]."""
         bases = np.zeros(len(offsets), np.int64)
         for entries in (self._old, self._young):
             at, there = entries.find(offsets)
@@ -143,32 +144,32 @@ class Moves:
         return bases
 
     def between(self, low: int, high: int) -> Int64s:
-        """Which of ``[low, high)`` were moved, ascending."""
+        """Return the moved messages in ``[low, high)``, ascending."""
         self._merge()
         first, last = self._old.offsets.searchsorted([low, high]).tolist()
         return self._old.offsets[first:last]
 
     def contains(self, offsets: Int64s) -> Bools:
-        """Which of these were moved; bool[n]."""
+        """Return which of these messages were moved; bool[n]."""
         return self._old.find(offsets)[1] | self._young.find(offsets)[1]
 
     def stale(self, due_ms: Int64s, offsets: Int64s) -> Bools | None:
-        """Which of these keys do not count any more; bool[n], or None for none."""
+        """Return which of these keys are stale; bool[n], or None if none is."""
         if self.empty:
             return None
         stale: Bools = self.current(offsets, due_ms) != due_ms
         return stale if stale.any() else None
 
-    # -- forgetting ------------------------------------------------------------
+    # -- discarding ------------------------------------------------------------
 
     def below(self, end: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Those before ``end``: when they are due, the last of their times, their offsets."""
+        """Return due times, latest due times and offsets of the entries before ``end``."""
         self._merge()
         found = self._old.pick(slice(0, int(self._old.offsets.searchsorted(end))))
         return found.due_ms, found.last_ms, found.offsets
 
     def discard(self, offsets: Int64s) -> None:
-        """Forget these; ascending."""
+        """Discard the entries of ascending ``offsets``."""
         if len(offsets):
             self._merge()
             self._old = self._old.pick(~np.isin(self._old.offsets, offsets, assume_unique=True))
@@ -177,22 +178,22 @@ class Moves:
     # -- rows ------------------------------------------------------------------
 
     def dirty_chunks(self) -> dict[int, bytes]:
-        """The rows that changed since the last call; empty bytes: the row is to be deleted."""
+        """Return the rows that changed since the last call. Empty bytes delete the row."""
         self._merge()
         changed, self._changed = sorted(self._changed), set()
         return {chunk_no: self._row(chunk_no) for chunk_no in changed}
 
     def rows(self) -> list[tuple[int, bytes]]:
-        """All rows, as ``load_chunk`` takes them back."""
+        """Return all rows, as ``load_chunk`` takes them."""
         self._merge()
         chunks = np.unique(self._old.offsets >> _CHUNK_BITS).tolist()
         return [(chunk_no, self._row(chunk_no)) for chunk_no in chunks]
 
     def load_chunk(self, chunk_no: int, row: Buffer) -> None:
-        """Take back a row of ``dirty_chunks``.
+        """Load a row that ``dirty_chunks`` returned.
 
         Raises:
-          LogDamaged: if it is damaged.
+          LogDamaged: if the row is damaged.
         """
         view = memoryview(row)
         if len(view) < _HEAD.size:

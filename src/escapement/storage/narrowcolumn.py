@@ -1,10 +1,10 @@
-"""A column of int64 as bytes, in one width that its span needs: 0, 1, 2, 4 or 8 bytes a value.
+"""Encoding of an int64 column with 0, 1, 2, 4 or 8 bytes for each value, as its range requires.
 
 Layout, little-endian::
 
     least i64 | width u8 | the values, each less the least
 
-The length is not in it, nor a checksum: both are the business of whoever holds columns. No I/O.
+The encoding has neither a length nor a checksum; the enclosing structure has both. No I/O.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _WIDTHS: Final = {0: "<u1", 1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
 def encode_narrow(values: Int64s) -> bytes:
-    """The bytes of a column that is not empty."""
+    """Encode a column that is not empty."""
     least = int(values.min())
     span = int(values.max()) - least
     width = next(width for width in _WIDTHS if span < 1 << (8 * width))
     head = _HEAD.pack(least, width)
     if not width:
         return head
-    # Modulo 2^64, so that a span beyond 2^63 is right too.
+    # Modulo 2^64, so that a span beyond 2^63 is correct too.
     return (
         head
         + (values.view(np.uint64) - np.int64(least).view(np.uint64))
@@ -38,17 +38,17 @@ def encode_narrow(values: Int64s) -> bytes:
 
 
 def decode_narrow(view: memoryview, count: int) -> tuple[Int64s, memoryview]:
-    """A column of ``count`` values that the bytes begin with, and the bytes behind it.
+    """Decode a column of ``count`` values. Return it and the bytes after it.
 
     Raises:
-      ValueError: if they do not begin with such a column.
+      ValueError: if the bytes do not begin with such a column.
     """
     if len(view) < _HEAD.size:
         raise ValueError("a column has no header")
     least, width = _HEAD.unpack_from(view)
     end = _HEAD.size + width * count
     if width not in _WIDTHS or len(view) < end:
-        raise ValueError("a column is of an unknown width, or cut off")
+        raise ValueError("a column has an unknown width, or is cut off")
     if not width:
         return np.full(count, least, np.int64), view[end:]
     above = np.frombuffer(view, _WIDTHS[width], count, _HEAD.size).astype(np.uint64)

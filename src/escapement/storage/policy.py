@@ -1,11 +1,11 @@
-"""What may be decided for a namespace, a topic or a subscription: its policy.
+"""Policies: the settings of a namespace, a topic or a subscription.
 
-A policy is a frozen dataclass, and each of its fields has a default and a rule: what a
-value may be, and what it is for. A new field is one line here; storage, the verbs
-``*.get`` and ``*.update`` and their options on the command line follow from it.
+A policy is a frozen dataclass. Each field has a default and a rule, which gives its valid values
+and its help text. A new field is one line here: storage, the verbs ``*.get`` and ``*.update`` and
+their command-line options follow from it.
 
-The database has a policy as a JSON object of what differs from the defaults. What a
-newer program stored there and this one does not know is kept as it is.
+The database stores a policy as a JSON object of the values that differ from the defaults. Fields
+that a newer program stored and this one does not know are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from escapement.errors import InvalidRequest
 from escapement.storage import rule
 from escapement.storage.rule import DAY_MS, Rule
 
-# What the column takes; the text is ASCII.
+# Size of the database column. The text is ASCII.
 MAX_TEXT_CHARS: Final = 4_000
 # Values of ``SubscriptionPolicy.order``, then of ``on_retry``.
 ANY_ORDER: Final = "any"
@@ -28,17 +28,17 @@ KEY_ORDER: Final = "key"
 TOPIC_ORDER: Final = "topic"
 HOLD: Final = "hold"
 SKIP: Final = "skip"
-# Fields of ``SubscriptionPolicy`` that say something to shared subscriptions only.
+# Fields of ``SubscriptionPolicy`` that only affect shared subscriptions.
 SHARED_FIELDS: Final = ("priority_ageing_ms", "order", "on_retry", "dispatch")
 # Values of ``quota_action``.
 REFUSE: Final = "refuse"
 DROP_OLDEST: Final = "drop_oldest"
-# The defaults of each kind, once: most of a hundred thousand topics have no policy.
+# One shared default object for each kind: most of a hundred thousand topics have no policy.
 _NOTHING: Final[dict[type, Any]] = {}
 
 
 def rule_of(policy: type[Policy], name: str) -> Rule:
-    """The rule of a field."""
+    """Return the rule of a field."""
     found = next(one.metadata["rule"] for one in fields(policy) if one.name == name)
     assert isinstance(found, Rule), name
     return found
@@ -46,20 +46,20 @@ def rule_of(policy: type[Policy], name: str) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What all policies can do; the fields are those of its subclasses."""
+    """The base class of policies. Subclasses define the fields."""
 
     WHAT: ClassVar[str] = ""
-    # What is stored and not known to this program.
+    # Stored fields that this program does not know.
     unknown: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False, kw_only=True)
 
     @classmethod
     def names(cls) -> list[str]:
-        """The names of the fields, in their order."""
+        """Return the names of the fields, in their order."""
         return [one.name for one in fields(cls) if one.name != "unknown"]
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """The policy that ``encode`` wrote."""
+        """Decode what ``encode`` returned."""
         if not text:
             nothing: Self = _NOTHING.setdefault(cls, cls())
             return nothing
@@ -68,10 +68,10 @@ class Policy:
         return cls(**known, unknown=stored)
 
     def encode(self) -> str:
-        """What differs from the defaults, as JSON; "" for nothing.
+        """Encode the values that differ from the defaults as JSON; "" if there are none.
 
         Raises:
-          InvalidRequest: if that is longer than ``MAX_TEXT_CHARS``.
+          InvalidRequest: if the text is longer than ``MAX_TEXT_CHARS``.
         """
         default = type(self)()
         changed = {
@@ -82,24 +82,24 @@ class Policy:
         if len(text) > MAX_TEXT_CHARS:
             raise InvalidRequest(
                 f"the policy of a {self.WHAT} takes {len(text)} characters; "
-                f"{MAX_TEXT_CHARS} is the most"
+                f"{MAX_TEXT_CHARS} is the maximum"
             )
         return text
 
     def plain(self) -> dict[str, Any]:
-        """Every field's value by its name."""
+        """Return all values by field."""
         return {name: getattr(self, name) for name in self.names()}
 
     def updated(self, changes: Mapping[str, Any]) -> Self:
-        """This policy with some values changed.
+        """Return a copy of this policy with some values changed.
 
         Args:
-          changes: values by field, as they are or as text (``"30s"``); None sets a field
-            back to its default.
+          changes: values by field, as such or as text (``"30s"``). None resets a field to its
+            default.
 
         Raises:
-          InvalidRequest: for a field that there is not, a value that its rule refuses,
-            or values that do not fit each other.
+          InvalidRequest: for an unknown field, a value that its rule refuses, or values that
+            contradict each other.
         """
         default = type(self)()
         read: dict[str, Any] = {}
@@ -121,107 +121,111 @@ class Policy:
         return changed
 
     def _check_together(self, given: Collection[str]) -> None:
-        """Raise ``InvalidRequest`` for values that do not fit each other.
+        """Raise ``InvalidRequest`` for values that contradict each other.
 
         Args:
-          given: the fields that were asked for; others may have been stored by an earlier version.
+          given: the fields being changed. An earlier version may have stored the others.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class NamespacePolicy(Policy):
-    """What may be decided for a namespace."""
+    """The settings of a namespace."""
 
     WHAT: ClassVar[str] = "namespace"
 
     retention_ms: int = rule.duration(
         DAY_MS,
-        "How long messages are kept, from their publication on, that nobody is to get any "
-        "more; whatever somebody is to get is kept anyway.",
+        "How long the log keeps a message after its publication once no subscription needs it. "
+        "Messages that a subscription still needs are kept in any case.",
         most_ms=rule.MOST_KEEPING_MS,
     )
     retention_bytes: int = rule.number(
         0,
         1 << 62,
-        "Of those, no more is kept than this many bytes of the log, however young.",
-        "no bound",
+        "Limit for the size of such messages in the log. Beyond it the oldest are deleted early.",
+        "no limit",
     )
     archive: bool = rule.flag(
-        "Whether the log keeps what nobody is to get any more until it is archived, "
-        "whatever retention says."
+        "Whether the log keeps messages that no subscription needs until they are archived, "
+        "regardless of retention."
     )
     ttl_ms: int = rule.duration(
         0,
-        "So long after its delivery time a message that is not acknowledged expires.",
+        "Time after its due time at which a message expires unless it is acknowledged.",
         "never",
         most_ms=rule.MOST_KEEPING_MS,
     )
     quota_messages: int = rule.number(
         0,
         1 << 53,
-        "Of each topic: when so many messages wait, publishing is refused for now.",
+        "Backlog quota of each topic, in messages.",
         "no quota",
     )
-    quota_bytes: int = rule.size("Of each topic: the same for their size.", "no quota")
+    quota_bytes: int = rule.size("Backlog quota of each topic, in bytes.", "no quota")
     quota_counts: str = rule.word(
-        "due", ("due", "all"), "Whether what is not yet due counts: due, or all there is."
+        "due",
+        ("due", "all"),
+        "Which pending messages count towards a quota: the due ones, or all.",
     )
     quota_action: str = rule.word(
         REFUSE,
         (REFUSE, DROP_OLDEST),
-        "What happens when a quota is met: publishing is refused for now, or the oldest due "
-        "messages are dropped.",
+        "What happens when a quota is reached: publishing is refused, or the oldest due messages "
+        "are dropped.",
     )
     total_quota_messages: int = rule.number(
-        0, 1 << 53, "Of all topics together: the same for their sum.", "no quota"
+        0, 1 << 53, "Backlog quota of all topics together, in messages.", "no quota"
     )
     total_quota_bytes: int = rule.size(
-        "Of all topics together: the same for their size.", "no quota"
+        "Backlog quota of all topics together, in bytes.", "no quota"
     )
-    # Of once a second each, they take some 0.3 of a core: docs/benchmarks.md.
+    # This many schedules that fire once a second take about 0.3 of a core: docs/benchmarks.md.
     max_schedules: int = rule.number(
-        10_000, 1 << 53, "Schedules that it may have; the next one is refused.", "no limit"
+        10_000, 1 << 53, "Maximum number of schedules; further ones are refused.", "no limit"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy(Policy):
-    """What may be decided for a topic."""
+    """The settings of a topic."""
 
     WHAT: ClassVar[str] = "topic"
 
     paused_until_ms: int = rule.moment(
-        "Until then nothing of it is handed out, to any subscription; forever: until it is resumed."
+        "Deliver no message of the topic to any subscription until then; forever: until resumed."
     )
     ttl_ms: int = rule.duration(
         0,
-        "As of the namespace, for this topic.",
+        "Replaces the namespace's ttl for this topic.",
         "the namespace's",
         most_ms=rule.MOST_KEEPING_MS,
     )
     quota_messages: int = rule.number(
-        0, 1 << 53, "As of the namespace, for this topic.", "the namespace's"
+        0, 1 << 53, "Replaces the namespace's quota for this topic.", "the namespace's"
     )
-    quota_bytes: int = rule.size("As of the namespace, for this topic.", "the namespace's")
+    quota_bytes: int = rule.size(
+        "Replaces the namespace's quota for this topic.", "the namespace's"
+    )
     quota_counts: str = rule.word(
         "namespace",
         ("namespace", "due", "all"),
-        "As of the namespace, for this topic, or the namespace's.",
+        "Replaces the namespace's setting for this topic; namespace: keeps it.",
     )
     quota_action: str = rule.word(
         "namespace",
         ("namespace", REFUSE, DROP_OLDEST),
-        "As of the namespace, for this topic, or the namespace's.",
+        "Replaces the namespace's setting for this topic; namespace: keeps it.",
     )
     max_publish_rate: float = rule.rate(
-        "Messages a second that may be published; more are held back."
+        "Messages per second that may be published; the broker delays publishing beyond it."
     )
     max_publish_rate_per_producer: float = rule.rate(
-        "Messages a second that each producer may publish."
+        "Messages per second that each producer may publish."
     )
     dedup_window_ms: int = rule.duration(
         600_000,
-        "How long after a message was published another with its dedup key is taken for the same.",
+        "How long after a publish another message with the same dedup key counts as a duplicate.",
         "dedup keys are ignored",
     )
     group_retention_ms: int = rule.duration(
@@ -231,71 +235,69 @@ class TopicPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionPolicy(Policy):
-    """What may be decided for a subscription."""
+    """The settings of a subscription."""
 
     WHAT: ClassVar[str] = "subscription"
 
     ack_wait_ms: int = rule.duration(
         0,
-        "How long a message may go unacknowledged, where its consumer does not say; doubled "
-        "with each attempt. Not longer than max_backoff.",
-        "the broker's, or without end if not shared",
+        "How long a message may stay unacknowledged before it is redelivered, unless the consumer "
+        "sets its own time. Doubles with each attempt. At most max_backoff.",
+        "the broker's, or no limit if not shared",
     )
     min_backoff_ms: int = rule.duration(
-        0, "No wait for another attempt, or for an acknowledgement, is shorter.", "none"
+        0, "Shortest wait for a retry or an acknowledgement.", "none"
     )
     max_backoff_ms: int = rule.duration(
-        0, "No wait for another attempt, or for an acknowledgement, is longer.", "no bound"
+        0, "Longest wait for a retry or an acknowledgement.", "no limit"
     )
     jitter: float = rule.share(
         0.33,
-        "Up to this share of a wait is added to it, within max_backoff, so that not all come back "
-        "at once.",
+        "Random extra on each wait, up to this share of it and within max_backoff, to spread out "
+        "retries.",
     )
     priority_ageing_ms: int = rule.duration(
         1_000,
-        "What a step of priority is worth, if shared: a message goes before what is due up to "
-        "this much earlier for each step that its priority is the lower number.",
+        "Weight of one priority step, if shared: a message precedes messages that are due up to "
+        "this much earlier, for each step by which its priority number is lower.",
         "nothing",
     )
     order: str = rule.word(
         ANY_ORDER,
         (ANY_ORDER, KEY_ORDER, TOPIC_ORDER),
-        "If shared: one message of a key, or of the topic, is out at a time, the next when it "
-        "is done. any: no such order.",
+        "Order of delivery, if shared. key, topic: only one message of a key, or of the topic, is "
+        "in flight at a time, and the next follows when it is done. any: no such order.",
     )
     on_retry: str = rule.word(
         HOLD,
         (HOLD, SKIP),
-        "Whether a message that waits for another attempt holds up those behind it in that "
-        "order, or is skipped.",
+        "With such an order: whether a message in retry holds up the messages after it, or is "
+        "skipped.",
     )
     # Attempts are counted in 15 bits.
     max_deliveries: int = rule.number(
         0,
         30_000,
-        "A message that has failed so often goes to the dead-letter topic.",
-        "tried without end",
+        "Number of failed deliveries after which a message goes to the dead-letter topic.",
+        "no limit",
     )
-    dead_letter_topic: str = rule.topic("", "Where dead letters go.", "TOPIC-SUBSCRIPTION-DLQ")
+    dead_letter_topic: str = rule.topic("", "Topic for dead letters.", "TOPIC-SUBSCRIPTION-DLQ")
     expired_to_dead_letter: bool = rule.flag(
         "Whether messages that expire go to the dead-letter topic."
     )
     dropped_to_dead_letter: bool = rule.flag(
         "Whether messages that a backlog quota drops go to the dead-letter topic."
     )
-    paused_until_ms: int = rule.moment(
-        "Until then nothing is handed out; forever: until it is resumed."
-    )
-    max_rate: float = rule.rate("Messages a second that are handed out.")
+    paused_until_ms: int = rule.moment("Deliver no message until then; forever: until resumed.")
+    max_rate: float = rule.rate("Messages per second that are delivered.")
     max_in_flight: int = rule.number(
-        0, 4_000_000, "Messages in the hands of all consumers together.", "the broker's bound"
+        0, 4_000_000, "Messages in flight to all consumers together.", "the broker's limit"
     )
     dispatch: str = rule.word(
         "round_robin",
         ("round_robin", "least_busy"),
-        "Who gets the next messages of a shared subscription: consumers in turn, or who holds "
-        "the fewest.",
+        "Which consumer of a shared subscription gets the next messages: each in turn, or the one "
+        "with the fewest in flight.",
     )
 
     def _check_together(self, given: Collection[str]) -> None:
@@ -308,5 +310,5 @@ class SubscriptionPolicy(Policy):
         if asked and 0 < self.max_backoff_ms < self.ack_wait_ms:
             raise InvalidRequest(
                 f"ack_wait_ms of {duration_text(self.ack_wait_ms)} is longer than "
-                f"max_backoff_ms of {duration_text(self.max_backoff_ms)}, which bounds every wait"
+                f"max_backoff_ms of {duration_text(self.max_backoff_ms)}, which limits every wait"
             )

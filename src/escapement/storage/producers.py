@@ -1,8 +1,8 @@
-"""Named producers: who may still publish under a name, and how far each has come.
+"""Named producers: the epoch that fences each name, and the progress of each.
 
-Owns the table ``producers``. Opening a name raises its epoch, which fences whoever
-opened it before. The sequences here are those of the last checkpoint; the journal
-adds to them, and a running broker knows better than this table.
+Owns the table ``producers``. Opening a name raises its epoch, which fences the previous producer
+of that name. The stored sequences are those of the last checkpoint. The journal adds to them, and
+a running broker has newer ones in memory.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Final
 from escapement.errors import NotFound
 from escapement.storage.engine.base import Connection
 
-# Before a producer's first message.
+# The sequence before a producer's first message.
 NO_SEQUENCE: Final = -1
 _PAGE_ROWS: Final = 10_000
-# Rows looked at in one step of expiry.
+# Rows read in one step of expiry.
 _STEP_ROWS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerRecord:
-    """A producer of one topic; sequence and offset are -1 before its first message."""
+    """A producer of one topic. Sequence and offset are -1 before its first message."""
 
     id: int
     topic_id: int
@@ -35,10 +35,10 @@ class ProducerRecord:
 
 
 def open_producer(connection: Connection, topic_id: int, name: str, now_ms: int) -> ProducerRecord:
-    """The producer of that name, made if there is none, with the next epoch.
+    """Return the producer of that name with its next epoch, creating it if it does not exist.
 
     Raises:
-      NotFound: if it would be made, and its topic was deleted.
+      NotFound: if it does not exist and its topic was deleted.
     """
     rows = connection.execute(
         "SELECT id, epoch, last_sequence, last_offset FROM producers"
@@ -62,9 +62,9 @@ def open_producer(connection: Connection, topic_id: int, name: str, now_ms: int)
 
 
 def forget(connection: Connection, producer_ids: Sequence[int], before_ms: int) -> None:
-    """Delete producers, inside the open transaction, unless they were used since.
+    """Delete producers that were not used since ``before_ms``, inside the open transaction.
 
-    Those already gone are no error.
+    Ignores unknown ids.
     """
     if producer_ids:
         connection.execute_many(
@@ -74,7 +74,10 @@ def forget(connection: Connection, producer_ids: Sequence[int], before_ms: int) 
 
 
 def read_idle(connection: Connection, before_ms: int, after_id: int) -> tuple[list[int], int]:
-    """Ids past ``after_id`` last used before ``before_ms``, and where to go on (0: the end)."""
+    """Return ids after ``after_id`` last used before ``before_ms``, and the next ``after_id``.
+
+    The latter is 0 at the end.
+    """
     rows = connection.execute(
         f"SELECT id, updated_at_ms FROM producers WHERE id > ? ORDER BY id LIMIT {_STEP_ROWS}",
         (after_id,),
@@ -84,7 +87,7 @@ def read_idle(connection: Connection, before_ms: int, after_id: int) -> tuple[li
 
 
 def read_producers(connection: Connection) -> Iterator[ProducerRecord]:
-    """All of them, a page at a time."""
+    """Yield all producers, reading a page at a time."""
     after = 0
     while True:
         rows = connection.execute(

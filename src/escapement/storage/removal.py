@@ -1,11 +1,11 @@
-"""What is to be freed, because nobody can find it any more. Owns the table ``removals``.
+"""Marks for rows to be deleted later, because no reader can find them any more.
 
-Marked is what a deleted topic, subscription, mailbox or parcel left behind
-(storage/freeing.py), generations of the log that go as a whole (storage/forgetting.py), and
-namespaces that are being deleted with all that is in them (the broker's Razing). A delete
-itself only takes the entry out of the catalog and marks its id here, in one transaction; ids are
-never reused, so nothing can find the rows again, and freeing them may take its time, and go on
-after a crash.
+Owns the table ``removals``. Marks exist for deleted topics, subscriptions, inbox targets and staged
+batches (storage/freeing.py), for generations of the log (storage/forgetting.py), and for
+namespaces that are being deleted with their content (namespace deletion in the broker). A delete
+only removes the row from the catalog and marks its id here, in one transaction. Ids are never
+reused, so no reader finds the other rows again. Deleting them may take long, and continues after
+a crash.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ What = Literal[
 
 
 def mark(connection: Connection, kind: What, id: int) -> None:
-    """Remember, inside the open transaction, that rows of ``id`` are to be freed."""
+    """Mark the rows of ``id`` for deletion, inside the open transaction."""
     connection.execute("REPLACE INTO removals (kind, id) VALUES (?, ?)", (kind, id))
 
 
 def marked(connection: Connection, kind: What) -> list[int]:
-    """The ids of this kind that are marked."""
+    """Return the marked ids of this kind."""
     rows = connection.execute("SELECT id FROM removals WHERE kind = ? ORDER BY id", (kind,)).rows
     return [int(id) for (id,) in rows]
 
 
 def done(connection: Connection, kind: What, id: int) -> None:
-    """Nothing of ``id`` is left."""
+    """Delete the mark of ``id``, whose rows are all deleted."""
     connection.execute("DELETE FROM removals WHERE kind = ? AND id = ?", (kind, id))

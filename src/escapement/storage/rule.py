@@ -1,7 +1,7 @@
-"""What the values of one field of a policy may be, by kinds of fields.
+"""Rules for the values of policy fields.
 
-Each kind is a function that gives the default of a dataclass's field and, as its metadata,
-its rule. A value is taken as it is or as the text that a command line has of it.
+Each kind of field is a function. It returns the default of a dataclass field, with the field's
+rule as metadata. A value is accepted as such, or as text from the command line.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from escapement.errors import InvalidRequest
 from escapement.names import TopicName
 
 DAY_MS: Final = 86_400_000
-# A year: nothing that waits longer for a consumer is still being worked on.
+# A year: longer waits for a consumer make no sense.
 _MOST_WAIT_MS: Final = 366 * DAY_MS
-# A century: what is kept may have to be for as long as some law says.
+# A century: laws may require to keep messages for very long.
 MOST_KEEPING_MS: Final = 100 * 366 * DAY_MS
-# More than any machine moves.
+# More than any machine achieves.
 _MOST_RATE: Final = 1_000_000_000
 _SIZE: Final = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB)")
 _SHIFT: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
-# A pause without an end; the last moment that a policy can name.
+# A pause without an end, and the latest time that a policy can have.
 FOREVER_MS: Final = (1 << 62) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -36,13 +36,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the values of one field may be.
+    """The rule for the values of one field.
 
     Args:
-      help: what the field decides, in sentences.
-      metavar: what stands for a value in a command's help.
-      read: the value, from a plain value or from text; raises ``InvalidRequest``.
-      nothing: what is meant where the value is 0 or empty; "" for just that.
+      help: help text of the field, in sentences.
+      metavar: placeholder for a value in the help of a command.
+      read: converts a plain value or text, or raises ``InvalidRequest``.
+      nothing: meaning of the value 0 or "", if that has a special meaning.
     """
 
     help: str
@@ -51,7 +51,7 @@ class Rule:
     nothing: str = ""
 
     def in_words(self, value: Any) -> Any:
-        """The value, or what it means if it is not what it says."""
+        """Return the value, or its special meaning in words."""
         return self.nothing if self.nothing and value in (0, "") else value
 
 
@@ -65,7 +65,7 @@ def _ruled(
 
 
 def duration(default_ms: int, help: str, nothing: str = "", *, most_ms: int = _MOST_WAIT_MS) -> int:
-    """Milliseconds, or text such as ``30s`` or ``0``; the field's name ends in ``_ms``."""
+    """A duration in ms, or text such as ``30s`` or ``0``. The field's name ends in ``_ms``."""
 
     def read(value: Any) -> int:
         if value == "0":
@@ -79,7 +79,7 @@ def duration(default_ms: int, help: str, nothing: str = "", *, most_ms: int = _M
 
 
 def share(default: float, help: str) -> float:
-    """A part of a whole: 0 to 1."""
+    """A share from 0 to 1."""
 
     def read(value: Any) -> float:
         try:
@@ -94,7 +94,7 @@ def share(default: float, help: str) -> float:
 
 
 def word(default: str, words: tuple[str, ...], help: str) -> str:
-    """One of a few words, the default among them."""
+    """One of a few words, which include the default."""
 
     def read(value: Any) -> str:
         if value not in words:
@@ -118,17 +118,17 @@ def number(default: int, most: int, help: str, nothing: str = "") -> int:
 
 
 def rate(help: str) -> float:
-    """Messages a second, in thousandths; 0 is no limit."""
+    """Messages per second, rounded to thousandths; 0 is no limit."""
 
     def read(value: Any) -> float:
         try:
             asked = _decimal(value)
             found = round(asked, 3)
         except (TypeError, ValueError, OverflowError):
-            raise InvalidRequest(f"{value!r} is not a number of messages a second") from None
+            raise InvalidRequest(f"{value!r} is not a number of messages per second") from None
         if not 0 <= found <= _MOST_RATE or (found == 0 and asked != 0):
             raise InvalidRequest(
-                f"{value!r} is no rate: write 0 for no limit, or from 0.001 to {_MOST_RATE}"
+                f"{value!r} is not a valid rate: write 0 for no limit, or 0.001 to {_MOST_RATE}"
             )
         return found
 
@@ -136,7 +136,7 @@ def rate(help: str) -> float:
 
 
 def size(help: str, nothing: str) -> int:
-    """Bytes, or text such as ``64MiB``; 0 is none."""
+    """A size in bytes, or text such as ``64MiB``; 0 is none."""
 
     def read(value: Any) -> int:
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
@@ -153,7 +153,7 @@ def size(help: str, nothing: str) -> int:
 
 
 def flag(help: str) -> bool:
-    """Yes or no; no is the default."""
+    """Yes or no. The default is no."""
 
     def read(value: Any) -> bool:
         if value in ("yes", "no"):
@@ -166,18 +166,18 @@ def flag(help: str) -> bool:
 
 
 def topic(default: str, help: str, nothing: str) -> str:
-    """A topic's name, kept in full; "" for none."""
+    """A topic's name, stored in full; "" for none."""
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
-            raise InvalidRequest(f"{value!r} is not the name of a topic")
+            raise InvalidRequest(f"{value!r} is not a topic name")
         return TopicName.parse(value).full if value else ""
 
     return _ruled(default, help, "TOPIC", read, nothing)
 
 
 def moment(help: str) -> int:
-    """Unix milliseconds, or text: an aware ISO 8601 time, or ``forever``; 0 is never."""
+    """Unix milliseconds, an ISO 8601 time with a zone, or ``forever``; 0 is never."""
 
     def read(value: Any) -> int:
         if value == "forever":
@@ -199,9 +199,9 @@ def moment(help: str) -> int:
 
 
 def _decimal(value: Any) -> float:
-    """A number, or text that says one. Raises as ``float``."""
+    """Convert a number, or its text. Raises as ``float`` does."""
     if isinstance(value, bool):
-        raise TypeError("true and false are no numbers")
+        raise TypeError("true and false are not numbers")
     return float(value)
 
 

@@ -1,20 +1,19 @@
-"""The database's schema, and the numbered migrations that bring it about.
+"""The database's schema, and the numbered migrations that create it.
 
-Owns ``schema_migrations`` and the files ``migrations/NNNN_name.sql``. Each file is
-one text for every engine; the words in which the engines differ are filled in from
-the :class:`Dialect`. What has been applied is recorded with a checksum of that
-text, so a migration that was altered after it was released is noticed, and so is a
-database that a newer program has already changed. Nor are its comments ever altered: a
-file that one names may lie in a folder of storage by now.
+Owns ``schema_migrations`` and the files ``migrations/NNNN_name.sql``. Each file is one text for
+all engines, with placeholders for the words of the :class:`Dialect`. Each applied migration is
+recorded with a checksum of its text. So a migration that was altered after its release is
+detected, and so is a database that a newer program has changed. The checksum covers comments, so
+never edit them, even if a file that they name has moved.
 
-Two brokers may start at once: the first takes a lock, the second waits and then
-finds nothing left to do. On SQLite the lock is the write transaction in which
-everything happens. MySQL commits before every CREATE TABLE by itself, so there it is
-a named lock, and a crash half-way leaves a migration begun but not recorded: that is
-why every statement must be fit to run again. ``ALTER TABLE t ADD COLUMN c ...``, one
-column in each statement, is left out where the column is there.
+If two brokers start at once, the first takes a lock, and the second waits and then finds nothing
+to do. On SQLite the lock is the write transaction around all changes. MySQL commits before each
+CREATE TABLE, so there it is a named lock. A crash may leave a migration begun but not recorded,
+so it must be possible to run every statement again. ``ALTER TABLE t ADD COLUMN c ...``, with one
+column in each statement, is skipped if the column exists.
 
-The log's own tables are not here: generations come and go (storage/log/log.py).
+The tables of the log are not part of the schema, because generations are created and deleted
+(storage/log/log.py).
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from escapement.errors import SchemaError, StorageError, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.transaction import transaction
 
-# A migration on a large database may take a while; a broker that waits longer than
-# this for another one's migration had better say so than hang.
+# A migration of a large database may take a while. A broker that waits longer than this for
+# another broker's migration fails rather than hangs.
 LOCK_TIMEOUT_S: Final = 60
 
 _RECORDS: Final = """
@@ -45,12 +44,12 @@ _RECORDS: Final = """
     ){table_end}
 """
 _ADDS_COLUMN: Final = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)\b")
-# Named locks belong to the whole server: the database's name keeps ours apart.
+# Named locks are global to the server. The hash of the database's name makes ours unique.
 _LOCK_NAME: Final = "CONCAT('escapement.', SHA1(DATABASE()))"
 
 
 class Migration(NamedTuple):
-    """One step of the schema: its number, its name and its text for every engine."""
+    """A step of the schema: its number, its name and its text for all engines."""
 
     version: int
     name: str
@@ -61,14 +60,14 @@ class Migration(NamedTuple):
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def statements(self, words: dict[str, str]) -> list[str]:
-        """The statements, without comments, in one engine's words."""
+        """Return the statements, without comments, in one engine's dialect."""
         lines = [line for line in self.text.splitlines() if not line.lstrip().startswith("--")]
         text = "\n".join(lines).format(**words)
         return [statement.strip() for statement in text.split(";") if statement.strip()]
 
 
 def migrations() -> list[Migration]:
-    """Those that this program knows, in order."""
+    """Return the migrations that this program has, in order."""
     found = []
     for file in files("escapement.storage").joinpath("migrations").iterdir():
         if file.name.endswith(".sql"):
@@ -80,11 +79,11 @@ def migrations() -> list[Migration]:
 
 
 def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
-    """Bring the database to the newest schema; quick when it is there already.
+    """Migrate the database to the newest schema. Quick if it is up to date.
 
     Raises:
-      SchemaError: if the database is newer than ``known``, or what it recorded about
-        an applied migration does not agree with the migration we know.
+      SchemaError: if the database is newer than ``known``, or a recorded migration differs from
+        the one in ``known``.
     """
     known = migrations() if known is None else known
     words = asdict(engine.dialect)
@@ -112,7 +111,7 @@ def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
 
 
 def require(connection: Connection) -> None:
-    """Raise ``SchemaError`` unless the schema is the one that this program writes."""
+    """Raise ``SchemaError`` unless the schema is the newest that this program has."""
     known = migrations()
     try:
         applied = _check_applied(connection, known)
@@ -122,13 +121,13 @@ def require(connection: Connection) -> None:
         raise SchemaError(f"there is no log in this database: {error}") from error
     if applied < len(known):
         raise SchemaError(
-            f"the database has schema {applied}, this program needs {len(known)}: start a broker"
-            " of this program on it, which changes it"
+            f"the database has schema {applied}, but this program needs {len(known)}; start a"
+            " broker of this version on it, which migrates it"
         )
 
 
 def log_identity(connection: Connection) -> bytes:
-    """The random id that this log was given when its schema was first made."""
+    """Return the random id that this log was given when its schema was created."""
     rows = connection.execute("SELECT identity FROM log_identity WHERE id = 1").rows
     if not rows:
         raise SchemaError("the database has no log identity: its schema is incomplete")
@@ -136,29 +135,29 @@ def log_identity(connection: Connection) -> bytes:
 
 
 def _check_applied(connection: Connection, known: list[Migration]) -> int:
-    """How many of ``known`` are applied, after comparing each with its record."""
+    """Return how many of ``known`` are applied, after comparing each with its record."""
     rows = connection.execute(
         "SELECT version, name, checksum FROM schema_migrations ORDER BY version"
     ).rows
     if len(rows) > len(known):
         raise SchemaError(
             f"the database has schema {rows[-1][0]} ({rows[-1][1]}), this program knows up to "
-            f"{len(known)}: start the newer program that wrote it"
+            f"{len(known)}; use the newer version of the program that migrated it"
         )
     for (version, name, checksum), migration in zip(rows, known, strict=False):
         if (version, checksum) != (migration.version, migration.checksum):
             raise SchemaError(
-                f"migration {version} ({name}) was applied with checksum {checksum[:12]}, this "
-                f"program's has {migration.checksum[:12]}: program and database do not belong "
-                "together"
+                f"migration {version} ({name}) was applied with checksum {checksum[:12]}, but this "
+                f"program's has {migration.checksum[:12]}; use the version of the program that "
+                "created the database"
             )
     return len(rows)
 
 
 def _done_already(engine: Engine, connection: Connection, statement: str) -> bool:
-    """Whether a crash half-way has left the column that this statement adds.
+    """Return whether a crash has left the column that this statement adds.
 
-    ADD COLUMN IF NOT EXISTS is known to MariaDB alone; on SQLite nothing is left.
+    Only MariaDB has ADD COLUMN IF NOT EXISTS. On SQLite a crash leaves no column.
     """
     added = _ADDS_COLUMN.match(statement)
     if added is None or engine.kind != "mysql":

@@ -1,6 +1,6 @@
-"""The seal of what is stored as bytes: a CRC-32 of everything, between its head and the rest.
+"""Checksums for encoded data: a CRC-32 of all bytes, stored after the head.
 
-head | crc32 u32, of head and rest | rest
+head | crc32 u32 of head and rest | rest
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from escapement.storage.engine.landing import Landing
 
 _CRC: Final = struct.Struct("<I")
 SEAL_BYTES: Final = _CRC.size
-# From so much on memory that is used again is worth its trouble.
+# From this size on, reusing memory pays.
 _LONG_BYTES: Final = 64 << 10
 
 
 def sealed(head: bytes, parts: Sequence[Buffer]) -> bytes:
-    """The head, the seal, and the parts; each is copied once."""
+    """Return the head, the checksum and the parts. Each part is copied once."""
     return b"".join(_pieces(head, parts))
 
 
 def sealed_into(into: Landing, head: bytes, parts: Sequence[Buffer]) -> Buffer:
-    """The same; if it is much, in memory of ``into`` and without the interpreter lock."""
+    """Return the same as ``sealed``. Long data is put into ``into``, without holding the GIL."""
     pieces = _pieces(head, parts)
     size = sum(map(len, pieces))
     if size < _LONG_BYTES:
@@ -50,6 +50,6 @@ def _pieces(head: bytes, parts: Sequence[Buffer]) -> list[Buffer]:
 
 
 def is_whole(view: memoryview, head_bytes: int) -> bool:
-    """Whether these are bytes as they were sealed; no fewer than head and seal take."""
+    """Return whether the checksum matches. ``view`` must have at least head and checksum."""
     (crc,) = _CRC.unpack_from(view, head_bytes)
     return crc32(view[head_bytes + _CRC.size :], crc32(view[:head_bytes])) == int(crc)

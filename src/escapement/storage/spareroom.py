@@ -1,8 +1,9 @@
-"""Room that nothing uses any more, given back to the file system in bounded steps.
+"""The SQLite vacuum: returns unused space to the file system in bounded steps.
 
-MySQL gives a table's room back when it drops it. SQLite keeps what was freed in its file, to be
-used again; of that more than a share of the file is given back. A step moves some pages from the
-file's end into such room and cuts the file off behind them; it is shorter once they are folded in.
+MySQL returns the space of a table when it drops the table. SQLite keeps freed pages in its file for
+reuse. If they exceed a share of the file, the vacuum returns the rest. A step moves some pages from
+the end of the file into free pages and truncates the file. The file shrinks when SQLite folds the
+WAL into it.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from typing import Final
 
 from escapement.storage.engine.base import Connection, Engine
 
-# Pages of 16 KiB, for what is to come: so many, and one for so many others.
+# Pages of 16 KiB kept free for new data: a fixed number, and one for each 8 used pages.
 _SPARE_PAGES: Final = 256
 _SPARE_SHARE: Final = 8
-# Pages in one step, for which commits wait some milliseconds.
+# Pages in one step, which delays commits by some milliseconds.
 _STEP_PAGES: Final = 64
 
 
 def keeps(engine: Engine) -> bool:
-    """Whether the database keeps what was freed."""
+    """Return whether the database keeps freed space."""
     return engine.kind == "sqlite"
 
 
 def give_back_step(connection: Connection) -> bool:
-    """Give back some of it inside the open transaction; whether there may be more."""
+    """Return some space inside the open transaction. Return whether there may be more."""
     free, pages, mode = (
         int(connection.execute(f"PRAGMA {name}").rows[0][0])
         for name in ("freelist_count", "page_count", "auto_vacuum")
@@ -33,6 +34,6 @@ def give_back_step(connection: Connection) -> bool:
     if not mode or free <= spare:
         return False
     for _ in range(min(free - spare, _STEP_PAGES)):
-        # A page: Python takes one step of a statement that gives no columns, whatever it asks for.
+        # One page at a time: Python steps a statement without columns only once, whatever N is.
         connection.execute("PRAGMA incremental_vacuum(1)")
     return True

@@ -1,8 +1,8 @@
-"""The state at the last checkpoint: what a broker starts from.
+"""The state at the last checkpoint, from which a broker starts.
 
-Replaying the journal (storage/journal/journal.py) on top of it gives the state at the end of the
-last group commit. :mod:`~escapement.storage.checkpoint` writes it; an index on disk goes with it,
-or does not (:func:`fits`).
+Replaying the journal (storage/journal/journal.py) on this state gives the state at the end of the
+last group commit. :mod:`~escapement.storage.checkpoint` writes it. An index on disk matches it or
+does not (:func:`fits`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from escapement.storage.letters.schedule import Schedule, read_schedules
 from escapement.storage.producers import ProducerRecord, read_producers
 from escapement.storage.schema import log_identity
 
-# Before every id: the cancelled messages of a topic stand under its negative one.
+# Below every id: the cancelled messages of a topic have its negative id.
 _LEAST: Final = -(1 << 63)
-# Chunks fetched at once: each has up to 128 KiB, most have a few hundred bytes.
+# Chunks read at once. Each has up to 128 KiB, most have a few hundred bytes.
 _CHUNKS_AT_ONCE: Final = 256
-# Parts of attempts or dedup keys fetched at once: each has up to 2 MiB.
+# Parts of attempts or dedup keys read at once. Each has up to 2 MiB.
 _PARTS_AT_ONCE: Final = 16
-# Tables of an owner's numbered rows: the columns, and how many rows are fetched at once.
+# Tables with numbered rows for each owner: their key columns, and the rows read at once.
 _TABLES: Final = {
     "cursor_chunks": ("subscription_id", "chunk", _CHUNKS_AT_ONCE),
     "moves": ("topic_id", "chunk", _CHUNKS_AT_ONCE),
@@ -41,10 +41,10 @@ Table = Literal["cursor_chunks", "moves", "attempts", "dedup_keys"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything of a bundle at its last checkpoint, but for the log and the journal."""
+    """The state of a bundle at its last checkpoint, without log and journal."""
 
     log_identity: bytes
-    mark: Mark | None  # which checkpoint; None before the first
+    mark: Mark | None  # identifies the checkpoint; None before the first
     namespaces: list[Namespace]
     condemned: list[int]  # ids of namespaces that are being deleted
     topics: list[TopicRecord]
@@ -55,14 +55,14 @@ class State:
     moves: dict[int, list[tuple[int, bytes]]]  # topic: (chunk, data)
     attempts: dict[int, list[tuple[int, bytes]]]  # subscription: (part, data), ascending
     keys: dict[int, list[tuple[int, bytes]]]  # topic: (part, data) of its dedup keys
-    members: dict[int, list[MemberRow]]  # by topic: of its groups
+    members: dict[int, list[MemberRow]]  # by topic: members of its event groups
     closings: dict[int, list[Closing]]  # by topic
-    trims: dict[int, JournalPosition]  # by lane: what the checkpoint covers
-    journal_ends: dict[int, JournalPosition]  # by lane: where the pipeline goes on
+    trims: dict[int, JournalPosition]  # by lane: the last entry that the checkpoint covers
+    journal_ends: dict[int, JournalPosition]  # by lane: the last entry
 
 
 def load_state(connection: Connection, bundle_id: int = 0) -> State:
-    """What the bundle's owner starts from. A few queries, each in bounded steps."""
+    """Return the state from which the bundle's owner starts. Reads in bounded steps."""
     return State(
         log_identity=log_identity(connection),
         mark=_read_mark(connection, bundle_id),
@@ -84,7 +84,7 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
 
 
 def load_rows(connection: Connection, table: Table, owner_id: int) -> list[tuple[int, bytes]]:
-    """One owner's rows ``(chunk or part, data)`` of a table, ascending."""
+    """Return one owner's rows ``(chunk or part, data)`` of a table, ascending."""
     owner, number, _ = _TABLES[table]
     rows = connection.execute(
         f"SELECT {number}, data FROM {table} WHERE {owner} = ? ORDER BY {number}", (owner_id,)
@@ -93,11 +93,11 @@ def load_rows(connection: Connection, table: Table, owner_id: int) -> list[tuple
 
 
 def fits(connection: Connection, bundle_id: int, manifest: Manifest) -> bool:
-    """Whether the index of this manifest and the journal behind it are all that the state means.
+    """Return whether this manifest's index and the journal after it are complete.
 
-    Not if it is of another log, or of one that was restored from a backup; nor if somebody else
-    has written a checkpoint since: what he filled in he has in his index alone, and no group
-    commit says so.
+    They are not if the index belongs to another log, or to one that was restored from a backup.
+    Nor if another broker has written a checkpoint since. Messages that this broker filled in are
+    in its index only, and no group commit has them.
     """
     if manifest.log_identity != log_identity(connection).hex():
         return False
@@ -122,12 +122,12 @@ def _read_mark(connection: Connection, bundle_id: int) -> Mark | None:
 
 
 def _read_rows(connection: Connection, table: Table) -> dict[int, list[tuple[int, bytes]]]:
-    """The rows ``(chunk or part, data)`` of each owner, ascending."""
+    """Return the rows ``(chunk or part, data)`` of each owner, ascending."""
     owner, number, at_once = _TABLES[table]
     found: dict[int, list[tuple[int, bytes]]] = {}
     id = last = _LEAST
     while True:
-        # One range of the key, less its beginning: both engines go straight there.
+        # Both engines seek directly to this condition: one range of the key, less its begin.
         rows = connection.execute(
             f"SELECT {owner}, {number}, data FROM {table}"
             f" WHERE {owner} >= ? AND NOT ({owner} = ? AND {number} <= ?)"

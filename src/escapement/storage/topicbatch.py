@@ -1,7 +1,7 @@
-"""Creates many topics, each with a subscription if wanted, inside the open transaction.
+"""Creation of many topics, each perhaps with a subscription, inside the open transaction.
 
-A statement for each kind of row, whatever their number. The ids are read back, because an
-INSERT of many rows tells none.
+There is one statement for each kind of row, however many there are. The ids are read back,
+because an INSERT of many rows does not return them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from escapement.storage.policy import SubscriptionPolicy, TopicPolicy
 
 Created = list[tuple[TopicRecord, SubscriptionRecord | None]]
 
-# Values in one IN list: SQLite takes no more than 999 parameters in its older versions.
+# Values in one IN list: older versions of SQLite accept at most 999 parameters.
 _AT_ONCE: Final = 500
-# All records that have the defaults share one object of them.
+# Records with default policies share these objects.
 _TOPIC_POLICY: Final = TopicPolicy()
 _POLICY: Final = SubscriptionPolicy()
 
@@ -30,13 +30,13 @@ def create_topics(
     subscription: str | None,
     now_ms: int,
 ) -> Created:
-    """Create topics of one namespace, none of which is there.
+    """Create topics of one namespace, none of which exists.
 
     Args:
-      subscription: the name of a shared subscription that each of them gets.
+      subscription: name of a shared subscription to create for each topic.
 
     Raises:
-      AlreadyExists: if one is there: nothing was created.
+      AlreadyExists: if a topic exists; nothing was created.
       NotFound: if the namespace was deleted.
     """
     if not connection.execute("SELECT 1 FROM namespaces WHERE id = ?", (namespace_id,)).rows:
@@ -58,7 +58,7 @@ def create_topics(
     topics = [TopicRecord(id, namespace_id, name, 0, 0, now_ms, _TOPIC_POLICY) for id, name in rows]
     if subscription is None:
         return [(topic, None) for topic in topics]
-    begin = now_ms + 1  # as at "latest" of an empty topic
+    begin = now_ms + 1  # the start of a subscription at "latest" of an empty topic
     connection.execute_many(
         "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
         " fill_until, log_position, ack_wait_ms, created_at_ms, origin_id, policy)"
@@ -100,7 +100,7 @@ def create_topics(
 def _select(
     connection: Connection, sql: str, values: Sequence[str] | Sequence[int], first: str | int
 ) -> list[Row]:
-    """The rows of a query that ends with ``... ? ... IN (values)``."""
+    """Return the rows of a query that ends with ``... ? ... IN (values)``."""
     found: list[Row] = []
     for low in range(0, len(values), _AT_ONCE):
         some = values[low : low + _AT_ONCE]

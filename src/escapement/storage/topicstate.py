@@ -1,16 +1,16 @@
-"""How topics stand, read out of the database beside a running broker.
+"""The status of topics, read from the database beside a running broker.
 
-What is acknowledged, cancelled, moved and attempted is a checkpoint's state and the journal's
-tail on top of it (storage/journal/journaltail.py), as in a broker's recovery. Both, and the
-catalog, are read in one snapshot: a checkpoint that is written meanwhile moves things from the
-one to the other. So is where the log begins, but none of its rows: they never change, and a table
-that a snapshot has read cannot be dropped until it ends.
+The acknowledged, cancelled and moved messages and the attempts are those of a checkpoint plus the
+journal's tail (storage/journal/journaltail.py), as in a broker's recovery. Both, and the catalog,
+are read in one snapshot, because a concurrent checkpoint moves data from one to the other. The
+begin of the log is read there too, but none of its rows: rows never change, and a table that a
+snapshot has read cannot be dropped until the snapshot ends.
 
-So what this says is true of one moment, and of what was committed by then. It does not know
-what is only in a broker's memory: what is in flight, or acknowledged and not yet committed.
+So the status is that of one moment, and covers everything committed by then. It does not include
+the state in a broker's memory: messages in flight, and acknowledgements not yet committed.
 
-The journal's tail is that of all topics, so many topics are read some at a time: each snapshot,
-which holds up the dropping of what it has looked at, is of a hundred at most.
+The journal's tail covers all topics, so many topics are read together. A snapshot covers a
+hundred topics at most, because it delays the dropping of tables that it has read.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _TOPICS_AT_ONCE: Final = 100
 
 @dataclass(slots=True, eq=False)
 class SubscriptionState:
-    """What a subscription has acknowledged, and how often it tried what it has not."""
+    """The acknowledged messages of a subscription, and the attempts of the others."""
 
     record: SubscriptionRecord
     acked: OffsetSet = field(default_factory=OffsetSet)
     tried: Int64s = field(default_factory=lambda: _NOTHING)  # ascending
     counts: Int64s = field(default_factory=lambda: _NOTHING)  # deliveries of each of these
-    lapsed: OffsetSet = field(default_factory=OffsetSet)  # acknowledged, and nobody was handed it
+    lapsed: OffsetSet = field(default_factory=OffsetSet)  # acknowledged without a delivery
 
     def covers(self, due_ms: Int64s, offsets: Int64s) -> Bools:
-        """Which messages it is to get at all; bool[n]."""
+        """Return which messages the subscription gets at all; bool[n]."""
         record = self.record
         covered = offsets >= record.start_offset
         if record.kind == "shared":
@@ -68,11 +68,11 @@ class SubscriptionState:
 
 @dataclass(slots=True, eq=False)
 class TopicState:
-    """A topic at one moment.
+    """The status of a topic at one moment.
 
-    Its log has ``[begin_offset, end_offset)`` in the rows that first stated these messages. Of
-    what lies before, it has what ``moves`` names, in the rows that these stand for, as far as
-    they are there: none older than ``first_base``.
+    The first rows of messages ``[begin_offset, end_offset)`` are in the log. Of earlier messages,
+    the log has those that ``moves`` names, in the rows that restate them, unless these are older
+    than ``first_base``.
     """
 
     name: str  # in full
@@ -80,14 +80,14 @@ class TopicState:
     read_at_ms: int  # by the database's clock
     begin_offset: int
     end_offset: int
-    first_base: int  # the key of the oldest row that states messages again; 0 without any
+    first_base: int  # key of the oldest row with restatements; 0 if there is none
     log: Log
     cancelled: OffsetSet
     moves: Moves
     subscriptions: list[SubscriptionState]
 
     def subscription(self, name: str) -> SubscriptionState:
-        """Raises ``NotFound``."""
+        """Return the status of a subscription. Raises ``NotFound``."""
         for one in self.subscriptions:
             if one.record.name == name:
                 return one
@@ -95,12 +95,12 @@ class TopicState:
 
 
 def read_topic(engine: Engine, connection: Connection, name: TopicName) -> TopicState:
-    """How the topic stands; blocking. Its cost is that of the journal and of its own rows.
+    """Return the status of a topic. Blocking. Costs reading the journal and the topic's rows.
 
     Raises:
-      NotFound: if there is no such topic.
-      SchemaError: if the database was not written by this program's broker.
-      StorageUnavailable: when the database cannot be reached.
+      NotFound: if the topic does not exist.
+      SchemaError: if this program's broker did not write the database.
+      StorageUnavailable: if the database cannot be reached.
     """
     (state,) = read_topics(engine, connection, [name])
     if isinstance(state, NotFound):
@@ -111,10 +111,11 @@ def read_topic(engine: Engine, connection: Connection, name: TopicName) -> Topic
 def read_topics(
     engine: Engine, connection: Connection, names: Sequence[TopicName]
 ) -> Iterator[TopicState | NotFound]:
-    """How each of the topics stands, in their order, or that there is none; blocking.
+    """Yield the status of each topic, in their order, or ``NotFound``. Blocking.
 
-    Not all are of one moment. Their cost is that of their rows, and of the journal for each
-    hundred of them. The connection is free between two topics. Raises as :func:`read_topic`.
+    The topics are not all read at the same moment. Costs reading their rows, and the journal once
+    for each hundred of them. The connection is free between two topics. Raises as
+    :func:`read_topic`.
     """
     for first in range(0, len(names), _TOPICS_AT_ONCE):
         yield from _read_again(engine, connection, names[first : first + _TOPICS_AT_ONCE])
@@ -128,8 +129,8 @@ def _read_again(
     except StorageError as error:
         if type(error) is not StorageError:
             raise
-        # A generation that the snapshot knows was dropped before its table was looked at. The
-        # next snapshot does not know it; whatever else it is will happen again.
+        # A generation that the snapshot lists was dropped before its table was read. The next
+        # snapshot does not list it. Any other error happens again.
         return _read(engine, connection, names)
 
 
@@ -183,9 +184,9 @@ def _found(connection: Connection, name: TopicName) -> TopicRecord | NotFound:
 def _stored(
     connection: Connection, name: TopicName, record: TopicRecord, log: Log, now_ms: int, end: int
 ) -> TopicState:
-    """A topic as of the last checkpoint; by the journal its log ends at ``end``."""
+    """Return a topic as of the last checkpoint; ``end`` is the end of its log by the journal."""
     end = max(record.next_offset, end)
-    # The one look at the log's tables: what is moved must be of the same moment.
+    # The only access to the log's tables. Moves must be read at the same moment.
     begin = log.first_offset(connection, record.id)
     return TopicState(
         name.full,
@@ -209,9 +210,9 @@ def _stored(
 
 
 def read_range(connection: Connection, name: TopicName) -> tuple[int, int, int]:
-    """A topic's id, where its log goes on, and where it begins now; a few short queries.
+    """Return a topic's id, and the current end and begin of its log. A few short queries.
 
-    Rows of one topic are committed in order, so all before the end is committed. Raises as
+    Rows of one topic are committed in order, so all rows before the end are committed. Raises as
     :func:`read_topic`.
     """
     record = find_topic(connection, name)
@@ -230,7 +231,7 @@ def _replay(
     tail: JournalTail,
     attempts: Mapping[int, list[AttemptTable]],
 ) -> None:
-    """Take in what the tail says of these topics and subscriptions, by their ids."""
+    """Apply the tail's changes to these topics and subscriptions, by their ids."""
     for acked in tail.acknowledged():
         if acked.subscription_id in subscriptions:
             subscriptions[acked.subscription_id].acked.add(acked.offsets)
