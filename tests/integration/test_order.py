@@ -177,7 +177,7 @@ async def test_consumers_get_the_keys_they_ask_for(mock_clock: trio.testing.Mock
             with pytest.raises(escapement.InvalidRequest, match="no range of keys"):
                 async with broker.consumer("x", "s", key_range=wanted):  # type: ignore[arg-type]
                     pass
-        with pytest.raises(escapement.InvalidRequest, match="for shared subscriptions"):
+        with pytest.raises(escapement.InvalidRequest, match="only shared subscriptions"):
             async with broker.consumer("x", "log", kind="exclusive", key_range="auto"):
                 pass
 
