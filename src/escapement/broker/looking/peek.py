@@ -147,7 +147,7 @@ async def peek(
 
 
 class _Look:
-    """The messages that one page has found so far."""
+    """The messages that one page has found."""
 
     def __init__(
         self, topic: Topic, index: DelayedIndex, run: Run, sought: Sought, count: int

@@ -127,7 +127,7 @@ class Publishing:
             await trio.sleep(wait_ms / 1000)
 
     async def weigh(self, topic: Topic) -> None:
-        """Count the topic's backlog if it may be at its quota. Precedes ``publish``, ``wait_ms``."""
+        """Count the backlog if it may be at its quota. Precedes ``publish`` and ``wait_ms``."""
         await self._backlogs.weigh(topic)
 
     def wait_ms(self, topic: Topic, count: int) -> int:

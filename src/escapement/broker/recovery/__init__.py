@@ -1,1 +1,1 @@
-"""From what is stored to what lives: the whole broker at a start, a topic when it is first used."""
+"""From stored state to runtimes: the whole broker at a start, and a topic at its first use."""

@@ -1,4 +1,4 @@
-"""Makes unused topics passive, so that memory follows the topics in use.
+"""The passivator makes unused topics passive, so that memory follows the topics in use.
 
 The passivator acts when more than ``active_topics`` topics have a runtime. It then makes idle
 topics passive (broker/topic/dormant.py), in the order in which they became active. A passive topic
@@ -11,7 +11,7 @@ A topic becomes passive in one synchronous step, and only under three conditions
    database has its whole state.
 2. It is idle (``is_idle``). So rows and records hold its whole state.
 3. No task refers to its runtime, as a weak reference shows. A task that looked the topic up and
-   waits for the database must not go on with an object that the registry has given up.
+   waits for the database must not continue with an object that the registry has given up.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _GROWTH: Final = 1.25
 
 
 class Passivator:
-    """See the module's docstring.
+    """The task that makes unused topics passive.
 
     Args:
-      active_topics: how many topics may be active before some are passivated.
-      unschedule: called with the id of a topic that wants to be woken no more.
+      active_topics: how many topics may be active before some become passive.
+      unschedule: called with the id of a topic that needs no more wake-ups.
     """
 
     def __init__(

@@ -1,15 +1,15 @@
-"""From what is on disk to a broker that serves: the same road as live traffic.
+"""Recovery: from the stored state to a broker that serves.
 
-1. The catalog, the bitmaps and the attempts as of the last checkpoint.
-2. The index as its manifest has it, if that goes with this very log and with the last
-   checkpoint; otherwise it is discarded and the whole log is read again.
-3. The journal behind the checkpoint, replayed on top: acknowledgements, attempts,
-   producers. It names the log rows that the index lacks; each goes through
-   ``Topic.recover``, as a live group does.
+1. Read the catalog, the bitmaps and the attempts of the last checkpoint.
+2. Open the index, if its manifest fits this log and the last checkpoint. Otherwise discard it,
+   and read the whole log again.
+3. Replay the journal behind the checkpoint: acknowledgements, attempts, producers. The journal
+   names the log rows that the index lacks. Each goes through ``Topic.recover``, which does what a
+   live group does.
 
-Replaying what the state already contains changes nothing, so it does not matter that
-the checkpoint may be newer than the manifest. The cost is that of the log since the last
-checkpoint, not of what is pending (B5).
+Replaying an entry that the state already contains changes nothing, so the checkpoint may be newer
+than the manifest. The cost depends on the log since the last checkpoint, not on the number of
+pending messages (B5).
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from escapement.storage.state import State, fits, load_state
 
 _log = logging.getLogger(__name__)
 
-# Log rows read at once: a few group commits.
+# The most bytes of log rows read at once: a few group commits.
 _STEP_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a broker starts from, before any of it is served."""
+    """The stored state that a broker starts from, before it serves any of it."""
 
     connection: Connection
     log: Log
     state: State
     log_identity: str
     tail: JournalTail
-    lag_ends: Ends  # of the lag that the tail speaks of
+    lag_ends: Ends  # of the lag in the tail
     index: DelayedIndex
-    index_positions: dict[int, JournalPosition]  # empty: the index has nothing
+    index_positions: dict[int, JournalPosition]  # empty: the index is empty
     rebuild: bool  # the index was discarded, or there never was one
 
     def missing(self) -> Iterator[list[LogRow]]:
-        """The log rows that the index lacks, in order, in bounded steps; blocking."""
+        """Return the log rows that the index lacks, in order, in bounded steps. Blocking."""
         if self.rebuild:
             return self.log.scan(self.connection, _STEP_BYTES)
         return self.log.read_rows(self.connection, self._missing_keys(), _STEP_BYTES)
 
     def _missing_keys(self) -> Iterator[RowKey]:
-        # The rows of a topic that was deleted since may be gone already.
+        # The rows of a topic that was deleted since may be freed already.
         there = {topic.id for topic in self.state.topics}
         for row in self.tail.rows:
             known = self.index_positions.get(row.lane)
@@ -75,7 +75,7 @@ def survey(
     parallelism: int,
     now_ms: int,
 ) -> Ground:
-    """Read what there is; blocking. The connection stays open for :meth:`Ground.missing`."""
+    """Read the stored state. Blocking. The connection stays open for :meth:`Ground.missing`."""
     connection = engine.connect()
     try:
         log = Log.open(engine, connection, lease, parallelism, now_ms)
@@ -91,11 +91,11 @@ def survey(
                 positions = {n: JournalPosition(*at) for n, at in manifest.positions.items()}
             else:
                 _log.warning(
-                    "the delayed index is of another log, or another broker has written"
-                    " checkpoints since: building it again"
+                    "the delayed index belongs to another log, or another broker has written"
+                    " checkpoints since; rebuilding it"
                 )
                 index, manifest = _fresh_index(directory, limits), None
-        # Without a manifest the index is whole only if no checkpoint ever trimmed the journal.
+        # Without a manifest, the journal names all rows only if no checkpoint ever trimmed it.
         rebuild = manifest is None and any(at.seq for at in state.trims.values())
         return Ground(connection, log, state, identity, tail, lag_ends, index, positions, rebuild)
     except BaseException:
@@ -107,7 +107,7 @@ def _open_index(directory: Path, limits: IndexLimits) -> DelayedIndex:
     try:
         return DelayedIndex.open(directory, limits)
     except IndexDamaged as error:
-        _log.error("the delayed index is damaged, building it again from the log: %s", error)
+        _log.error("the delayed index is damaged; rebuilding it from the log: %s", error)
         return _fresh_index(directory, limits)
 
 

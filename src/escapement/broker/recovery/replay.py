@@ -1,9 +1,9 @@
-"""Replays what happened since the last checkpoint: the second half of recovery.
+"""The replay of the journal behind the last checkpoint: the second half of recovery.
 
-The journal's acknowledgements and attempts go onto the cursors, dedup keys and groups to their
-topics, and the log rows that the index lacks go into it, in bounded steps; whenever memory fills
-on the way, a checkpoint is written. Until all is replayed such a checkpoint claims no more
-of the journal than the index had, or a crash in the middle of recovery would lose the rest.
+The acknowledgements and attempts of the journal go to the cursors, its dedup keys and groups to
+their topics. The log rows that the index lacks go into it, in bounded steps. Whenever memory fills
+up, the replay writes a checkpoint. Until the replay has ended, such a checkpoint claims no more of
+the journal than the index had at the start. Otherwise a crash during recovery would lose the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from escapement.storage.producers import ProducerRecord
 
 
 class Replay:
-    """See the module's docstring."""
+    """The replay of one start."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Replay:
         self._topic_of: dict[int, int] = {}  # by subscription id
 
     async def run(self) -> None:
-        """Bring everything to the end of the last group commit."""
+        """Replay the journal up to the last group commit."""
         state = self._ground.state
         self._registry.load(
             state.namespaces,
@@ -89,10 +89,10 @@ class Replay:
             )
 
     def _replay_ends(self) -> None:
-        """What only the journal says of where logs end goes into the next state.
+        """Let the next checkpoint write the ends of logs, which only the journal has.
 
-        Also of rows that the index has: a checkpoint that wrote its manifest may have ended
-        before its state, and the next one trims the journal.
+        That includes logs whose rows the index has: a checkpoint may have ended after its manifest
+        and before its state, and the next checkpoint trims the journal.
         """
         for topic_id in self._ground.tail.next_offsets():
             if self._registry.exists(topic_id):
@@ -100,7 +100,7 @@ class Replay:
                 self._progress.touched.add(topic_id)
 
     async def _replay_moves(self) -> None:
-        """Which times count, before any message is looked at; later statements win."""
+        """Replay the current due times, before any message. Later statements win."""
         ground = self._ground
         steps = ground.tail.moved(ground.log, ground.connection, self._registry.exists)
         while (step := await self._run(next, steps, None)) is not None:
@@ -124,7 +124,7 @@ class Replay:
                 self._progress.touched.add(topic_id)
 
     def _replay_lags(self) -> None:
-        """What the journal says of the lag that the last checkpoint had not written."""
+        """Replay the lag that the last checkpoint had not written."""
         for row, lag in behind(self._ground.lag_ends, self._ground.tail.rows):
             self._progress.lags.add(row.epoch, row.position.seq, lag)
 
@@ -136,7 +136,7 @@ class Replay:
                 subscription.attempts.recover(rows, table.next_ms, stored=False)
 
     def _replay_keys(self) -> None:
-        # What is stored is brought to life at once, because it has to be forgotten in time.
+        # Activate topics with stored keys at once, because the keys must be forgotten in time.
         for topic_id in self._dormant.keyed_topics:
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id)
@@ -163,7 +163,7 @@ class Replay:
                     groups.forget_members(group)
 
     def _subscription(self, subscription_id: int) -> Subscription | None:
-        """The living subscription; None if it was deleted since."""
+        """Return the runtime of a subscription; None if it was deleted since."""
         topic_id = self._topic_of.get(subscription_id)
         if topic_id is None or not self._registry.exists(topic_id):
             return None
@@ -178,7 +178,7 @@ class Replay:
             for row in rows:
                 topic_id = row.key.topic_id
                 if not self._registry.exists(topic_id):
-                    continue  # it was deleted, and its rows are being freed
+                    continue  # the topic was deleted, and its rows are being freed
                 topic = self._registry.activate(topic_id)
                 content = row.content
                 topic.recover(row.key.base_offset, content.due_ms, content.batch(), content.offsets)
@@ -187,7 +187,7 @@ class Replay:
                 await self._checkpointer.checkpoint()
 
     async def _activate(self) -> None:
-        """Bring to life the topics that have something to do before anybody asks for them."""
+        """Activate the topics that have work even if no client uses them."""
         registry, index = self._registry, self._ground.index
         for topic_id in index.topics():
             if not registry.exists(topic_id):
@@ -203,6 +203,6 @@ class Replay:
             for subscription in topic.subscriptions():
                 subscription.begin(now_ms)
                 if subscription.attempts.has_stated:
-                    # A checkpoint on the way has not written them, and the next one trims
-                    # the journal that says them.
+                    # A checkpoint during the replay has not written these attempts, and the next
+                    # one trims the journal that has them.
                     self._progress.touched.add(topic.id)

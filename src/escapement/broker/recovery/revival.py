@@ -1,7 +1,7 @@
-"""Makes the runtimes of topics and subscriptions from what is stored of them.
+"""The creation of the runtimes of topics and subscriptions from their stored state.
 
-A topic has its runtime made when somebody uses it, or at recovery if the journal speaks of it.
-Until then what the last checkpoint says of it waits as bytes (broker/topic/dormant.py).
+A topic gets its runtime at its first use, or at recovery if the journal mentions it. Until then its
+state of the last checkpoint waits as bytes (broker/topic/dormant.py).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from escapement.storage.index import KEY_MIN, DelayedIndex, Key
 
 
 class Revival:
-    """See the module's docstring.
+    """The factory of runtimes, which also knows the runtimes of all subscriptions.
 
     Args:
-      dormant: what is stored of topics; taken out as they are used.
-      end_offsets: where the log goes on, of topics that have grown since the checkpoint.
-      doubtful_until_ms: of what was accepted by then, a broker before us may have delivered
-        more than is recorded.
+      dormant: the stored state of passive topics; a topic's state is taken out when it is used.
+      end_offsets: the end of the log, for topics that have grown since the checkpoint.
+      doubtful_until_ms: the time up to which an earlier broker may have made deliveries that it
+        did not record.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Revival:
         self._on_change = on_change
         self._on_dead = on_dead
         self.recovered_at_ms = clock.now_ms()
-        self.replaying = True  # the journal may still add to what is brought to life
-        self.subscriptions: dict[int, Subscription] = {}  # every living one, by id
+        self.replaying = True  # the journal may still add to new runtimes
+        self.subscriptions: dict[int, Subscription] = {}  # all with a runtime, by id
 
     def topic(
         self,
@@ -75,7 +75,7 @@ class Revival:
         namespace: Namespace,
         subscriptions: Iterable[SubscriptionRecord],
     ) -> Topic:
-        """Make a topic and all of its subscriptions."""
+        """Create the runtime of a topic and of all its subscriptions."""
         end = max(record.next_offset, self._end_offsets.get(record.id, 0))
         topic = Topic(
             record.id,
@@ -94,20 +94,20 @@ class Revival:
         return topic
 
     def passivated(self, remains: Remains) -> None:
-        """A topic has no runtime any more."""
+        """Keep the state of a topic that no longer has a runtime."""
         self._dormant.keep(remains)
         for record in remains.records:
             del self.subscriptions[record.id]
 
     def new_subscription(self, topic: Topic, record: SubscriptionRecord) -> None:
-        """Serve a subscription that was just created."""
+        """Create the runtime of a new subscription."""
         self._subscription(topic, record, new=True)
         self._on_change(topic)
 
     def replace_subscription(
         self, topic: Topic, old: Subscription, record: SubscriptionRecord
     ) -> Subscription:
-        """Serve a new subscription in an old one's place; consumers go over, nothing else does."""
+        """Replace a subscription's runtime after a seek. Only its consumers are kept."""
         del self.subscriptions[old.record.id]
         topic.groups.follow_seek(old.record.id, record.id)
         new = self._subscription(topic, record, new=True)
@@ -117,7 +117,7 @@ class Revival:
 
     def _subscription(self, topic: Topic, record: SubscriptionRecord, *, new: bool) -> Subscription:
         now_ms = self._clock.now_ms()
-        # Of a new subscription nothing was delivered yet.
+        # A new subscription has had no deliveries yet.
         doubtful_until_ms = 0 if new else self.doubtful_until_ms
         subscription: SharedSubscription | OrderedSubscription
         if record.kind == "shared":
@@ -160,9 +160,12 @@ class Revival:
 
 
 def _first_mark(topic: Topic, record: SubscriptionRecord, *, new: bool) -> Key:
-    """Where a subscription begins to read; a new one with what came while it was made durable."""
+    """Return where a subscription begins to read.
+
+    A new subscription also reads the messages that arrived while it was made durable.
+    """
     if record.is_filling:
-        # What was due before waits for the filler, which knows what of it is forgotten.
+        # Messages that were due before wait for the filler, which knows those that are forgotten.
         begin_ms = record.created_at_ms + 1
     elif not new:
         return KEY_MIN

@@ -1,1 +1,1 @@
-"""Everything that has a name, whether or not somebody uses it."""
+"""The named objects: namespaces, topics, subscriptions and producers, active or passive."""

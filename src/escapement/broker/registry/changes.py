@@ -1,6 +1,6 @@
-"""How what has a name is changed: one at a time, in the database first, and whole.
+"""Changes of named objects: one at a time, first in the database and then in memory.
 
-Of several that want the same new name at once, one creates it and the others wait.
+If several requests create the same name at once, one creates it and the others wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Transact(Protocol):
-    """Runs a function in a transaction and returns its value once that is durable."""
+    """A function that runs a statement in a transaction. It returns when that is durable."""
 
     async def __call__(
         self, statement: Callable[[Connection], T], *, topic_id: int = 0, forgets: str = ""
@@ -25,15 +25,15 @@ class Transact(Protocol):
 
 
 class Changes:
-    """See the module's docstring."""
+    """The locks of named objects, and the transactions that change them."""
 
     def __init__(self, transact: Transact) -> None:
         self._transact = transact
-        self._locks: dict[str, trio.Lock] = {}  # of names that somebody is changing now
+        self._locks: dict[str, trio.Lock] = {}  # of names that are being changed
 
     @asynccontextmanager
     async def alone(self, name: str) -> Any:
-        """Of those that change the same thing, one after the other."""
+        """Hold the lock of a name, so that its changes happen one after the other."""
         lock = self._locks.setdefault(name, trio.Lock())
         try:
             async with lock:
@@ -45,10 +45,10 @@ class Changes:
     async def durably(
         self, statement: Callable[[Connection], T], *, topic_id: int = 0, forgets: str = ""
     ) -> T:
-        """Change the database; who is cancelled meanwhile is cancelled afterwards.
+        """Change the database. A cancellation takes effect only afterwards.
 
-        What was made durable must be entered in memory too, or nobody would know of it
-        until the next start. An outage ends the wait with an error, so it is never long.
+        The caller must enter a durable change in memory too, or the broker would not know it until
+        the next start. An outage ends the wait with an error, so the wait is never long.
         """
         with trio.CancelScope(shield=True):
             value: T = await self._transact(statement, topic_id=topic_id, forgets=forgets)

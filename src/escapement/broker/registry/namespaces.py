@@ -1,4 +1,4 @@
-"""Namespaces: tenants' rooms for topics, how each treats delays, and its policy."""
+"""Namespaces: groups of topics of a tenant, with settings for delays and a policy."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from escapement.storage.policy import NamespacePolicy
 
 MIN_TICK_MS: Final = 1
 MAX_TICK_MS: Final = 3_600_000
-# A fortnight, the longest duration unit, five times over: windows stay plannable.
+# Ten weeks. Larger windows would be hard to plan.
 MAX_GRANULARITY_MS: Final = 10 * 7 * 86_400_000
-# Where topics are that are named by one word.
+# The namespace of topics that are named by one word.
 DEFAULT_NAME: Final = NamespaceName(DEFAULT_TENANT, DEFAULT_NAMESPACE)
 
 
 class Namespaces:
-    """See the module's docstring.
+    """All namespaces of a broker.
 
     Args:
-      in_use: whether a namespace has topics.
-      on_change: awaited when a namespace has other settings from now on.
+      in_use: returns whether a namespace has topics.
+      on_change: awaited after the settings of a namespace have changed.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Namespaces:
         self._on_change = on_change
         self._by_name: dict[str, Namespace] = {}
         self._names: dict[int, str] = {}  # full names by id
-        self.condemned: set[int] = set()  # ids of those that are being deleted
+        self.condemned: set[int] = set()  # ids of namespaces that are being deleted
 
     def load(self, namespaces: Iterable[Namespace], condemned: Iterable[int]) -> None:
-        """Take what the database has, at start."""
+        """Enter the stored namespaces, at the start."""
         for namespace in namespaces:
             self._enter(namespace)
         self.condemned = set(condemned)
@@ -63,30 +63,30 @@ class Namespaces:
         self._names[namespace.id] = full
 
     def __iter__(self) -> Iterator[Namespace]:
-        """All of them, in the order of their names."""
+        """Iterate over all namespaces, ordered by name."""
         return (namespace for _, namespace in sorted(self._by_name.items()))
 
     def find(self, name: NamespaceName) -> Namespace:
-        """Raises ``NotFound``."""
+        """Return a namespace. Raises ``NotFound``."""
         found = self._by_name.get(name.full)
         if found is None:
             raise NotFound(f"there is no namespace {name.full}; create it first")
         return found
 
     def policy(self, name: NamespaceName) -> NamespacePolicy:
-        """What was decided for it; the defaults where there is none of this name."""
+        """Return the policy of a namespace; the defaults if it does not exist."""
         found = self._by_name.get(name.full)
         return NamespacePolicy() if found is None else found.policy
 
     def full_name(self, namespace_id: int) -> str:
-        """What the namespace of an id is called."""
+        """Return the full name of a namespace."""
         return self._names[namespace_id]
 
     async def create(self, name: NamespaceName) -> Namespace:
-        """Raises ``AlreadyExists``."""
+        """Create a namespace. Raises ``AlreadyExists``."""
         async with self._changes.alone(name.full):
             if name.full in self._by_name:
-                raise AlreadyExists(f"the namespace {name.full} exists already")
+                raise AlreadyExists(f"namespace {name.full} already exists")
             now_ms = self._clock.now_ms()
             namespace = await self._changes.durably(
                 lambda connection: catalog.create_namespace(
@@ -97,7 +97,7 @@ class Namespaces:
             return namespace
 
     async def ensure(self, name: NamespaceName) -> Namespace:
-        """The namespace, created with the defaults if there is none."""
+        """Return a namespace. Create it with the defaults if it does not exist."""
         found = self._by_name.get(name.full)
         if found is not None:
             return found
@@ -114,12 +114,12 @@ class Namespaces:
         granularity_ms: int | None = None,
         tick_ms: int | None = None,
     ) -> Namespace:
-        """Change how a namespace treats delays; takes effect at once. P2, P4.
+        """Change the delay settings of a namespace; takes effect at once. P2, P4.
 
-        The default namespace is there even before anybody used it.
+        The default namespace is created if necessary.
 
         Raises:
-          NotFound: if there is no such namespace.
+          NotFound: if the namespace does not exist.
           InvalidRequest: if granularity and tick do not fit each other.
         """
         if name == DEFAULT_NAME:
@@ -147,8 +147,8 @@ class Namespaces:
         """Change a namespace's policy; takes effect at once.
 
         Raises:
-          NotFound: if there is no such namespace.
-          InvalidRequest: if a change is none; nothing is changed then.
+          NotFound: if the namespace does not exist.
+          InvalidRequest: if a change is invalid; nothing has changed.
         """
         if name == DEFAULT_NAME:
             await self.ensure(name)
@@ -161,19 +161,19 @@ class Namespaces:
     async def _change(self, name: NamespaceName, new: Namespace) -> None:
         await self._changes.durably(lambda connection: catalog.update_namespace(connection, new))
         self._by_name[name.full] = new
-        with trio.CancelScope(shield=True):  # it is stored: so it takes effect
+        with trio.CancelScope(shield=True):  # a stored change must take effect
             await self._on_change(new)
 
     def check_open(self, namespace: Namespace) -> None:
-        """Raise ``Conflict`` if nothing new may come into being in it."""
+        """Raise ``Conflict`` if the namespace is being deleted: nothing may be created in it."""
         if namespace.id in self.condemned:
             raise Conflict(
-                f"the namespace {self.full_name(namespace.id)} is being deleted with all that is "
-                "in it: wait until it is gone"
+                f"namespace {self.full_name(namespace.id)} is being deleted with everything in it; "
+                "wait until it is gone"
             )
 
     async def condemn(self, name: NamespaceName) -> int:
-        """Begin to delete it with all that is in it, for good; returns its id.
+        """Begin to delete a namespace with everything in it, durably. Return its id.
 
         Raises ``NotFound``.
         """
@@ -187,19 +187,19 @@ class Namespaces:
             return namespace.id
 
     async def delete(self, name: NamespaceName) -> None:
-        """Raises ``NotFound``, or ``Conflict`` while it has topics or schedules."""
+        """Delete an empty namespace. Raises ``NotFound``, or ``Conflict`` if it is not empty."""
         async with self._changes.alone(name.full):
             namespace = self.find(name)
             if self._in_use(namespace):
                 raise Conflict(
-                    f"the namespace {name.full} still has topics: delete them "
-                    "first, or all of it with --force"
+                    f"namespace {name.full} still has topics; delete them first, or delete "
+                    "everything with --force"
                 )
 
             def delete(connection: Connection) -> None:
                 if has_schedules(connection, name.full):
                     raise Conflict(
-                        f"there are schedules in the namespace {name.full}, or for topics in it: "
+                        f"there are schedules in namespace {name.full}, or for topics in it; "
                         "delete them first"
                     )
                 catalog.delete_namespace(connection, namespace)

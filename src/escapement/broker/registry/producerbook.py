@@ -1,7 +1,7 @@
 """The producers of all topics, by name.
 
-Of a topic that nobody uses they are records; those of a topic that is brought to life
-become its ``producers``, whose place in it moves.
+The producers of a passive topic are records. When the topic becomes active, they become its
+``producers``, whose sequence advances.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from escapement.storage.producers import ProducerRecord
 
 
 class ProducerBook:
-    """See the module's docstring.
+    """The producers of all topics.
 
     Args:
       check_there: raises ``NotFound`` if a topic was deleted.
@@ -33,19 +33,19 @@ class ProducerBook:
         self._waiting: dict[int, dict[str, ProducerRecord]] = {}  # by topic id and name
 
     def load(self, records: Iterable[ProducerRecord]) -> None:
-        """Take what the database has, at start."""
+        """Enter the stored producers, at the start."""
         for record in records:
             self._waiting.setdefault(record.topic_id, {})[record.name] = record
 
     def enter(self, topic: Topic) -> None:
-        """The topic is brought to life: give it its producers."""
+        """Give a topic that becomes active its producers."""
         for known in self._waiting.pop(topic.id, {}).values():
             topic.producers[known.name] = Producer(
                 known.id, known.name, known.epoch, known.last_sequence, known.last_offset
             )
 
     def leave(self, topic_id: int, producers: Iterable[Producer]) -> None:
-        """The topic has no runtime any more: its producers are records again."""
+        """Keep the producers of a topic that became passive, as records."""
         now_ms = self._clock.now_ms()
         records = [
             ProducerRecord(
@@ -57,17 +57,17 @@ class ProducerBook:
             self._waiting[topic_id] = {record.name: record for record in records}
 
     def drop_topic(self, topic_id: int) -> None:
-        """The topic was deleted."""
+        """Forget the producers of a deleted topic."""
         self._waiting.pop(topic_id, None)
 
     async def open(
         self, topic: Topic, name: str, epoch: int, settled: Callable[[Producer], Awaitable[None]]
     ) -> tuple[Producer, int]:
-        """The producer of a name, and the epoch under which it is held from now on.
+        """Return the producer of a name, and the epoch under which it is held from now on.
 
         Args:
           epoch: -1 to take the name over, or the epoch under which it was held.
-          settled: waits until nothing of the producer is under way.
+          settled: waits until no batch of the producer is in progress.
 
         Raises:
           ProducerFenced: if the name has a newer epoch than the one given.
@@ -96,7 +96,7 @@ class ProducerBook:
             return producer, record.epoch
 
     def forget(self, ids: set[int], active: Iterable[Topic]) -> list[int]:
-        """Forget those of these producers that nobody holds; returns which they are."""
+        """Forget those of these producers that no connection holds. Return their ids."""
         forgotten = []
         for topic in active:
             for producer in list(topic.producers.values()):

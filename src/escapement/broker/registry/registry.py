@@ -1,10 +1,10 @@
-"""Everything that has a name: topics and their subscriptions; with them namespaces, producers.
+"""The registry of named objects: topics and subscriptions, with namespaces and producers.
 
-Records of all of them are in memory; a :class:`~escapement.broker.topic.topic.Topic`, which
-has a state that moves, is made only for a topic that somebody uses. Any other is a record of some
-hundred bytes, so there may be many (broker/topic/dormant.py).
+The records of all of them are in memory. A topic has a runtime, a
+:class:`~escapement.broker.topic.topic.Topic`, only while it is in use. A passive topic is a record
+of some hundred bytes, so there may be many (broker/topic/dormant.py).
 
-Names are found here; what exists is changed in the database first and here afterwards
+The registry finds objects by name. It changes them first in the database and then in memory
 (:mod:`changes <escapement.broker.registry.changes>`).
 """
 
@@ -40,15 +40,15 @@ MakeTopic = Callable[[TopicRecord, TopicName, Namespace, Iterable[SubscriptionRe
 
 
 class Registry:
-    """See the module's docstring.
+    """All named objects of a broker.
 
     Args:
-      make_topic: builds the runtime of a topic that is used for the first time.
-      on_active: called with a topic that has its runtime now.
-      on_policy: called with a topic whose settings, or those of a subscription, have changed:
-        there may be work, or other times.
-      auto_create: whether topics come into being when they are first used.
-      forgotten_until_ms: what was due by then may have left the index.
+      make_topic: creates the runtime of a topic.
+      on_active: called with a topic that became active.
+      on_policy: called with a topic whose settings, or those of a subscription, have changed. It
+        may have work now, or other wake-up times.
+      auto_create: whether topics are created at their first use.
+      forgotten_until_ms: messages that were due by then may have left the index.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Registry:
         subscriptions: Iterable[SubscriptionRecord],
         producers: Iterable[ProducerRecord],
     ) -> None:
-        """Take what the database has, at start."""
+        """Enter the stored objects, at the start."""
         self.namespaces.load(namespaces, condemned)
         for topic in topics:
             self._enter_topic(topic)
@@ -100,7 +100,7 @@ class Registry:
         self._names[record.id] = full
 
     def enter(self, topic: TopicRecord, subscription: SubscriptionRecord | None) -> None:
-        """A topic was created, and a subscription of it."""
+        """Enter a topic that was created, and its subscription."""
         self._enter_topic(topic)
         if subscription is not None:
             self._subscriptions[topic.id] = {subscription.name: subscription}
@@ -119,18 +119,18 @@ class Registry:
     # -- finding ------------------------------------------------------------------
 
     def topic_record(self, name: TopicName) -> TopicRecord:
-        """What is stored of a topic. Raises ``NotFound``."""
+        """Return the record of a topic. Raises ``NotFound``."""
         record = self.topics.get(name.full)
         if record is None:
             raise NotFound(f"there is no topic {name.full}")
         return record
 
     def topic(self, name: TopicName) -> Topic:
-        """The topic's runtime. Raises ``NotFound``."""
+        """Return the runtime of a topic, created if necessary. Raises ``NotFound``."""
         return self.activate(self.topic_record(name).id)
 
     def activate(self, topic_id: int) -> Topic:
-        """The runtime of a topic that exists, made now if it has none."""
+        """Return the runtime of a topic that exists, created if necessary."""
         topic = self.active.get(topic_id)
         if topic is None:
             name = TopicName.parse(self._names[topic_id])
@@ -147,7 +147,7 @@ class Registry:
         return topic
 
     def passivated(self, remains: Remains) -> None:
-        """A topic has no runtime any more; it was taken out of ``active``."""
+        """Update the records of a topic that became passive and was taken out of ``active``."""
         full = self._names[remains.topic_id]
         self.topics[full] = replace(self.topics[full], next_offset=remains.next_offset)
         for record in remains.records:
@@ -155,7 +155,7 @@ class Registry:
         self.producers.leave(remains.topic_id, remains.producers)
 
     async def activate_governed(self) -> None:
-        """Bring to life the topics that nobody uses, but that have a limit that acts by itself."""
+        """Activate the passive topics with a limit that acts without clients: a TTL or a quota."""
         for topic_id in [id for id in self._subscriptions if id not in self.active]:
             if topic_id in self._names and self._is_governed(topic_id):
                 self.activate(topic_id)
@@ -167,50 +167,50 @@ class Registry:
         return bool(own.ttl_ms or namespace.ttl_ms) or any(quota.there for quota in quotas)
 
     def record(self, topic_id: int) -> TopicRecord:
-        """What is stored of a topic that exists."""
+        """Return the record of a topic that exists."""
         return self.topics[self._names[topic_id]]
 
     def subscriptions_of(self, topic_id: int) -> Iterable[SubscriptionRecord]:
-        """What is stored of a topic's subscriptions."""
+        """Return the records of a topic's subscriptions."""
         return self._subscriptions.get(topic_id, {}).values()
 
     def exists(self, topic_id: int) -> bool:
-        """Whether a topic of this id exists."""
+        """Return whether a topic of this id exists."""
         return topic_id in self._names
 
     def namespace_of(self, topic_id: int) -> Namespace:
-        """The namespace of a topic that exists."""
+        """Return the namespace of a topic that exists."""
         return self.namespaces.find(TopicName.parse(self._names[topic_id]).in_namespace)
 
     def all_subscriptions(self) -> Iterable[SubscriptionRecord]:
-        """Every subscription there is."""
+        """Return the records of all subscriptions."""
         for by_name in self._subscriptions.values():
             yield from by_name.values()
 
     # -- topics ---------------------------------------------------------------------
 
     async def ensure_topic(self, name: TopicName) -> Topic:
-        """The topic; created on first use where that is allowed. Raises ``NotFound``."""
+        """Return the topic, created at its first use if that is allowed. Raises ``NotFound``."""
         if name.full not in self.topics:
             if not self._auto_create:
                 raise NotFound(
-                    f"there is no topic {name.full}, and this broker does not create topics "
-                    "on first use"
+                    f"there is no topic {name.full}; create it first, or start the broker with "
+                    "--create-topics"
                 )
             with suppress(AlreadyExists):
                 await self.create_topic(name)
         return self.topic(name)
 
     async def create_topic(self, name: TopicName) -> Topic:
-        """Raises ``AlreadyExists``, or ``Conflict`` where its namespace is being deleted.
+        """Create a topic, and its namespace if necessary.
 
-        Its namespace is created with it if need be.
+        Raises ``AlreadyExists``, or ``Conflict`` if its namespace is being deleted.
         """
         namespace = await self.namespaces.ensure(name.in_namespace)
         async with self._changes.alone(name.full):
             self.namespaces.check_open(namespace)
             if name.full in self.topics:
-                raise AlreadyExists(f"the topic {name.full} exists already")
+                raise AlreadyExists(f"topic {name.full} already exists")
             now_ms = self._clock.now_ms()
             record = await self._changes.durably(
                 lambda connection: catalog.create_topic(connection, namespace.id, name.name, now_ms)
@@ -236,7 +236,7 @@ class Registry:
             return new
 
     async def delete_topic(self, topic: Topic) -> None:
-        """Take a topic and its mailbox out of the catalog, but not another of its name.
+        """Delete a topic and its inbox target from the catalog, but not a later topic of its name.
 
         Raises ``NotFound``.
         """
@@ -273,7 +273,7 @@ class Registry:
         policy: SubscriptionPolicy,
         serve: Callable[[SubscriptionRecord], None],
     ) -> SubscriptionRecord:
-        """Make a subscription durable, then have it served.
+        """Make a subscription durable, then serve it.
 
         Raises:
           AlreadyExists: if the topic has one of this name.
@@ -283,7 +283,7 @@ class Registry:
             self._check_there(topic)
             check_policy(topic.name, name, kind, policy, policy.names())
             if name in self._subscriptions.get(topic.id, {}):
-                raise AlreadyExists(f"{topic.name.full} has a subscription {name} already")
+                raise AlreadyExists(f"{topic.name.full} already has a subscription {name}")
             now_ms = self._clock.now_ms()
             until_ms = self._forgotten_until_ms()
             begins = beginning(kind, position, topic.next_offset, now_ms, until_ms)
@@ -303,16 +303,16 @@ class Registry:
         position: Position,
         serve: Callable[[SubscriptionRecord], None],
     ) -> SubscriptionRecord:
-        """Have a subscription begin again elsewhere: as a new record in the old one's place.
+        """Make a subscription begin elsewhere. A new record replaces the old one.
 
         Raises:
-          NotFound: if the topic has none of this name and kind.
+          NotFound: if the topic has no subscription of this name and kind.
           InvalidRequest: if the position lies past the log's end.
         """
         async with self._changes.alone(topic.name.full):
             self._check_there(topic)
             old = self.subscription_record(topic, name)
-            if old.kind != kind:  # another was made under its name: the position is not for it
+            if old.kind != kind:  # a new subscription of that name: the seek is not for it
                 raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
             now_ms = self._clock.now_ms()
             until_ms = self._forgotten_until_ms()
@@ -331,7 +331,7 @@ class Registry:
         statement: Callable[[Connection], SubscriptionRecord],
         serve: Callable[[SubscriptionRecord], None],
     ) -> SubscriptionRecord:
-        """Make a subscription's record durable, then have it served; nothing is forgotten."""
+        """Make a subscription's record durable, then serve it. Meanwhile nothing is forgotten."""
         topic.claims.begin_subscribing()
         try:
             record = await self._changes.durably(statement, topic_id=topic.id)
@@ -342,7 +342,7 @@ class Registry:
         return record
 
     def subscription_record(self, topic: Topic, name: str) -> SubscriptionRecord:
-        """What is stored of a subscription, as it began. Raises ``NotFound``."""
+        """Return the record of a subscription, as it began. Raises ``NotFound``."""
         record = self._subscriptions.get(topic.id, {}).get(name)
         if record is None:
             raise NotFound(f"{topic.name.full} has no subscription {name}")
@@ -351,7 +351,7 @@ class Registry:
     async def update_subscription(
         self, topic: Topic, name: str, changes: Mapping[str, Any]
     ) -> SubscriptionRecord:
-        """Change a subscription's policy; takes effect at once, also for its consumers.
+        """Change a subscription's policy; takes effect at once, for its consumers too.
 
         Raises as ``Namespaces.update``, and ``Conflict`` if it would shorten a consumer's ack_wait.
         """
@@ -372,14 +372,14 @@ class Registry:
             return new
 
     async def delete_subscription(self, topic: Topic, name: str) -> None:
-        """Delete the one that has this name now, and not another that is made meanwhile.
+        """Delete the subscription of this name, but not one that is created meanwhile.
 
         Raises ``NotFound``.
         """
         meant = self.subscription_record(topic, name)
         async with self._changes.alone(topic.name.full):
             record = self.subscription_record(topic, name)
-            if record.origin_id != meant.origin_id:  # a seek keeps it
+            if record.origin_id != meant.origin_id:  # a seek keeps this id
                 raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
             await self._changes.durably(
                 lambda connection: catalog.delete_subscription(connection, record.id),
@@ -389,16 +389,16 @@ class Registry:
 
     @asynccontextmanager
     async def alone(self, topic: Topic) -> AsyncIterator[None]:
-        """The topic and its subscriptions are there, and stay. Raises ``NotFound``."""
+        """Hold the topic's lock: it and its subscriptions exist and stay. Raises ``NotFound``."""
         async with self._changes.alone(topic.name.full):
             self._check_there(topic)
             yield
 
     def check_open(self, topic: Topic) -> None:
-        """Raise ``NotFound`` if it was deleted, ``Busy`` while it is to be, which may fail."""
+        """Raise ``NotFound`` if the topic was deleted, ``Busy`` while it is being deleted."""
         self._check_there(topic)
         if topic.deleting:
-            raise Busy(f"the topic {topic.name.full} is being deleted: ask again")
+            raise Busy(f"topic {topic.name.full} is being deleted; try again")
 
     def _check_there(self, topic: Topic) -> None:
         if self.active.get(topic.id) is not topic:

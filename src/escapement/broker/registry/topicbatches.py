@@ -1,7 +1,7 @@
-"""Creates many topics at once: some thousand in a second, over one connection.
+"""The creation of many topics at once: some thousand a second, over one connection.
 
-Each step is one statement of a group commit. The topics are passive afterwards: who uses one has
-its runtime made.
+Each step is one statement of a group commit. The new topics are passive. A topic gets its runtime
+at its first use.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from escapement.errors import AlreadyExists
 from escapement.names import NamespaceName, TopicName, check_name
 from escapement.storage.topicbatch import create_topics
 
-# Topics in one statement: the appends beside it wait for some 10 ms.
+# Topics in one statement. Other items of the lane wait about 10 ms for it.
 _STEP_TOPICS: Final = 500
 
 
 class TopicBatches:
-    """See the module's docstring."""
+    """The requests to create many topics."""
 
     def __init__(self, registry: Registry, changes: Changes, clock: Clock) -> None:
         self._registry = registry
@@ -31,15 +31,15 @@ class TopicBatches:
         self._clock = clock
 
     async def create(self, names: Sequence[TopicName], subscription: str | None) -> list[TopicName]:
-        """Create those topics that are not there; returns which they are.
+        """Create those topics that do not exist. Return their names.
 
         Args:
           subscription: the name of a shared subscription that each new topic gets; it begins
             with the first message.
 
         Raises:
-          Conflict: if a namespace is being deleted; some may have been created.
-          StorageUnavailable: likewise.
+          Conflict: if a namespace is being deleted; some topics may have been created.
+          StorageUnavailable: some topics may have been created.
         """
         if subscription is not None:
             check_name("subscription", subscription)
@@ -72,7 +72,7 @@ class TopicBatches:
                     )
                 )
             except AlreadyExists:
-                # Somebody creates one of them now: it is entered when that is durable.
+                # Another request is creating one of them: it is entered when that is durable.
                 await trio.lowlevel.checkpoint()
                 continue
             for topic, record in records:

@@ -1,6 +1,6 @@
-"""One connection: what comes in, what it has open, what goes out.
+"""One connection: its input, its open producers and consumers, and its output.
 
-A session hands each command to the *desk* that knows its noun; a new noun is a new desk.
+A session passes each command to the *desk* for its noun. To add a noun, add a desk.
 """
 
 from escapement.broker.session.session import Session

@@ -1,4 +1,4 @@
-"""What one connection asks to have changed of messages that are published."""
+"""The requests of one connection to cancel and reschedule messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escapement.protocol import commands as wire
 
 
 class AmendmentsDesk(Desk):
-    """See the module's docstring."""
+    """The desk for cancelling and rescheduling messages."""
 
     def __init__(self, broker: Broker, outbound: Outbound) -> None:
         self._broker = broker

@@ -1,4 +1,4 @@
-"""The consumers of one connection: joining, credit, what they say of messages; their outlet."""
+"""The consumers of one connection: joining, credit, acknowledgements, and their outlet."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from escapement.protocol import commands as wire
 from escapement.protocol.limits import MAX_PERMITS
 from escapement.storage.catalog import Kind
 
-# Messages that one Ack may name by ranges: spread out they are a column of 64 MiB.
+# The most messages that one Ack may name by ranges. As offsets they take 64 MiB.
 _ACK_MESSAGES: Final = 8 * 1024 * 1024
 
 
 class Consumers(Desk):
-    """See the module's docstring."""
+    """The desk for consumers, and the outlet of each consumer."""
 
     def __init__(self, broker: Broker, outbound: Outbound) -> None:
         self._broker = broker
@@ -48,7 +48,7 @@ class Consumers(Desk):
         self._handles.clear()
 
     def wake(self) -> None:
-        """They can be sent more."""
+        """Wake the consumers, because the connection has room for messages again."""
         for handle in self._handles.open():
             self._broker.consuming.wake(handle)
 
@@ -100,7 +100,7 @@ class Consumers(Desk):
             self._broker.consuming.halt(handle)
         self._outbound.send(wire.Done(command.request_id))
 
-    # -- what they say -------------------------------------------------------------------
+    # -- commands of consumers -----------------------------------------------------------
 
     def _flow(self, command: wire.Flow) -> None:
         handle = self._handles.find(command.consumer_id)
@@ -143,11 +143,11 @@ class Consumers(Desk):
         handle = self._handles.find(consumer_id)
         if handle is None:
             raise InvalidRequest(
-                f"no consumer {consumer_id} is open here, or it was closed meanwhile"
+                f"consumer {consumer_id} is not open on this connection, or no longer"
             )
         return handle
 
-    # -- what they are told: the Outlet of each ------------------------------------------
+    # -- the Outlet of each consumer -----------------------------------------------------
 
     @property
     def has_room(self) -> bool:
@@ -175,15 +175,15 @@ class Consumers(Desk):
         )
 
     def active(self, consumer_id: int, active: bool) -> None:
-        """Tell a consumer whether it is its turn."""
+        """Tell a consumer whether it is the active one."""
         self._outbound.send(wire.ConsumerActive(consumer_id, active))
 
     def rewound(self, consumer_id: int) -> None:
-        """Tell a consumer that what it was sent is taken back."""
+        """Tell a consumer that the messages it was sent are withdrawn."""
         self._outbound.send(wire.ConsumerRewound(consumer_id))
 
     def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
-        """Tell a consumer that the broker ended it, and why."""
+        """Tell a consumer that the broker closed it, and why."""
         self._handles.take(consumer_id)
         self._outbound.send(
             wire.ConsumerClosed(consumer_id, error.code, str(error), error.retryable)
@@ -191,9 +191,9 @@ class Consumers(Desk):
 
 
 def _offsets_of(command: wire.Ack, next_offset: int) -> Int64s:
-    """The offsets an Ack names, its ranges spread out.
+    """Return the offsets that an Ack names, with its ranges expanded.
 
-    Offsets that no message has yet are left out: they acknowledge nothing.
+    Offsets beyond the end of the log are left out: they acknowledge nothing.
     """
     parts = []
     if command.offsets is not None:

@@ -1,4 +1,4 @@
-"""A desk: what one connection may ask about one noun, and how each request is carried out."""
+"""A desk: the commands about one noun on one connection, and the methods that carry them out."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Waiting = Callable[[Any], Awaitable[None]]
 
 
 class Desk:
-    """The base of all desks: it takes nothing and has nothing open.
+    """The base of all desks: it takes no command and has nothing open.
 
-    Each map goes from a kind of command to the method that carries it out, which may
-    raise ``EscapementError``: the session then refuses the request by its id.
+    Each map goes from a kind of command to the method that carries it out. If the method raises
+    ``EscapementError``, the session refuses the request by its id.
     """
 
-    # Touches memory only: done before the next command is looked at.
+    # Commands that only touch memory: carried out before the next command.
     at_once: Mapping[type[Command], AtOnce] = {}
-    # Waits, and whatever the peer sent behind it waits too.
+    # Commands that wait. The commands behind them wait too.
     in_turn: Mapping[type[Command], Waiting] = {}
-    # Needs the database: a task of the session, beside what comes behind it.
+    # Commands that need the database: each runs in a task, and delays no other command.
     aside: Mapping[type[Command], Waiting] = {}
 
     def release(self) -> None:
-        """The connection has ended: give up what it had open."""
+        """Close everything that is open, because the connection has ended."""

@@ -1,7 +1,7 @@
-"""What one connection has open of one kind, by the ids that the peer chose.
+"""The open producers or consumers of one connection, by the ids that the peer chose.
 
 An id is *claimed* before its handle is opened, because opening waits for the database and
-the peer may name the id again meanwhile.
+the peer may use the id again meanwhile.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from escapement.errors import InvalidRequest, LimitExceeded
 
 T = TypeVar("T")
 
-# A peer that opens more than this has lost count.
+# The most open handles of one kind.
 MAX_HANDLES: Final = 10_000
 
 
 class Handles(Generic[T]):
-    """See the module's docstring."""
+    """The open handles of one kind."""
 
     __slots__ = ("_by_id",)
 
@@ -26,7 +26,7 @@ class Handles(Generic[T]):
         self._by_id: dict[int, T | None] = {}  # None: claimed, being opened
 
     def claim(self, handle_id: int) -> None:
-        """Keep an id for what is about to be opened under it.
+        """Claim an id for a handle that is about to be opened.
 
         Raises:
           InvalidRequest: if it is in use.
@@ -35,32 +35,32 @@ class Handles(Generic[T]):
         if handle_id in self._by_id:
             raise InvalidRequest(f"the id {handle_id} is in use on this connection")
         if len(self._by_id) >= MAX_HANDLES:
-            raise LimitExceeded(f"a connection may open {MAX_HANDLES} of these")
+            raise LimitExceeded(f"a connection may have at most {MAX_HANDLES} of these open")
         self._by_id[handle_id] = None
 
     def give_up(self, handle_id: int) -> None:
-        """What was to be opened under a claimed id was not."""
+        """Release a claimed id whose handle was not opened."""
         del self._by_id[handle_id]
 
     def enter(self, handle_id: int, handle: T) -> None:
-        """It is open."""
+        """Enter the handle that was opened under a claimed id."""
         self._by_id[handle_id] = handle
 
     def find(self, handle_id: int) -> T | None:
-        """What is open under an id."""
+        """Return the open handle of an id; None if there is none."""
         return self._by_id.get(handle_id)
 
     def take(self, handle_id: int) -> T | None:
-        """What was open under an id, which is free from now on."""
+        """Remove and return the open handle of an id; None if there is none."""
         handle = self._by_id.get(handle_id)
         if handle is not None:
             del self._by_id[handle_id]
         return handle
 
     def open(self) -> Iterator[T]:
-        """All that is open."""
+        """Return all open handles."""
         return (handle for handle in self._by_id.values() if handle is not None)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget all handles."""
         self._by_id.clear()

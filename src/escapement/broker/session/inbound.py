@@ -116,16 +116,16 @@ class Intake:
         return LARGE_READ_BYTES
 
     def has_read(self) -> None:
-        """The read has ended. Time until the next read does not count against the peer."""
+        """Note the end of a read. Time until the next read does not count against the peer."""
         if self._reads_since_s < inf:
             self._read_s += trio.current_time() - self._reads_since_s
             self._reads_since_s = inf
 
     def reads_until_s(self, patience_s: float) -> float:
-        """When patience with this frame ends; never while it is not being read."""
+        """Return when the peer is cut off; never while the connection does not read."""
         return self._reads_since_s + min(STALL_S, patience_s - self._read_s)
 
     def close(self) -> None:
-        """The connection holds nothing of a frame any more."""
+        """Note that the connection holds no part of a frame any more."""
         self._inbound.hold(self, 0)
         self._reads_since_s, self._read_s = inf, 0.0

@@ -1,13 +1,13 @@
-"""What one connection is to be sent: a queue of frames, and the task that writes them.
+"""The output of one connection: a queue of frames, and the task that writes them.
 
-Bounds: past ``outbound_bytes`` consumers get nothing more, and a peer that reads nothing
-while answers pile up is cut off at ``outbound_hard_bytes``.
+Bounds: above ``outbound_bytes`` consumers get no more messages. Above ``outbound_hard_bytes`` the
+broker cuts off the peer, which does not read its answers.
 
-Messages leave only while the lease is held. That was checked when they were queued, but a
-process can be stopped, or a machine sleep, for longer than a lease while they wait here
-for a slow peer, and a successor delivers them meanwhile. So it is asked again right before
-each part of them goes to the socket, and if the answer is no, the connection is cut:
-everything unsent was in flight, and goes to whoever is connected next.
+Messages leave only while the broker holds the lease. The broker checks that before it queues them.
+But while they wait here for a slow peer, the process may be stopped or the machine may sleep for
+longer than a lease, and a successor may deliver them. So the lease is checked again right before
+each part of them goes to the socket. If it has ended, the connection is cut. The unsent messages
+were in flight, and other consumers get them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from escapement.protocol.connection import Connection
 
 _log = logging.getLogger(__name__)
 
-# Handed to the socket in one piece: once begun, the rest of it leaves without a question.
-# A kernel that says "writable" mostly takes this much; half of it costs twice the calls.
+# The bytes handed to the socket between two checks of the lease. A writable socket usually accepts
+# this much; half of it would double the calls.
 PIECE_BYTES: Final = 256 * 1024
 
 
 class Outbound:
-    """See the module's docstring.
+    """The queue of frames of one connection, and the task that writes them.
 
     Args:
-      may_deliver: whether messages may still leave.
+      may_deliver: returns whether messages may still leave.
       on_room: called when there is room for messages again.
-      cut_off: ends the connection, at once.
+      cut_off: ends the connection at once.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Outbound:
         on_room: Callable[[], None],
         cut_off: Callable[[], None],
     ) -> None:
-        self.finished = False  # nothing more is said
+        self.finished = False  # nothing more is queued
         self._stream = stream
         self._socket: trio.socket.SocketType | None = None
         if isinstance(stream, trio.SocketStream) and os.name == "posix":
@@ -62,7 +62,7 @@ class Outbound:
         self._on_room = on_room
         self._cut_off = cut_off
         self._frames: list[Buffer] = []
-        self._has_messages = False  # whether any of the frames carries some
+        self._has_messages = False  # whether a queued frame has messages
         self._size_bytes = 0
         self._writable = trio.Event()
 
@@ -76,24 +76,24 @@ class Outbound:
         return self.finished or self._protocol.closed or self._protocol.finished
 
     def send(self, command: wire.Command) -> None:
-        """Queue a command; what cannot be sent ends this connection and nothing else.
+        """Queue a command. A command that cannot be sent ends this connection only.
 
-        After our goodbye nothing is said: the peer learns what became of its requests by
-        asking again.
+        After the connection has ended, commands are ignored: the peer learns the outcome of its
+        requests by asking again.
         """
         if self._is_over:
             return
         try:
             self._queue(self._protocol.send(command))
         except ProtocolError:
-            _log.exception("ending a connection that cannot be answered")
+            _log.exception("closing a connection because a command cannot be sent on it")
             self._cut_off()
 
     def answer(self, reply: wire.AdminReply) -> None:
-        """Queue an answer that may be larger than an answer can be.
+        """Queue an answer that may be too large.
 
         Raises:
-          LimitExceeded: it is; nothing was sent.
+          LimitExceeded: the answer is too large; nothing was queued.
         """
         if self._is_over:
             return
@@ -104,22 +104,22 @@ class Outbound:
         self._queue(frames)
 
     def deliver(self, messages: wire.Deliver) -> None:
-        """Queue messages, which are not sent once the lease has ended."""
+        """Queue messages. They are not sent once the lease has ended."""
         self._has_messages = True
         self.send(messages)
 
     def last_words(self, error: EscapementError) -> None:
-        """Say why the connection ends."""
+        """Queue the reason why the connection ends."""
         if not self.finished:
             self._queue(self._protocol.last_words(error))
 
     def finish(self) -> None:
-        """Say nothing more; what is queued is still written."""
+        """Queue nothing more. Queued frames are still written."""
         self.finished = True
         self._writable.set()
 
     def discard(self) -> None:
-        """Release what is queued: the connection has ended."""
+        """Release the queued frames, because the connection has ended."""
         self._frames.clear()
         self._size_bytes = 0
 
@@ -132,7 +132,7 @@ class Outbound:
             self._cut_off()
 
     async def run(self) -> None:
-        """Write what is queued until there is nothing more to say; then close the stream."""
+        """Write queued frames until ``finish`` was called and none is left; close the stream."""
         while True:
             if not self._frames:
                 if self.finished:
@@ -158,7 +158,7 @@ class Outbound:
                 self._on_room()
 
     async def _hand_over(self, left: memoryview) -> None:
-        """Write frames with messages among them, for as long as these may leave."""
+        """Write frames with messages among them, while messages may leave."""
         while left:
             if self._may_deliver() and (written := self._write_at_once(left[:PIECE_BYTES])):
                 left = left[written:]
@@ -175,9 +175,9 @@ class Outbound:
                 left = left[PIECE_BYTES:]
 
     def _write_at_once(self, data: memoryview) -> int:
-        """Give a socket what it takes without a wait, and so without a turn of the event loop.
+        """Write what the socket accepts without a wait, so without a turn of the event loop.
 
-        Returns how many bytes that was; none where there is no socket.
+        Return the number of bytes written; 0 if there is no socket.
         """
         if self._socket is None:
             return 0

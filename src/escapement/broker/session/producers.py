@@ -1,4 +1,4 @@
-"""The producers of one connection: opening them, publishing through them, receipts."""
+"""The producers of one connection: opening, publishing, and receipts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escapement.protocol import commands as wire
 
 
 class Producers(Desk):
-    """See the module's docstring."""
+    """The desk for producers."""
 
     def __init__(self, broker: Broker, outbound: Outbound, limits: BrokerLimits) -> None:
         self._broker = broker
@@ -78,7 +78,7 @@ class Producers(Desk):
     # -- publishing ----------------------------------------------------------------------
 
     async def room(self) -> None:
-        """Wait while more bytes have no receipt than a connection may have under way."""
+        """Wait while more than ``unconfirmed_bytes`` of publishes have no receipt."""
         while self._unconfirmed_bytes > self._limits.unconfirmed_bytes:
             self._confirmed = trio.Event()
             await self._confirmed.wait()
@@ -117,7 +117,7 @@ class Producers(Desk):
         handle = self._handles.find(command.producer_id)
         if handle is None:
             raise InvalidRequest(
-                f"no producer {command.producer_id} is open here, or it was closed meanwhile"
+                f"producer {command.producer_id} is not open on this connection, or no longer"
             )
         return handle
 

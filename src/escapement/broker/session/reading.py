@@ -1,4 +1,4 @@
-"""Reading topics by offset, and finding offsets, over one connection."""
+"""The requests of one connection to read topics by offset, and to find dedup keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escapement.protocol import commands as wire
 
 
 class Reading(Desk):
-    """See the module's docstring; it has nothing open."""
+    """The desk for reading. It has nothing open."""
 
     def __init__(self, broker: Broker, outbound: Outbound) -> None:
         self._broker = broker

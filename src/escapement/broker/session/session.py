@@ -1,11 +1,11 @@
-"""One connection: bytes in, requests to the broker; answers and messages out.
+"""The session of one connection: requests come in, answers and messages go out.
 
-A session owns what its peer opened and gives it all up when the connection ends, however
-it ends. It reads, and hands each command to the desk that knows its noun; what goes out
-waits in :mod:`outbound <escapement.broker.session.outbound>`. Requests that only touch
-memory are carried out at once, in the order in which they came; those that need the
-database run as tasks of the session, of which there are few. Reading stops while
-``unconfirmed_bytes`` of publishes have no receipt.
+A session owns the producers and consumers of its peer. It closes them when the connection ends,
+however it ends. It passes each command to the desk for its noun. Output waits in
+:mod:`outbound <escapement.broker.session.outbound>`. Commands that only touch memory are carried
+out at once, in the order of their arrival. Commands that need the database run in tasks of the
+session, whose number is bounded. Reading stops while more than ``unconfirmed_bytes`` of publishes
+have no receipt.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_BATCH_BYTES: Final = MAX_FRAME_BYTES - FRAME_MARGIN_BYTES
 
 
 class Session:
-    """See the module's docstring."""
+    """The session of one connection."""
 
     def __init__(
         self, broker: Broker, stream: trio.abc.Stream, limits: BrokerLimits, inbound: Inbound
@@ -87,7 +87,7 @@ class Session:
             self._aside |= desk.aside
 
     async def run(self) -> None:
-        """Serve the connection until it ends; never raises for what the peer did."""
+        """Serve the connection until it ends. The peer cannot make it raise."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -100,18 +100,18 @@ class Session:
             self._outbound.finish()
             for desk in self._desks:
                 desk.release()
-            # At once, not when the garbage collector finds the session.
+            # Free memory now, not when the garbage collector finds the session.
             self._intake.close()
             self._outbound.discard()
             self._protocol.discard()
             await trio.aclose_forcefully(self._stream)
 
     def say_goodbye(self, reason: str) -> None:
-        """Tell the peer that the broker is stopping; what is queued still goes out."""
+        """Tell the peer that the broker is stopping. Queued frames are still written."""
         self._outbound.send(wire.Goodbye(reason))
 
     def end(self) -> None:
-        """End the connection; ``run`` returns when no call of the session is under way."""
+        """End the connection. ``run`` returns when no call of the session is in progress."""
         self._scope.cancel()
 
     async def _read_all(self, nursery: trio.Nursery) -> None:
@@ -121,14 +121,14 @@ class Session:
                     pass
             await self._listen(nursery)
         except trio.TooSlowError:
-            self._outbound.last_words(ProtocolError("nothing was heard for too long"))
+            self._outbound.last_words(ProtocolError("the peer was silent for too long"))
         except RemoteProtocolError as error:
             _log.info("closing a connection: %s", error)
             self._outbound.last_words(error)
         nursery.cancel_scope.deadline = trio.current_time() + self._limits.handshake_timeout_s
 
     async def _listen(self, nursery: trio.Nursery) -> None:
-        """Take what the peer sends until it ends; raises ``TooSlowError`` if that is too little."""
+        """Handle commands until the connection ends. Raises ``TooSlowError`` for a silent peer."""
         silence = Silence(self._limits.idle_timeout_s)
         nursery.start_soon(silence.watch)
         try:
@@ -199,7 +199,7 @@ class Session:
 
 
 class _BrokerDesk(Desk):
-    """What is asked of the broker itself."""
+    """The desk for requests about the broker itself."""
 
     def __init__(self, broker: Broker, outbound: Outbound) -> None:
         self._admin = Admin(broker)

@@ -1,7 +1,7 @@
-"""How long nothing has been heard of a peer: it ends a connection that is silent for too long.
+"""The detection of silent peers: a connection that is silent for too long is ended.
 
-A deadline around each read would be laid and lifted with each frame. Here each read notes when
-it began, and one task looks at that now and then.
+A deadline for each read would be set and removed with each frame. Instead, each read notes when
+it began, and one task checks that now and then.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ import trio
 
 
 class Silence:
-    """See the module's docstring.
+    """The silence of one peer.
 
     Args:
-      longest_s: how long it may last.
+      longest_s: how long the silence may last.
     """
 
     __slots__ = ("_longest_s", "_since_s", "_watching", "scope")
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
-        self._since_s: float | None = None  # None: what was heard is being dealt with
+        self._since_s: float | None = None  # None: received data is being handled
         self._watching = trio.CancelScope()
-        self.scope = trio.CancelScope()  # is cancelled when it has lasted too long
+        self.scope = trio.CancelScope()  # cancelled when the silence has lasted too long
 
     def begin(self) -> None:
-        """The peer is listened to from now on."""
+        """Note that a read begins."""
         self._since_s = trio.current_time()
 
     def end(self) -> None:
-        """Something was heard."""
+        """Note that data was received."""
         self._since_s = None
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """End ``watch``."""
         self._watching.cancel()
 
     async def watch(self) -> None:
-        """Cancel ``scope`` when it has lasted too long; until closed."""
+        """Cancel ``scope`` when the silence has lasted too long. Runs until ``close``."""
         with self._watching:
             while True:
                 since_s, now_s = self._since_s, trio.current_time()
