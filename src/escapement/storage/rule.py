@@ -170,7 +170,7 @@ def topic(default: str, help: str, nothing: str) -> str:
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
-            raise InvalidRequest(f"{value!r} is not a topic name")
+            raise InvalidRequest(f"{value!r} is not the name of a topic")
         return TopicName.parse(value).full if value else ""
 
     return _ruled(default, help, "TOPIC", read, nothing)

@@ -9,7 +9,7 @@ snapshot has read cannot be dropped until the snapshot ends.
 So the status is that of one moment, and covers everything committed by then. It does not include
 the state in a broker's memory: messages in flight, and acknowledgements not yet committed.
 
-The journal's tail covers all topics, so many topics are read together. A snapshot covers a
+The journal's tail covers all topics, so several topics are read together. A snapshot covers a
 hundred topics at most, because it delays the dropping of tables that it has read.
 """
 

@@ -114,7 +114,7 @@ class CommitPipeline:
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of appends and letters that are neither durable nor failed."""
+        """Size of appends and inbox entries that are neither durable nor failed."""
         return sum(lane.body_bytes for lane in self._lanes)
 
     @property
