@@ -108,7 +108,7 @@ def test_a_dedup_key_is_stored_once_and_names_its_message(
     (row,) = json.loads(say("cancel", "once", "--dedup", "order-7", "-o", "json"))
     assert row == {"id": first.strip(), "fate": "cancelled", "handed": []}
     assert "no message with the dedup key" in say("cancel", "once", "--dedup", "x", fails=1)
-    assert "one message" in say("produce", "once", "a", "b", "--dedup", "y", fails=2)
+    assert "single message" in say("produce", "once", "a", "b", "--dedup", "y", fails=2)
     say("cancel", "once", "0", "--dedup", "order-7", fails=2)
 
 

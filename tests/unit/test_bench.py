@@ -172,17 +172,23 @@ def test_every_command_has_every_common_option(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("burst --rate 5", "--rate is for `bench lateness`; `bench burst` has no use for it"),
-        ("publish --in-flight 20", "20 are less than one batch of 1,000"),
+        ("burst --rate 5", "--rate is for `bench lateness`; `bench burst` does not use it"),
+        ("publish --in-flight 20", "20 is less than one batch of 1,000"),
         ("publish --payload-bytes 20000", "make --batch-size or --payload-bytes smaller"),
-        ("publish --payload-bytes ten", "'ten' is no size of payloads"),
-        ("publish --tick 0s", "a tick of nothing"),
+        ("publish --payload-bytes ten", "'ten' is not a payload size"),
+        ("publish --tick 0s", "the tick is too short"),
         ("publish --tick 5", "'5' is not a duration"),
-        ("lateness --messages 5 --seconds 3", "--messages and --seconds"),
-        ("lateness --broker escapement://x --data d", "--data is for a broker that is started"),
-        ("lateness --broker escapement://x --log l", "--log is for a broker that is started"),
-        ("restart --broker escapement://x", "leave --broker out"),
-        ("burst --restart --broker escapement://x", "leave --broker out"),
+        ("lateness --messages 5 --seconds 3", "Give --messages or --seconds"),
+        (
+            "lateness --broker escapement://x --data d",
+            "--data is for a broker that this command starts",
+        ),
+        (
+            "lateness --broker escapement://x --log l",
+            "--log is for a broker that this command starts",
+        ),
+        ("restart --broker escapement://x", "leave out --broker"),
+        ("burst --restart --broker escapement://x", "leave out --broker"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(

@@ -1,1 +1,1 @@
-"""`escapement bench`: what this machine does with its broker, measured through the real client."""
+"""`escapement bench`: measure a broker on this machine through the real client."""

@@ -1,10 +1,9 @@
-"""How fast what falls due together is delivered and acknowledged durably.
+"""How fast messages that are due together are delivered and durably acknowledged.
 
-All messages are scheduled at random times within a window some seconds ahead, and one
-consumer of a shared subscription waits for them. The clock runs from the moment the first
-is due until the acknowledgement of the last is durable, so it cannot show less than the
-window. Optionally the broker is stopped and started in between, so that everything comes
-from its disk.
+All messages are scheduled at random times within a window some seconds ahead. One consumer of a
+shared subscription waits for them. The clock runs from the first due time until the last
+acknowledgement is durable, so a run cannot take less time than the window. Optionally the
+broker is restarted in between, so that it reads all messages from its disk.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from escapement.bench.take import (
 from escapement.bench.tally import Tally
 from escapement.client.connect import connect
 
-# Publishing must be over before the first message is due: so much time is allowed for it,
-# and tried again with twice as much if it was not enough.
+# The time until the first message is due: publishing must end before. If it does not, the burst
+# is repeated with twice the time.
 _PUBLISH_RATE: Final = 250_000
 _LEAD_MS: Final = 3_000
 _RESTART_MS: Final = 5_000
@@ -34,20 +33,20 @@ _RESTART_MS: Final = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """How much, within how long, taken how."""
+    """The load of a burst, and how it is consumed."""
 
     messages: int
     window_ms: int
     permits: int
     one_by_one: bool  # `async for message in inbox` instead of `inbox.batches()`
     restart: bool  # stop and start the broker before the first is due
-    failing_percent: int  # of these, the first attempt fails
-    back_off_ms: int  # and they wait so long for the next
-    dress: Dress = PLAIN  # keys come with an order: one message of each is out at a time
+    failing_percent: int  # the share of messages whose first attempt fails
+    back_off_ms: int  # how long these wait for the next attempt
+    dress: Dress = PLAIN  # keys imply order: of each key, one message is in flight
 
 
 async def measure(setting: Setting, burst: Burst) -> Outcome:
-    """Several bursts, each on a topic of its own."""
+    """Measure several bursts, each on a topic of its own."""
     runs: list[Run] = []
     lead_ms = _LEAD_MS + burst.messages * 1000 // _PUBLISH_RATE
     async with stage(setting) as on:
@@ -72,7 +71,7 @@ async def measure(setting: Setting, burst: Burst) -> Outcome:
 
 
 async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run | None:
-    """One burst; None if it was due before all was ready."""
+    """Run one burst. Return None if it was due before everything was ready."""
     policy = {"order": "key"} if burst.dress.keys else {}
     topic, subscription = await on.new_subscription(policy)
     tally = Tally()
@@ -85,9 +84,9 @@ async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run |
     async with connect(on.host.url) as broker:
         async with broker.consumer(topic, subscription, permits=burst.permits) as inbox:
             if now_ms() >= first_ms:
-                on.setting.progress(f"{what}: too late, again with more time", 0, 1)
+                on.setting.progress(f"{what}: due too early, repeating with more time", 0, 1)
                 return None
-            on.setting.progress(f"{what}: waiting for it", 0, 1)
+            on.setting.progress(f"{what}: waiting until it is due", 0, 1)
             await sleep_until(first_ms - 100)
             cpu = CpuMeter(on.host)
             done_ms = await take_all(_take(burst), inbox, tally, burst.messages, burst.window_ms)

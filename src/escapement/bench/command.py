@@ -1,7 +1,7 @@
-"""`escapement bench`: its commands, and what each is about.
+"""`escapement bench`: its commands.
 
-Figures go to stdout, as a table or with ``-o json`` as one object; progress goes to stderr.
-What the commands have in common stands in ``options``.
+Results go to stdout, as a table or with ``-o json`` as one object. Progress goes to stderr.
+The options that the commands share are in ``options``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from escapement.bench.filling import Dress
 from escapement.bench.options import Measure, Use, measured, need_own_broker
 from escapement.bench.stage import Setting
 
-# As deep as a consumer's credit that keeps the line full; a tenth of what is allowed.
+# Enough credit to keep the connection busy; a tenth of the limit.
 _PERMITS: Final = 100_000
 _HOUR_MS: Final = 3_600_000
 _MONTH_MS: Final = 30 * 24 * _HOUR_MS
 _SECONDS: Final = 10.0
 _BACK_OFF_MS: Final = 300_000
-# Of a burst: short beside it, and longer than a consumer and the broker need for a round.
+# For a burst: shorter than the burst, longer than a round trip between consumer and broker.
 _BURST_BACK_OFF_MS: Final = 100
 
 
@@ -43,11 +43,11 @@ _BURST_BACK_OFF_MS: Final = 100
     """
 )
 def bench() -> None:
-    """Measure what this machine does, through the real client over TCP.
+    """Measure a broker on this machine, through the real client over TCP.
 
-    Each command starts a broker of its own and stops it again; --broker measures one
-    that runs. Give --log a database that nothing else uses: rows of the log stay in it until
-    it is dropped.
+    Each command starts a broker of its own and stops it again; --broker measures a running
+    one. Give --log a database that nothing else uses: rows of the log stay in it until it is
+    dropped.
     """
 
 
@@ -56,49 +56,51 @@ _permits = click.option(
     type=click.IntRange(1, 1_000_000),
     default=_PERMITS,
     show_default=True,
-    help="Messages the consumer lets come unasked.",
+    help="Credit of the consumer, in messages.",
 )
 
 
 @bench.command(
-    short_help="Messages a second until durable.",
+    short_help="Publish throughput, until messages are durable.",
     epilog="\b\nExamples:\n"
     "  escapement bench publish --batch-size 100 --payload-bytes 50-500\n"
     "  escapement bench publish --batch-size 1 --in-flight 64",
 )
 @measured(
-    messages=Use(None, "How many in each run; by default 1000000, or 100000 if sent singly."),
-    batch_size=Use(1000, "Messages sent as one; 1 sends them singly."),
-    window_ms=Use(_HOUR_MS, "Random delays of up to so much; 0 gives none."),
+    messages=Use(None, "Messages in each run; by default 1000000, or 100000 with --batch-size 1."),
+    batch_size=Use(1000, "Messages in a batch; 1 sends single messages."),
+    window_ms=Use(_HOUR_MS, "Longest random delay; 0 for no delays."),
 )
 def publish(setting: Setting, messages: int | None, window_ms: int) -> Measure:
-    """Messages a second until durable, in batches or singly (--batch-size 1)."""
+    """Measure how many messages a second become durable, in batches or single sends."""
     count = messages or (100_000 if setting.batch_size == 1 else 1_000_000)
     return functools.partial(publishing.measure, setting, publishing.Load(count, window_ms))
 
 
 @bench.command(
-    short_help="Messages a second that are due together.",
+    short_help="Delivery throughput for messages that are due together.",
     epilog="\b\nExamples:\n"
     "  escapement bench burst\n"
     "  escapement bench burst --keys 1000 --priorities --failing-percent 1",
 )
-@click.option("--one-by-one", is_flag=True, help="Take them with `async for message in inbox`.")
-@click.option("--restart", is_flag=True, help="Stop and start the broker before they are due.")
+@click.option(
+    "--one-by-one", is_flag=True, help="Consume with `async for message in inbox`, not in batches."
+)
+@click.option("--restart", is_flag=True, help="Restart the broker before the messages are due.")
 @click.option(
     "--keys",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Each has one of so many keys, and of each key one message is out at a time; 0: none.",
+    help="Number of keys. Of each key, one message is in flight at a time; 0 for no keys.",
 )
-@click.option("--priorities", is_flag=True, help="Each has a random priority.")
+@click.option("--priorities", is_flag=True, help="Give each message a random priority.")
 @click.option(
     "--failing-percent",
     type=click.IntRange(0, 100),
     default=0,
     show_default=True,
-    help="Of so many in a hundred the first attempt fails; they are tried again.",
+    help="Percentage of messages whose first attempt fails. They are retried.",
 )
 @click.option(
     "--back-off-ms",
@@ -106,12 +108,12 @@ def publish(setting: Setting, messages: int | None, window_ms: int) -> Measure:
     default=_BURST_BACK_OFF_MS,
     show_default=True,
     metavar="MS",
-    help="What has failed waits so long for its next attempt.",
+    help="Back-off of failed messages before the next attempt.",
 )
 @_permits
 @measured(
-    messages=Use(1_000_000, "How many in each run."),
-    window_ms=Use(1000, "They are due at random within so much."),
+    messages=Use(1_000_000, "Messages in each run."),
+    window_ms=Use(1000, "Messages are due at random times within this window."),
 )
 def burst(
     setting: Setting,
@@ -125,11 +127,11 @@ def burst(
     back_off_ms: int,
     permits: int,
 ) -> Measure:
-    """Messages a second that are due together, until durably acknowledged."""
+    """Measure how fast messages due together are delivered and durably acknowledged."""
     if restart:
         need_own_broker(setting, "--restart")
     if one_by_one and failing_percent:
-        raise click.UsageError("--failing-percent is of whole batches: leave --one-by-one out.")
+        raise click.UsageError("--failing-percent works only in batches: leave out --one-by-one.")
     dress = Dress(keys, priorities)
     load = bursts.Burst(
         messages, window_ms, permits, one_by_one, restart, failing_percent, back_off_ms, dress
@@ -138,7 +140,7 @@ def burst(
 
 
 @bench.command(
-    short_help="How late messages are under a steady load.",
+    short_help="Lateness of messages under a steady load.",
     epilog="\b\nExamples:\n"
     "  escapement bench lateness --rate 20000 --tick 10ms -o json\n"
     "  escapement bench lateness --failing 1000000",
@@ -148,8 +150,8 @@ def burst(
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Messages of the same subscription that fail again and again meanwhile; runs come in "
-    "pairs then, the other on an empty topic.",
+    help="Messages of the same subscription that keep failing meanwhile. Each run then has a "
+    "second one, on an empty topic.",
 )
 @click.option(
     "--back-off-ms",
@@ -157,16 +159,16 @@ def burst(
     default=_BACK_OFF_MS,
     show_default=True,
     metavar="MS",
-    help="How long each of them waits before it is tried again, and up to a third more.",
+    help="Back-off of each failing message; up to a third is added.",
 )
 @_permits
 @measured(
-    messages=Use(None, "How many in each run, instead of --seconds."),
-    batch_size=Use(100, "Messages sent as one."),
-    in_flight=Use(100_000, "Messages without a receipt at once; beyond, sending waits."),
-    window_ms=Use(3000, "Random delays of up to so much (and 200 ms more)."),
-    rate=Use(10_000, "Messages sent a second."),
-    seconds=Use(None, f"How long each run sends; {_SECONDS:g} by default."),
+    messages=Use(None, "Messages in each run, instead of --seconds."),
+    batch_size=Use(100, "Messages in a batch."),
+    in_flight=Use(100_000, "Most messages without a receipt; sending waits at this limit."),
+    window_ms=Use(3000, "Longest random delay; 200 ms are added to each."),
+    rate=Use(10_000, "Messages to send per second."),
+    seconds=Use(None, f"Time that each run sends, in seconds; {_SECONDS:g} by default."),
 )
 def lateness(
     setting: Setting,
@@ -178,9 +180,11 @@ def lateness(
     failing: int,
     back_off_ms: int,
 ) -> Measure:
-    """How late messages are under a steady load, and that none is early."""
+    """Measure how late messages are under a steady load, and count early ones."""
     if messages is not None and seconds is not None:
-        raise click.UsageError("--messages and --seconds: with a --rate, one follows of the other.")
+        raise click.UsageError(
+            "Give --messages or --seconds, not both: --rate determines the other."
+        )
     count = messages or max(1, round(rate * (seconds or _SECONDS)))
     load = steady.Steady(count, rate, window_ms, permits)
     if failing:
@@ -190,19 +194,24 @@ def lateness(
 
 
 @bench.command(
-    short_help="From the start of a killed broker to the first delivery.",
+    short_help="Time from the start of a killed broker to the first delivery.",
     epilog="\b\nExamples:\n  escapement bench restart --pending 10000000",
 )
 @click.option(
-    "--at-once", is_flag=True, help="Kill it right after filling, not after it has come to rest."
+    "--at-once",
+    is_flag=True,
+    help="Kill the broker right after filling, without letting it rest first.",
 )
 @measured(
-    messages=Use(1000, "Overdue ones in each run, all of which must come."),
-    window_ms=Use(_MONTH_MS, "What is pending is due at random within so much, from an hour on."),
-    pending=Use(1_000_000, "Messages that wait for their time meanwhile, on the same topic."),
+    messages=Use(1000, "Overdue messages in each run; all of them must arrive."),
+    window_ms=Use(
+        _MONTH_MS,
+        "Pending messages are due at random times within this window, in an hour or later.",
+    ),
+    pending=Use(1_000_000, "Messages pending on the same topic meanwhile."),
 )
 def restart(setting: Setting, messages: int, window_ms: int, at_once: bool) -> Measure:
-    """From the start of a killed broker to the first overdue delivery, with so many pending."""
+    """Measure the time from the start of a killed broker to its first overdue delivery."""
     need_own_broker(setting, "`bench restart`")
     load = restarts.Restart(messages, window_ms, 0 if at_once else restarts.SETTLE_MS)
     return functools.partial(restarts.measure, setting, load)
@@ -210,7 +219,7 @@ def restart(setting: Setting, messages: int, window_ms: int, at_once: bool) -> M
 
 @bench.command(
     name="topics",
-    short_help="What many topics cost, and how soon they are back.",
+    short_help="Cost of many topics, and restart time with them.",
     epilog="\b\nExamples:\n  escapement bench topics\n"
     "  escapement bench topics --topics 20000 --runs 3 -o json",
 )
@@ -219,27 +228,32 @@ def restart(setting: Setting, messages: int, window_ms: int, at_once: bool) -> M
     type=click.IntRange(1, 10_000_000),
     default=100_000,
     show_default=True,
-    help="How many; each has a shared subscription and a message that waits for its time.",
+    help="Number of topics, each with a shared subscription and a pending message.",
 )
 @measured()
 def topics(setting: Setting, topics: int) -> Measure:
-    """Creating many topics, what the broker weighs with them, and a restart with all of them."""
+    """Measure the creation of many topics, the broker's memory, and a restart with them."""
     need_own_broker(setting, "`bench topics`")
     if setting.runs > topics:
-        raise click.UsageError("--runs: each run takes a topic of its own, so have more --topics.")
+        raise click.UsageError(
+            "Each run needs a topic of its own: give fewer --runs or more --topics."
+        )
     return functools.partial(many.measure, setting, many.Topics(topics))
 
 
 @bench.command(
-    short_help="Publishing with so many pending, against an empty topic.",
+    short_help="Publish throughput with many messages pending, against an empty topic.",
     epilog="\b\nExamples:\n  escapement bench pending --messages 100000 --pending 1000000",
 )
 @measured(
-    messages=Use(1_000_000, "How many to each of the two in each run."),
-    window_ms=Use(_MONTH_MS, "All of them are due at random within so much."),
-    pending=Use(10_000_000, "Messages that wait for their time meanwhile, on the one topic."),
+    messages=Use(1_000_000, "Messages to each of the two topics in each run."),
+    window_ms=Use(_MONTH_MS, "Messages are due at random times within this window."),
+    pending=Use(10_000_000, "Messages pending on one of the topics."),
 )
 def pending(setting: Setting, messages: int, window_ms: int) -> Measure:
-    """Publishing into a topic with so many pending, against an empty one; --runs pairs."""
+    """Measure publishing to a topic with many messages pending, and to an empty one.
+
+    --runs is the number of such pairs.
+    """
     load = publishing.Load(messages, window_ms)
     return functools.partial(pendings.measure, setting, load)

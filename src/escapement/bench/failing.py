@@ -1,9 +1,8 @@
-"""Whether messages that fail for ever make fresh ones late: Q6.
+"""Whether messages that keep failing make fresh messages late (Q6).
 
-So many messages of a subscription are taken and given back, again and again, each after its
-back-off. Meanwhile fresh ones are sent to the same subscription at a steady rate. Runs come
-in pairs, one there and one on an empty topic, in turns, so that the machine's mood is the
-same for both.
+Many messages of a subscription are delivered and negatively acknowledged repeatedly, each after
+its back-off. Meanwhile fresh messages are sent to the same subscription at a steady rate. Runs
+alternate between this topic and an empty one, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from escapement.bench.tally import Tally
 from escapement.client.connect import connect
 from escapement.client.inbox import Inbox
 
-# Without any of those that are to fail for so long, something is wrong.
+# If no message that is to fail arrives for this long, something is wrong.
 _PATIENCE_S: Final = 30.0
-# A batch fails in so many groups, each for a time of its own.
+# A batch is nacked in this many parts, each with its own back-off.
 _PORTIONS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """How many fail for ever, and how long each waits before it is tried again."""
+    """How many messages keep failing, and their back-off."""
 
     messages: int
     back_off_ms: int
 
 
 async def measure(setting: Setting, steady: Steady, failing: Failing) -> Outcome:
-    """``setting.runs`` pairs."""
+    """Measure ``setting.runs`` pairs of runs."""
     runs = []
     async with stage(setting) as on:
         topic, subscription = await on.new_subscription()
@@ -66,17 +65,19 @@ async def measure(setting: Setting, steady: Steady, failing: Failing) -> Outcome
 
 
 async def _fail_once(on: Stage, topic: str, subscription: str, failing: Failing) -> None:
-    """Give each back once, so that from now on they come evenly over the back-off."""
+    """Nack each message once, so that the retries are spread evenly over the back-off."""
     failed = 0
     async with connect(on.host.url) as broker:
         async with broker.consumer(topic, subscription, permits=100_000) as inbox:
             while failed < failing.messages:
                 batch = await inbox.next_batch(_PATIENCE_S)
                 if batch is None:
-                    raise TimeoutError(f"only {failed} of {failing.messages} came to be failed")
+                    raise TimeoutError(
+                        f"only {failed} of the {failing.messages} messages to fail were delivered"
+                    )
                 fresh = batch.attempts == 1
                 failed += int(fresh.sum())
-                # Apart, as jitter sets them: neighbours do not come back together.
+                # Shuffled, as jitter does: neighbours are not redelivered together.
                 parts = np.array_split(on.rng.permutation(batch.offsets), _PORTIONS)
                 for part in parts:
                     delay_ms = int(on.rng.integers(failing.back_off_ms))
@@ -85,14 +86,14 @@ async def _fail_once(on: Stage, topic: str, subscription: str, failing: Failing)
 
 
 class _Taker:
-    """Acknowledges what is fresh, gives back what fails."""
+    """A consumer that acknowledges fresh messages and nacks the failing ones."""
 
     def __init__(self, failing: int) -> None:
         self.failed = 0
-        self._failing = failing  # the messages below this offset
+        self._failing = failing  # messages below this offset fail
 
     async def take(self, inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
-        """Take until the tally has so many, or no fresh one has come for so long."""
+        """Take until the tally has ``messages``, or no fresh one arrives for ``patience_s``."""
         deadline = trio.current_time() + patience_s
         while tally.received < messages and trio.current_time() < deadline:
             batch = await inbox.next_batch(deadline - trio.current_time())

@@ -1,4 +1,4 @@
-"""Filling a topic before the clock starts: with messages at given times, or with what waits."""
+"""Filling a topic before the clock starts, at given times or with pending messages."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from escapement.client.connect import connect
 from escapement.client.producer import Producer
 from escapement.message import Blobs, Int64s, MessageBatch, Times
 
-# Different batches that are sent in turns: enough that nothing is cached by its content.
+# Different batches that are sent in turns: enough that no cache profits from equal content.
 VARIETY: Final = 32
-# Nothing of what is pending must fall due while anything is measured.
+# No pending message may fall due during a measurement.
 _PENDING_FROM_MS: Final = 3_600_000
 _PENDING_WINDOW_MS: Final = 30 * 86_400_000
-# Times are made for so many at once.
+# The number of due times drawn at once.
 _STEP: Final = 500_000
 
 
 @dataclass(frozen=True, slots=True)
 class Dress:
-    """What messages have beside a payload."""
+    """The keys and priorities of messages."""
 
-    keys: int = 0  # one of so many; 0: none
-    priorities: bool = False  # a random one, of all there are
+    keys: int = 0  # the number of different keys; 0: none
+    priorities: bool = False  # random ones, out of all values
 
     def all_keys(self) -> Blobs | None:
-        """Every key there may be; None where messages have none."""
+        """Return all keys, or None if messages have no keys."""
         return Blobs.of([b"key-%d" % n for n in range(self.keys)]) if self.keys else None
 
     def put_on(
         self, batch: MessageBatch, all_keys: Blobs | None, rng: np.random.Generator
     ) -> MessageBatch:
-        """The batch with what is wanted: each time another draw, as of independent messages."""
+        """Return the batch with keys and priorities, drawn at random on each call."""
         count = len(batch)
         keys = priorities = None
         if all_keys is not None:
@@ -50,7 +50,7 @@ PLAIN: Final = Dress()
 
 
 async def fill(on: Stage, topic: str, at_ms: Int64s, what: str, dress: Dress = PLAIN) -> Int64s:
-    """Schedule a message at each of these times; returns their offsets, in the same order."""
+    """Schedule a message at each of these times. Return their offsets, in the same order."""
     setting = on.setting
     size = setting.batch_size
     source = [setting.payload.batch(on.rng, size) for _ in range(VARIETY)]
@@ -83,7 +83,7 @@ async def fill(on: Stage, topic: str, at_ms: Int64s, what: str, dress: Dress = P
 
 
 async def fill_pending(on: Stage, topic: str, window_ms: int = _PENDING_WINDOW_MS) -> float:
-    """Schedule what is to be pending, in an hour and later; returns the seconds it took."""
+    """Schedule the pending messages, in an hour and later. Return the seconds it took."""
     pending = on.setting.pending
     began_s = trio.current_time()
     for done in range(0, pending, _STEP):
@@ -94,7 +94,7 @@ async def fill_pending(on: Stage, topic: str, window_ms: int = _PENDING_WINDOW_M
 
 
 async def fill_beside(on: Stage) -> None:
-    """What is to be pending, on a topic and subscription that nothing else uses."""
+    """Schedule the pending messages on a topic and subscription that nothing else uses."""
     if on.setting.pending:
         topic, _ = await on.new_subscription()
         await fill_pending(on, topic)

@@ -1,7 +1,7 @@
-"""The broker under test: a process started, stopped, killed and weighed, or one that runs.
+"""The broker under test: a process of our own, or a running broker named by its URL.
 
-Owns the process and, unless a directory is given, its data. What listens is always
-reached over TCP. A broker that is only named by its URL is neither stopped nor weighed.
+This module owns the process and, unless a directory is given, its data. The broker is always
+reached over TCP. A broker named by its URL is never stopped, and its process is not measured.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import trio
 
 from escapement.errors import StorageError
 
-# A start that rebuilds a large index takes minutes; one that hangs must end some time.
+# A start that rebuilds a large index takes minutes; one that hangs must end.
 _START_TIMEOUT_S: Final = 600.0
 _STOP_TIMEOUT_S: Final = 60.0
 _LOG_LINES: Final = 15
-# What `escapement serve` prints when it takes connections.
+# The line that `escapement serve` prints when it accepts connections.
 _READY: Final = re.compile(r" ready on ([^ ,]+),")
 
 
 class Host:
-    """Where the broker is, and what may be done to it."""
+    """The broker under test: its address, and the control of its process."""
 
     def __init__(self, data: Path | None, log_url: str | None, url: str = "") -> None:
-        """A broker to start in ``data``; or, without it, the one that runs at ``url``."""
+        """Describe a broker to start in ``data`` or, without ``data``, one that runs at ``url``."""
         self._data = data
         self._log_url = log_url
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,16 +45,16 @@ class Host:
         return self._process.pid
 
     async def start(self) -> float:
-        """Start it; returns after how many seconds it took connections.
+        """Start the broker. Return the seconds until it accepted connections.
 
         Raises:
-          StorageError: if it does not start; the message holds the end of its log.
+          StorageError: if it does not start; the message contains the end of its log.
         """
         assert self._process is None
-        assert self._data is not None, "this broker is only spoken to"
+        assert self._data is not None, "a broker named by its URL has no data directory"
         environment = os.environ | {
             "ESCAPEMENT_DATA": str(self._data),
-            # The same port again, so that clients find it after a restart.
+            # Keep the port, so that clients find the broker after a restart.
             "ESCAPEMENT_LISTEN": self.url.removeprefix("escapement://") or "127.0.0.1:0",
         }
         environment.pop("ESCAPEMENT_LOG", None)
@@ -81,18 +81,18 @@ class Host:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # what interrupts the bench does not reach it first
+                start_new_session=True,  # an interrupt of the bench must not reach the broker first
             )
 
     async def stop(self) -> None:
-        """A graceful end: all of its memory is on disk afterwards."""
+        """Stop the broker gracefully: its memory is on disk afterwards."""
         if self._process is not None:
             self._process.terminate()
             await trio.to_thread.run_sync(self._process.wait, _STOP_TIMEOUT_S)
             self._forget()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the broker with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -105,7 +105,7 @@ class Host:
         self._process = None
 
     def resident_bytes(self) -> tuple[int, int]:
-        """Resident memory: now, and the most it ever was."""
+        """Return the resident memory of the broker: the current size, and the peak."""
         fields = dict(
             line.split(":", 1)
             for line in Path(f"/proc/{self.process_id}/status").read_text().splitlines()
@@ -114,16 +114,16 @@ class Host:
         return _bytes(fields["VmRSS"]), _bytes(fields["VmHWM"])
 
     def cpu_seconds(self) -> float | None:
-        """How long it has computed since its start; None if it is not ours."""
+        """Return the processor time of the broker since its start; None if it is not ours."""
         if self._process is None:
             return None
-        # The fields after the command's name, which stands in parentheses; see proc(5).
+        # The fields after the command's name, which is in parentheses; see proc(5).
         fields = Path(f"/proc/{self.process_id}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def _log_file(self) -> Path:
-        assert self._data is not None, "this broker is only spoken to"
+        assert self._data is not None, "a broker named by its URL has no data directory"
         return self._data / "broker.log"
 
     def _log_tail(self) -> str:
@@ -133,7 +133,7 @@ class Host:
 
 @asynccontextmanager
 async def host(broker: str | None, data: Path | None, log_url: str | None) -> AsyncIterator[Host]:
-    """The broker named by its URL; or one started for as long as the block lasts."""
+    """Yield the broker named by its URL, or start one for the duration of the block."""
     if broker is not None:
         yield Host(None, None, broker)
         return

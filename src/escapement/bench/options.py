@@ -1,9 +1,9 @@
-"""The options that the commands of `escapement bench` have in common, declared once.
+"""The options that the commands of `escapement bench` share, declared once.
 
-A command says which of them it uses, with the default and the meaning that they have there
-(``Use``). Those it does not name it takes as well, and refuses with one line that says whose
-they are. What remains belongs to every command: where the broker is, how often to measure,
-and how to print what was found.
+A command names the options that it uses, each with a default and a help text (``Use``). If a
+user gives one of the other options, the command refuses it with a line that names the commands
+that use it. Some options belong to every command: the broker, the number of runs, and the
+output.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from escapement.protocol.limits import MAX_FRAME_BYTES
 Measure = Callable[[], Awaitable[Outcome]]
 Function = Callable[..., Any]
 
-# Without a receipt where nobody says otherwise: what a few busy producers have.
+# Messages without a receipt, by default: as many as a few busy producers have.
 BATCHES_IN_FLIGHT: Final = 64
 SINGLES_IN_FLIGHT: Final = 1_000
-# As many messages as a broker takes in one batch by default.
+# The most messages that a broker accepts in one batch by default.
 _MOST_IN_A_BATCH: Final = 10_000
-# More is a slip of the finger: columns of so many times take gigabytes.
+# A larger number is a typing error: columns of that many times take gigabytes.
 _MOST: Final = 1_000_000_000
-# Thirty years; a broker may refuse less.
+# Thirty years; the limit of a broker may be lower.
 _LONGEST_MS: Final = 1_000_000_000_000
 
 
 class Use(NamedTuple):
-    """What an option is to one command."""
+    """The default and the help of an option in one command."""
 
     default: Any
     help: str
@@ -66,11 +66,11 @@ def _tick_ms(text: str) -> int:
     except InvalidRequest as error:
         raise click.BadParameter(f"{error}.") from None
     if tick_ms == 0:
-        raise click.BadParameter("a tick of nothing is too short.")
+        raise click.BadParameter("the tick is too short: give at least 1ms.")
     return tick_ms
 
 
-# By the name of the argument: the flag, what may be written, and how that is called.
+# For the name of each argument: the flag, the type and the metavar.
 _COMMON: Final[dict[str, tuple[str, Any, str]]] = {
     "messages": ("--messages", click.IntRange(1, _MOST), "N"),
     "batch_size": ("--batch-size", click.IntRange(1, _MOST_IN_A_BATCH), "N"),
@@ -82,24 +82,24 @@ _COMMON: Final[dict[str, tuple[str, Any, str]]] = {
     "tick_ms": ("--tick", _tick_ms, "DURATION"),
     "pending": ("--pending", click.IntRange(0, _MOST), "N"),
 }
-# What is the same in every command that sends, unless it says otherwise.
+# Defaults of the commands that send messages, unless a command has its own.
 _USUAL: Final = {
-    "batch_size": Use(1000, "Messages sent as one."),
+    "batch_size": Use(1000, "Messages in a batch."),
     "in_flight": Use(
         None,
-        f"Messages without a receipt at once; by default {BATCHES_IN_FLIGHT} batches, or "
-        f"{SINGLES_IN_FLIGHT} single ones.",
+        f"Most messages without a receipt; by default {BATCHES_IN_FLIGHT} batches, or "
+        f"{SINGLES_IN_FLIGHT} single messages.",
     ),
-    "payload": Use("100", "Random bytes of each message, or a range such as 50-500."),
+    "payload": Use("100", "Random bytes in each message: a number, or a range such as 50-500."),
     "tick_ms": Use("10ms", "Tick of the namespace."),
-    "pending": Use(0, "Messages that wait for their time meanwhile, on a topic beside."),
+    "pending": Use(0, "Messages pending on another topic meanwhile."),
 }
 _ALWAYS: Final = (
     click.option(
         "--broker",
         type=_url,
         metavar="HOST:PORT",
-        help="Measure this broker; also as escapement://host:port.",
+        help="Measure this running broker; a URL escapement://host:port works too.",
     ),
     click.option(
         "--log",
@@ -107,15 +107,19 @@ _ALWAYS: Final = (
         envvar="ESCAPEMENT_LOG",
         show_envvar=True,
         metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
-        help="Where the log is; without it, SQLite in the data directory.",
+        help="URL of the log in MySQL; without it, the log is SQLite in the data directory.",
     ),
     click.option(
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Data directory; without it, a temporary one.",
+        help="Data directory; a temporary one if not given.",
     ),
     click.option(
-        "--runs", type=click.IntRange(1), default=5, show_default=True, help="Medians are of these."
+        "--runs",
+        type=click.IntRange(1),
+        default=5,
+        show_default=True,
+        help="Number of runs; the results are medians.",
     ),
     click.option(
         "-o",
@@ -123,17 +127,18 @@ _ALWAYS: Final = (
         type=click.Choice(["table", "json"]),
         default="table",
         show_default=True,
-        help="How to print the figures.",
+        help="How to print the results.",
     ),
 )
-# Which commands use an option, for the line that refuses it elsewhere.
+# The commands that use each option, for the error that refuses it elsewhere.
 _users: Final[dict[str, list[str]]] = {name: [] for name in _COMMON}
 
 
 def measured(**uses: Use) -> Callable[[Callable[..., Measure]], Function]:
-    """Make a command of a function that takes a ``Setting`` and what ``uses`` adds to it.
+    """Return a decorator that makes a command of a function.
 
-    What the function returns is carried out, and what that finds is printed.
+    The function takes a ``Setting`` and the arguments in ``uses`` that are not part of it, and
+    returns a measurement. The command runs the measurement and prints its outcome.
     """
 
     def decorate(function: Callable[..., Measure]) -> Function:
@@ -204,29 +209,31 @@ def _refuse(context: click.Context, parameter: click.Parameter, value: str | Non
         assert parameter.name is not None
         users = " and ".join(f"`bench {name}`" for name in _users[parameter.name])
         raise click.UsageError(
-            f"{parameter.opts[0]} is for {users}; `bench {context.info_name}` has no use for it."
+            f"{parameter.opts[0]} is for {users}; `bench {context.info_name}` does not use it."
         )
 
 
 def _refuse_where(*names: str) -> None:
-    """Beside --broker; what stands in the environment is for brokers that are started."""
+    """Refuse options given beside --broker. Environment variables do not count."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"--{name.removesuffix('_url')} is for a broker that is started; "
-                "--broker names one that runs."
+                f"--{name.removesuffix('_url')} is for a broker that this command starts: "
+                "leave it out with --broker."
             )
 
 
 def need_own_broker(setting: Setting, what: str) -> None:
-    """Raise ``UsageError`` if the broker is not ours to end."""
+    """Raise ``UsageError`` if the broker is not our own process."""
     if setting.broker_url is not None:
-        raise click.UsageError(f"{what} ends the broker, so it starts its own: leave --broker out.")
+        raise click.UsageError(
+            f"{what} stops the broker, so it starts its own: leave out --broker."
+        )
 
 
 def _checked_in_flight(batch_size: int, in_flight: int | None, payload: PayloadSize) -> int:
-    """How many are in flight, where that and the size of a batch go together."""
+    """Return the number of messages in flight, after checking it against the batch size."""
     if batch_size * payload.most_bytes > MAX_FRAME_BYTES:
         raise click.UsageError(
             f"a batch of {batch_size:,} messages of {payload} bytes is larger than "
@@ -236,8 +243,8 @@ def _checked_in_flight(batch_size: int, in_flight: int | None, payload: PayloadS
         return SINGLES_IN_FLIGHT if batch_size == 1 else BATCHES_IN_FLIGHT * batch_size
     if in_flight < batch_size:
         raise click.UsageError(
-            f"--in-flight counts messages: {in_flight:,} are less than one batch "
-            f"of {batch_size:,}; make --batch-size smaller, or --in-flight larger."
+            f"--in-flight counts messages: {in_flight:,} is less than one batch "
+            f"of {batch_size:,}. Make --batch-size smaller, or --in-flight larger."
         )
     return in_flight
 

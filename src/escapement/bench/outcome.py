@@ -1,4 +1,4 @@
-"""What a measurement found: its runs, their medians, as a table or as JSON."""
+"""The outcome of a measurement: its runs and their medians, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Figure = int | float
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. What was not looked at is None."""
+    """The figures of one run. Figures that were not measured are None."""
 
     messages: int
     seconds: float
-    is_rate: bool = True  # the seconds are what so many messages took
+    is_rate: bool = True  # whether ``seconds`` is the time that ``messages`` took
     lateness_ms: Lateness | None = None
     lost: int | None = None
     early: int | None = None
@@ -32,7 +32,7 @@ class Run:
 
     @classmethod
     def of(cls, tally: Tally, seconds: float, more: dict[str, Figure], is_rate: bool = True) -> Run:
-        """The run that ``tally`` counted."""
+        """Return the run that ``tally`` counted."""
         return cls(
             tally.received,
             seconds,
@@ -45,7 +45,7 @@ class Run:
         )
 
     def figures(self) -> dict[str, Any]:
-        """All that is known of it, by name."""
+        """Return all measured figures by name."""
         known: dict[str, Any] = {"messages": self.messages, "seconds": round(self.seconds, 4)}
         if self.is_rate:
             known["messages_per_second"] = round(self.messages / self.seconds)
@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Several runs of one measurement."""
+    """The runs of one measurement."""
 
     title: str
     engine: str
@@ -67,7 +67,7 @@ class Outcome:
     runs: list[Run]
 
     def as_json(self) -> dict[str, Any]:
-        """Medians of the runs (of lost, early and duplicates the sums), and each run."""
+        """Return each run, and their medians; sums for lost, early and duplicates."""
         each = [run.figures() for run in self.runs]
         found: dict[str, Any] = {"bench": self.title, "engine": self.engine}
         for name in each[0]:
@@ -83,7 +83,7 @@ class Outcome:
         return found | {"setting": self.setting, "runs": each, "machine": machine()}
 
     def as_table(self) -> Table:
-        """The runs and their medians, for people."""
+        """Return the runs and their medians as a table."""
         found = self.as_json()
         setting = ", ".join(f"{name} {value}" for name, value in self.setting.items())
         table = Table(title=f"{self.title} on {self.engine}: {setting}", title_justify="left")
@@ -94,7 +94,7 @@ class Outcome:
         for name, value in found.items():
             columns = [run[name] for run in found["runs"] if name in run] + [value]
             if len(columns) == 1:
-                continue  # it is about all runs
+                continue  # not a figure of single runs
             if name == "lateness_ms":
                 for part in value:
                     table.add_row(f"late {part}, ms", *[f"{late[part]:,.1f}" for late in columns])
@@ -107,7 +107,7 @@ class Outcome:
 
 
 def _shown(name: str) -> tuple[str, Callable[[Figure], str]]:
-    """How a figure is named and written for people."""
+    """Return the heading of a figure, and a function that formats its value."""
     heading = name.replace("_", " ")
     if name.endswith("_bytes"):
         heading = f"{heading.removesuffix(' bytes')}, MiB"
@@ -121,7 +121,7 @@ def _median(values: list[Figure]) -> Figure:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Return a description of this machine."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

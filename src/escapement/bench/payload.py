@@ -14,18 +14,18 @@ _SIZE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 class PayloadSize(NamedTuple):
-    """Bytes of a payload: from the one to the other, both included, equally often."""
+    """A range of payload sizes, both ends included, each size equally likely."""
 
     least_bytes: int
     most_bytes: int
 
     @classmethod
     def parse(cls, text: str) -> PayloadSize:
-        """Read ``100`` or ``50-500``. Raises ``InvalidRequest``."""
+        """Parse ``100`` or ``50-500``. Raise ``InvalidRequest`` for anything else."""
         match = _SIZE.fullmatch(text)
         size = cls(int(match[1]), int(match[2] or match[1])) if match else cls(1, 0)
         if size.least_bytes > size.most_bytes:
-            raise InvalidRequest(f"{text!r} is no size of payloads: write 100, or 50-500")
+            raise InvalidRequest(f"{text!r} is not a payload size: write 100, or 50-500")
         return size
 
     def __str__(self) -> str:
@@ -34,6 +34,6 @@ class PayloadSize(NamedTuple):
         return f"{self.least_bytes}-{self.most_bytes}"
 
     def batch(self, rng: np.random.Generator, count: int) -> MessageBatch:
-        """``count`` random payloads."""
+        """Return a batch of ``count`` random payloads."""
         lengths = rng.integers(self.least_bytes, self.most_bytes + 1, count, dtype=np.uint32)
         return MessageBatch(Blobs(lengths, rng.bytes(int(lengths.sum()))))

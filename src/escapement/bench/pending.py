@@ -1,7 +1,7 @@
-"""Whether what is pending slows publishing down: a full topic against an empty one.
+"""Whether pending messages slow down publishing: a full topic against an empty one.
 
-Runs come in pairs, one on a topic with so many messages pending, one on a
-fresh topic, in turns, so that the machine's mood is the same for both.
+Runs alternate between a topic with many messages pending and a new topic, so that other load on
+the machine affects both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from escapement.bench.stage import Setting, stage
 
 
 async def measure(setting: Setting, load: Load) -> Outcome:
-    """``setting.runs`` pairs."""
+    """Measure ``setting.runs`` pairs of runs."""
     async with stage(setting) as on:
         full, _ = await on.new_subscription()
         await fill_pending(on, full, load.window_ms)
@@ -29,6 +29,6 @@ async def measure(setting: Setting, load: Load) -> Outcome:
 
 
 def _pair(full: Run, empty: Run) -> Run:
-    ratio = empty.seconds / full.seconds  # of the rates, the same number having been sent
+    ratio = empty.seconds / full.seconds  # the ratio of the rates: both runs send the same number
     more = {"empty_messages_per_second": round(full.messages / empty.seconds), "ratio": ratio}
     return Run(full.messages, full.seconds, more=more)

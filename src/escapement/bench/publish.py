@@ -1,7 +1,7 @@
-"""How fast messages become durable: publishing with so many messages in flight.
+"""How fast messages become durable, with a fixed number of messages in flight.
 
-Each of as many tasks as batches fit in flight sends a batch, waits for its receipt, sends
-the next. The batches are made beforehand; the clock runs from the first send to the last
+As many tasks run as batches fit in flight. Each task sends a batch, waits for its receipt, and
+sends the next. The batches are made beforehand. The clock runs from the first send to the last
 receipt.
 """
 
@@ -22,14 +22,14 @@ from escapement.message import MessageBatch, Times
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is published: how much, and due within how long."""
+    """The number of messages to publish, and the window of their delays."""
 
     messages: int
-    window_ms: int  # due at random within it; 0 gives no times
+    window_ms: int  # due at random times within it; 0 for no due times
 
 
 async def measure(setting: Setting, load: Load) -> Outcome:
-    """Publish to a fresh topic, several times over."""
+    """Measure publish throughput on new topics."""
     runs = []
     async with stage(setting) as on:
         await fill_beside(on)
@@ -41,7 +41,7 @@ async def measure(setting: Setting, load: Load) -> Outcome:
 
 
 async def publish_once(on: Stage, topic: str, load: Load) -> Run:
-    """One run on ``topic``."""
+    """Measure one run on ``topic``, after a warm-up."""
     async with connect(on.host.url) as broker:
         most = on.setting.in_flight
         async with await broker.producer(topic, max_in_flight_messages=most) as producer:
@@ -54,7 +54,7 @@ async def publish_once(on: Stage, topic: str, load: Load) -> Run:
 
 
 class _Source:
-    """Batches and times, in turns."""
+    """Batches and delays, used in turns."""
 
     def __init__(self, on: Stage, load: Load) -> None:
         payload, rng = on.setting.payload, on.rng
@@ -68,17 +68,17 @@ class _Source:
         self._turn = 0
 
     def next(self) -> tuple[MessageBatch, Times]:
-        """The next batch."""
+        """Return the next batch and its delays."""
         self._turn = (self._turn + 1) % VARIETY
         return self.batches[self._turn], self.times()
 
     def times(self) -> Times:
-        """Times of the batch whose turn it is."""
+        """Return the delays of the current batch."""
         return Times(self._delays[self._turn]) if self._timed else Times()
 
 
 async def _send_all(on: Stage, producer: Producer, source: _Source, load: Load) -> int:
-    """Send it all; returns how many messages that was."""
+    """Send all messages. Return how many were sent."""
     size, in_flight = on.setting.batch_size, on.setting.in_flight
     left = -(-load.messages // size)
     total = left * size

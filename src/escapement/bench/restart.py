@@ -1,12 +1,12 @@
-"""How long a killed broker takes to deliver again, what it weighs then, and what it kept.
+"""How long a killed broker takes to deliver again, how much memory it uses, and what it lost.
 
-So many messages are pending, and stay so through all runs. In each run some more are
-confirmed that nobody takes; when they are due the broker is killed with SIGKILL and started
-again. The clock runs from the start of the process until a consumer has the first of these
-overdue ones. The others are taken as well and acknowledged durably: what is missing of them
-is lost, what comes before its time is early, and what comes twice, or again in a later run,
-is a duplicate. Of the pending ones the broker is asked how many there are: what it does not
-count any more is lost, too.
+Many messages stay pending through all runs. In each run more messages are published, without a
+consumer. When they are due, the broker is killed with SIGKILL and started again. The clock runs
+from the start of the process until a consumer has the first of these overdue messages. The
+consumer then takes the others and acknowledges them durably. A message that does not arrive is
+lost, one that arrives before its due time is early, and one that arrives twice, or again in a
+later run, is a duplicate. The broker is asked for the number of pending messages: those that it
+no longer counts are lost too.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from escapement.bench.tally import Tally
 from escapement.client.connect import connect
 from escapement.errors import StorageError
 
-# A broker at rest writes a checkpoint in less; a busy one was killed before it.
+# An idle broker writes a checkpoint within this time. A busy one is killed before it does.
 SETTLE_MS: Final = 12_000
 _PATIENCE_S: Final = 120.0
-# So long what must not come has time to come.
+# How long to wait for messages that must not arrive.
 _LISTEN_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """How many are overdue, within how long the pending ones are due, and how it is killed."""
+    """The overdue messages, the window of the pending ones, and the rest before the kill."""
 
     overdue: int
     window_ms: int
-    settle_ms: int  # rest before the kill
+    settle_ms: int  # how long the broker rests before the kill
 
 
 async def measure(setting: Setting, restart: Restart) -> Outcome:
-    """Fill once, then kill and start several times."""
+    """Fill the topic once, then kill and start the broker several times."""
     runs = []
     async with stage(setting) as on:
         topic, subscription = await on.new_subscription()
@@ -60,7 +60,9 @@ async def measure(setting: Setting, restart: Restart) -> Outcome:
 async def _once(on: Stage, topic: str, subscription: str, restart: Restart, what: str) -> Run:
     tally = Tally()
     overdue_ms = np.full(restart.overdue, now_ms() + restart.settle_ms, np.int64)
-    tally.sent(await fill(on, topic, overdue_ms, f"{what}: what will be overdue"), overdue_ms)
+    tally.sent(
+        await fill(on, topic, overdue_ms, f"{what}: publishing overdue messages"), overdue_ms
+    )
     on.setting.progress(f"{what}: letting the broker rest", 0, 1)
     await sleep_until(int(overdue_ms[0]))
     on.setting.progress(f"{what}: waiting for the first delivery", 0, 1)

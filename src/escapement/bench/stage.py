@@ -1,4 +1,4 @@
-"""Where measurements take place: a broker, a namespace with its tick, fresh topics."""
+"""The surroundings of a measurement: a broker, a namespace with its tick, new topics."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from escapement.bench.payload import PayloadSize
 from escapement.client.connect import connect
 from escapement.errors import EscapementError
 
-# For clearing up, also after an interruption: a broker that is gone must not hold up the end.
+# The time to clean up, also after an interrupt: a dead broker must not delay the end.
 _CLEAR_S: Final = 10.0
-# Told what is being done, how much of it is done, and of how much.
+# Called with the current activity, how much of it is done, and the total.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all measurements have in common."""
+    """The settings that all measurements share."""
 
-    broker_url: str | None  # of one that runs; None starts one
-    data: Path | None  # its data directory; None is a temporary one
-    log_url: str | None  # its log; None is SQLite in the data directory
+    broker_url: str | None  # of a running broker; None starts one
+    data: Path | None  # its data directory; None for a temporary one
+    log_url: str | None  # its log; None for SQLite in the data directory
     tick_ms: int
     payload: PayloadSize
-    batch_size: int  # messages sent as one
-    in_flight: int  # messages without a receipt at once; a batch at least
-    pending: int  # messages that wait for their time meanwhile
+    batch_size: int  # messages in a batch
+    in_flight: int  # the most messages without a receipt; at least a batch
+    pending: int  # messages pending during the measurement
     runs: int
     progress: Progress
 
     def described(self) -> dict[str, Any]:
-        """What says how it was measured, by the names of the options."""
+        """Return the settings that the figures depend on, by option name."""
         return {
             "batch-size": self.batch_size,
             "in-flight": self.in_flight,
@@ -52,7 +52,7 @@ class Setting:
 
 
 class Stage:
-    """A broker to measure, and topics that nobody else uses."""
+    """A broker to measure, and topics that nothing else uses."""
 
     def __init__(self, setting: Setting, broker_host: Host) -> None:
         self.setting = setting
@@ -74,24 +74,24 @@ class Stage:
         self.engine = "mysql" if stats["log"].startswith("mysql://") else "sqlite"
 
     async def admin(self, verb: str, **arguments: Any) -> Any:
-        """Ask the broker, on a connection of its own."""
+        """Carry out an admin verb on a connection of its own."""
         async with connect(self.host.url) as broker:
             return await broker.admin(verb, **arguments)
 
     async def clear(self) -> None:
-        """Delete the topics, with what is still pending on them, and the namespace."""
+        """Delete the topics, with their pending messages, and the namespace."""
         listed = await self.admin("topics.list", namespace=self._namespace)
         for topic in listed["topics"]:
             await self.admin("topics.delete", topic=topic)
         await self.admin("namespaces.delete", namespace=self._namespace)
 
     def new_topic(self) -> str:
-        """The name of a topic that does not exist yet."""
+        """Return the name of a topic that does not exist yet."""
         self._topics += 1
         return f"{self._namespace}/run-{self._topics}"
 
     async def new_subscription(self, policy: dict[str, str] | None = None) -> tuple[str, str]:
-        """A topic with a shared subscription, and the subscription's name."""
+        """Create a topic with a shared subscription. Return the names of both."""
         topic = self.new_topic()
         await self.admin(
             "subscriptions.create", topic=topic, subscription="bench", policy=policy or {}
@@ -100,9 +100,9 @@ class Stage:
 
 
 class CpuMeter:
-    """How long client and broker compute, from its making on.
+    """A meter of the processor time of client and broker since its creation.
 
-    On a machine that does other things too, this says more than the clock does.
+    On a machine with other load, processor time is more reliable than the clock.
     """
 
     def __init__(self, broker_host: Host) -> None:
@@ -111,7 +111,7 @@ class CpuMeter:
         self._client_s = time.process_time()
 
     def read(self) -> dict[str, Figure]:
-        """The seconds so far, by name; the broker's only if the process is ours."""
+        """Return the seconds so far, by name; the broker's only if the process is ours."""
         found: dict[str, Figure] = {
             "client_cpu_seconds": round(time.process_time() - self._client_s, 3)
         }
@@ -123,23 +123,23 @@ class CpuMeter:
 
 @asynccontextmanager
 async def stage(setting: Setting) -> AsyncIterator[Stage]:
-    """A stage on the broker that the setting names, or on one that it starts."""
+    """Yield a stage on the broker that the setting names, or on a new one."""
     async with host(setting.broker_url, setting.data, setting.log_url) as broker_host:
         made = Stage(setting, broker_host)
         await made.prepare()
         try:
             yield made
         finally:
-            # A broker that goes on running must not deliver what nobody waits for.
+            # A broker that keeps running must not keep the messages of the measurement.
             with trio.move_on_after(_CLEAR_S, shield=True), suppress(EscapementError):
                 await made.clear()
 
 
 def now_ms() -> int:
-    """The wall clock; lateness is measured against it."""
+    """Return the time of the wall clock, which lateness is measured against."""
     return time.time_ns() // 1_000_000
 
 
 async def sleep_until(at_ms: int) -> None:
-    """Return when the wall clock shows ``at_ms``, or a little later if it was set."""
+    """Sleep until the wall clock shows ``at_ms``, unless the clock is set meanwhile."""
     await trio.sleep(max(0, at_ms - now_ms()) / 1000)

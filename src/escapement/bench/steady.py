@@ -1,13 +1,12 @@
 """How late messages are under a steady load, and that none is early.
 
-A producer schedules so many messages a second with random delays, a consumer of a shared
-subscription takes and acknowledges them. The clocks compared are this machine's: when the
-consumer had the message, less when it was due.
+A producer schedules messages at a fixed rate with random delays. A consumer of a shared
+subscription takes and acknowledges them. Lateness is the time by this machine's clock at which
+the consumer had the message, minus its due time.
 
-The seconds of a run are those of the sending, and so is its rate: the last messages are due
-a delay later, and waiting for them is no part of the load. Deliveries are as many a second as
-sends from the moment the longest delay is over until the sending ends; what arrives meanwhile
-gives the rate of the deliveries.
+The seconds of a run, and its rate, are those of the sending. The last messages are due a delay
+later; waiting for them is not part of the load. The delivery rate is constant from the end of
+the longest delay until the end of the sending, and is measured in that span.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from escapement.client.connect import connect
 from escapement.client.producer import Producer
 from escapement.message import Times
 
-# At the least so often it is looked whether a batch is to be sent.
+# The longest time between two checks whether a batch is to be sent.
 _BEAT_S: Final = 0.01
 # The shortest delay: a message must be durable before it is due, or it is late by design.
 _LEAST_DELAY_MS: Final = 200
@@ -34,7 +33,7 @@ _LEAST_DELAY_MS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """How many, how many a second, with delays of up to how much."""
+    """A steady load: messages in all and per second, the longest delay, and permits."""
 
     messages: int
     rate: int
@@ -42,12 +41,12 @@ class Steady:
     permits: int
 
     def described(self) -> dict[str, int]:
-        """What says how it was measured, by the names of the options."""
+        """Return the settings that the figures depend on, by option name."""
         return {"rate": self.rate, "window-ms": self.window_ms, "permits": self.permits}
 
 
 class _Sending(NamedTuple):
-    """When it was."""
+    """The times of the sending."""
 
     began_ms: int
     last_sent_ms: int
@@ -55,13 +54,13 @@ class _Sending(NamedTuple):
 
 
 async def measure(setting: Setting, steady: Steady) -> Outcome:
-    """Several spells, each on a topic of its own."""
+    """Measure several runs, each on a topic of its own."""
     runs = []
     async with stage(setting) as on:
         await fill_beside(on)
         for number in range(setting.runs):
             topic, subscription = await on.new_subscription()
-            what = f"spell {number + 1}"
+            what = f"run {number + 1}"
             runs.append(await spell(on, steady, topic, subscription, take_batches, what))
             await on.admin("topics.delete", topic=topic)
     return Outcome("lateness", on.engine, setting.described() | steady.described(), runs)
@@ -70,10 +69,10 @@ async def measure(setting: Setting, steady: Steady) -> Outcome:
 async def spell(
     on: Stage, steady: Steady, topic: str, subscription: str, take: Take, what: str
 ) -> Run:
-    """One run, on a topic and a subscription that are there."""
+    """Measure one run, on an existing topic and subscription."""
     tally = Tally()
     bound = on.setting.in_flight
-    # Until the first can be there, and between two of them.
+    # The longest time until the first message arrives, and between two of them.
     quiet_ms = _LEAST_DELAY_MS + steady.window_ms + on.setting.batch_size * 1000 // steady.rate
     async with connect(on.host.url) as broker, connect(on.host.url) as other:
         async with broker.consumer(topic, subscription, permits=steady.permits) as inbox:
@@ -89,7 +88,7 @@ async def spell(
 
 
 def _delivered(tally: Tally, steady: Steady, sending: _Sending) -> dict[str, Figure]:
-    """The rate of the deliveries while they are steady, if they ever are."""
+    """Return the delivery rate while it is constant; nothing for a run too short for that."""
     since_ms = sending.began_ms + _LEAST_DELAY_MS + steady.window_ms
     if steady.messages * 1000 // steady.rate <= _LEAST_DELAY_MS + steady.window_ms:
         return {}

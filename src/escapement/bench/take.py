@@ -1,4 +1,4 @@
-"""The measured consumer: takes and acknowledges until all is there, or nothing comes any more."""
+"""The measured consumer, which takes messages until all have arrived or none arrives."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from escapement.bench.stage import now_ms
 from escapement.bench.tally import Tally
 from escapement.client.inbox import Inbox
 
-# Without a message for so long after one may be due, what is missing is taken for lost.
+# If no message arrives for this long after one may be due, the missing ones count as lost.
 PATIENCE_S: Final = 20.0
-# Asking for the time for each message would be measured with it.
+# The clock is read once per this many messages: reading it each time would slow the consumer.
 _STEP: Final = 1024
 
-# Takes until the tally has so many, or the patience for the next, in seconds, is at an end.
+# Takes until the tally has this many messages, or none arrives for a patience in seconds.
 Take = Callable[[Inbox, Tally, int, float], Awaitable[None]]
 
 
 async def take_batches(inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
-    """By whole batches, acknowledging each as a whole."""
+    """Take whole batches, and acknowledge each as a whole."""
     while tally.received < messages:
         batch = await inbox.next_batch(patience_s)
         if batch is None:
@@ -31,9 +31,9 @@ async def take_batches(inbox: Inbox, tally: Tally, messages: int, patience_s: fl
 
 
 def take_batches_failing(percent: int, back_off_ms: int) -> Take:
-    """As ``take_batches``, but so many in a hundred fail on their first attempt.
+    """Return a variant of ``take_batches`` that fails the first attempt of ``percent`` %.
 
-    They are given back, and wait ``back_off_ms`` for the next.
+    These messages are nacked, and wait ``back_off_ms`` for the next attempt.
     """
 
     async def take(inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
@@ -53,7 +53,7 @@ def take_batches_failing(percent: int, back_off_ms: int) -> Take:
 
 
 async def take_one_by_one(inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
-    """By ``async for message in inbox``, acknowledging each by its own block."""
+    """Take single messages with ``async for``, and acknowledge each with its own block."""
     if tally.received >= messages:
         return
     with trio.move_on_after(patience_s) as patience:
@@ -69,13 +69,13 @@ async def take_one_by_one(inbox: Inbox, tally: Tally, messages: int, patience_s:
 async def take_all(
     take: Take, inbox: Inbox, tally: Tally, messages: int, window_ms: int = 0
 ) -> int:
-    """Take until each message sent is there and all acknowledgements are durable.
+    """Take until each message sent has arrived and all acknowledgements are durable.
 
-    What comes twice does not count in the place of what is missing. ``window_ms`` is how
-    long no message may be due.
+    Duplicates do not make up for missing messages. ``window_ms`` is the longest time in which no
+    message is due.
 
     Returns:
-      When that was, in milliseconds of the wall clock.
+      The time of the end, in milliseconds of the wall clock.
     """
     patience_s = PATIENCE_S + window_ms / 1000
     while True:

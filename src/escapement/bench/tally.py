@@ -1,8 +1,8 @@
-"""What arrived, against what was sent: lost, early, twice, how late.
+"""A comparison of messages sent and arrived: lost, early, duplicate, and how late.
 
-Columns are kept as they come and looked at when all is over, so that counting costs the
-measured consumer next to nothing. Lateness is this machine's wall clock at the moment the
-consumer had the message, less the moment it was due.
+Columns are stored as they arrive and evaluated at the end, so that counting costs the measured
+consumer almost nothing. Lateness is the time by this machine's wall clock at which the consumer
+had the message, minus its due time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from escapement.message import Int64s
 
 
 class Lateness(NamedTuple):
-    """In milliseconds."""
+    """Percentiles of the lateness, in milliseconds."""
 
     p50: float
     p99: float
@@ -26,11 +26,11 @@ class Lateness(NamedTuple):
 
 
 class Tally:
-    """One run's messages; offsets are those of a topic nobody else writes."""
+    """The messages of one run, with their offsets in a topic that nothing else writes to."""
 
     def __init__(self) -> None:
         self.received = 0
-        self.failed = 0  # given back to be tried again; counted as received once acknowledged
+        self.failed = 0  # nacked; counted as received once acknowledged
         self._offsets: list[Int64s] = []
         self._due_ms: list[Int64s] = []
         self._arrived_ms: list[tuple[int, int]] = []
@@ -38,46 +38,46 @@ class Tally:
         self._single = array("q")
 
     def sent(self, offsets: Int64s, at_ms: Int64s) -> None:
-        """These are durable, and wanted at ``at_ms``."""
+        """Record messages that are durable and were scheduled for ``at_ms``."""
         self._wanted.append((offsets, at_ms))
 
     def add(self, offsets: Int64s, due_ms: Int64s) -> None:
-        """A batch has just arrived."""
+        """Record a batch that has just arrived."""
         self._arrived_ms.append((time.time_ns() // 1_000_000, len(offsets)))
         self._offsets.append(offsets)
         self._due_ms.append(due_ms)
         self.received += len(offsets)
 
     def add_one(self, offset: int, due_ms: int, payload: bytes) -> None:
-        """A message has just arrived, and its payload was looked at."""
+        """Record a message that has just arrived and whose payload was read."""
         del payload
         self._single.extend((offset, due_ms, time.time_ns() // 1_000_000))
         self.received += 1
 
     def lateness(self) -> Lateness:
-        """Over all that arrived."""
+        """Return the lateness over all arrivals."""
         late = self._arrivals() - self._column(self._due_ms, 1)
         p50, p99, most = np.percentile(late, [50, 99, 100]).tolist() if len(late) else [0.0] * 3
         return Lateness(p50, p99, most)
 
     def early(self) -> int:
-        """How many arrived before they were due, or wanted."""
+        """Return how many arrived before their due time or before their scheduled time."""
         return int(self._early().sum())
 
     def lost(self) -> int:
-        """How many that were sent did not arrive."""
+        """Return how many of the messages sent did not arrive."""
         sent, _ = self._sent()
         return int((~np.isin(sent, self._column(self._offsets, 0))).sum())
 
     def duplicates(self) -> int:
-        """How many arrivals were not the first of a message that was sent, and not early."""
+        """Return how many arrivals were not the first of a message that was sent or was early."""
         offsets = self._column(self._offsets, 0)
         sent, _ = self._sent()
         expected = offsets[np.isin(offsets, sent) | self._early()]
         return len(offsets) - len(np.unique(expected))
 
     def arrived(self, since_ms: int, until_ms: int) -> int:
-        """How many arrived from the one moment until before the other."""
+        """Return how many arrived from ``since_ms`` until before ``until_ms``."""
         arrivals = self._arrivals()
         return int(((arrivals >= since_ms) & (arrivals < until_ms)).sum())
 
@@ -92,7 +92,7 @@ class Tally:
         return early
 
     def _sent(self) -> tuple[Int64s, Int64s]:
-        """What was sent, by offset, and when it was wanted."""
+        """Return the offsets of the messages sent, sorted, and their scheduled times."""
         none = np.zeros(0, np.int64)
         offsets = np.concatenate([none, *(offsets for offsets, _ in self._wanted)])
         at_ms = np.concatenate([none, *(at_ms for _, at_ms in self._wanted)])

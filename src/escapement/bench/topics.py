@@ -24,7 +24,7 @@ from escapement.client.connect import connect
 from escapement.errors import StorageError
 
 SUBSCRIPTION: Final = "bench"
-# Topics in one request.
+# The number of topics in one request.
 _CREATED_AT_ONCE: Final = 5_000
 # Producers that publish at the same time, over one connection.
 _PUBLISHERS: Final = 64
@@ -34,7 +34,7 @@ _PATIENCE_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """How many there are, and how long the broker rests before it is killed."""
+    """The number of topics, and how long the broker rests before it is killed."""
 
     count: int
     rest_ms: int = SETTLE_MS
