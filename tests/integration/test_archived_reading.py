@@ -124,7 +124,7 @@ def test_what_cannot_be_opened_says_what_to_do(shop: Shop) -> None:
     schema = arrow_schema([("offset", True)])
     ((root, file), *_) = part.files
     for other, error, said in (
-        (("oss://bucket/archive", file), InvalidRequest, "set archived to false"),
+        (("oss://bucket/archive", file), InvalidRequest, "option archived to false"),
         ((root, replace(file, path="gone")), InvalidRequest, "pyarrow cannot open"),
         ((root, replace(file, messages=7)), LogDamaged, "has 100 messages, not 7"),
     ):
