@@ -150,7 +150,7 @@ def test_what_was_staged_and_left_alone_is_given_up_and_cannot_be_committed(
     purge(engine, connection)
     assert (count(connection, "inbox"), count(connection, "parcels")) == (0, 0)
     fresh = stage(engine, connection, load, 1, "fresh", b"f")
-    with pytest.raises(StagingLost, match="100 messages and 0 are there"):
+    with pytest.raises(StagingLost, match="100 messages, but 0 are stored"):
         commit(engine, connection, load, old, fresh)
     assert adopt(engine, connection) == {}
     again = stage(engine, connection, load, 0, "again", b"a")
@@ -323,10 +323,10 @@ def test_a_parcel_that_is_not_where_it_was_read_is_not_moved_on(
     (box,) = inbox.occupied(connection, 0, 9)
     first = inbox.read_parcels(connection, box.id, 1)
     (second,) = inbox.read_ahead(connection, [(box.id, first.last)], 1)
-    with pytest.raises(StorageError, match="parcel"):
+    with pytest.raises(StorageError, match="Staged batch"):
         take_out(engine, connection, second)
     take_out(engine, connection, first)
-    with pytest.raises(StorageError, match="parcel"):
+    with pytest.raises(StorageError, match="Staged batch"):
         take_out(engine, connection, first)
     take_out(engine, connection, second)
     (state,) = job.states(connection, 9)
@@ -334,7 +334,7 @@ def test_a_parcel_that_is_not_where_it_was_read_is_not_moved_on(
     third = inbox.read_parcels(connection, box.id, 1)
     with transaction(connection):
         assert inbox.close(connection, "t/n/x") == 1
-    with pytest.raises(StorageError, match="parcel"):
+    with pytest.raises(StorageError, match="Staged batch"):
         take_out(engine, connection, third)
 
 

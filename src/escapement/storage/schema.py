@@ -121,7 +121,7 @@ def require(connection: Connection) -> None:
         raise SchemaError(f"there is no log in this database: {error}") from error
     if applied < len(known):
         raise SchemaError(
-            f"the database has schema {applied}, but this program needs {len(known)}; start a"
+            f"the database has schema {applied}, this program needs {len(known)}; start a"
             " broker of this version on it, which migrates it"
         )
 
