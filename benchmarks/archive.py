@@ -1,14 +1,14 @@
-"""How fast what is done is archived: read, made into Parquet, read back, verified, recorded.
+"""How fast finished messages are archived: read, written as Parquet, verified, recorded.
 
     python benchmarks/archive.py [--messages 10000000] [--runs 2] [--buffer-pool 4G] [--by-spark]
 
 Starts a private MariaDB or MySQL server and a broker on it, publishes messages of 100 random
-bytes that nobody is to get, and stops the broker. Then the job ``archive`` takes them to Parquet
-on this machine's disk, with two tasks at a time; the first run of a session, which is what the
-command has, and later ones, each time anew. Prints messages a second, the processor seconds by
-kind of process, and the size of the files. With ``--by-spark`` the archive's root is a name of
-Spark's for the same directory (``viewfs``), so that Spark writes and reads the files, and not the
-tasks by themselves.
+bytes to a topic without subscriptions, and stops the broker. Then the job ``archive`` writes them
+as Parquet to this machine's disk, with two tasks at a time. The first run is also the first of
+the Spark session, as with the command. Later runs archive the same messages again. Prints
+messages a second, the processor seconds by kind of process, and the size of the files. With
+``--by-spark`` the archive's root is a Spark name (``viewfs``) of the same directory, so that
+Spark writes and reads the files, not the tasks themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOPIC = f"{NAMESPACE}/x"
 
 
 async def publish(url: str, messages: int) -> None:
-    """All messages, some batches at a time."""
+    """Publish all messages, several batches at a time."""
     different, left = batches(), iter(range(messages // BATCH))
     async with escapement.connect(url) as broker:
         await broker.admin("namespaces.create", namespace=NAMESPACE)
@@ -58,19 +58,21 @@ async def publish(url: str, messages: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--runs", type=int, default=2, help="after the first")
-    parser.add_argument("--by-spark", action="store_true", help="not by tasks themselves")
+    parser.add_argument("--runs", type=int, default=2, help="runs after the first")
+    parser.add_argument(
+        "--by-spark", action="store_true", help="let Spark write and read the files"
+    )
     add_options(parser)
     options = parser.parse_args()
     if options.messages % BATCH or options.messages <= 0:
-        raise InvalidRequest(f"messages come in batches of {BATCH}")
+        raise InvalidRequest(f"--messages must be a positive multiple of {BATCH}")
     with database(options) as server, tempfile.TemporaryDirectory() as directory:
         url = server.url("log")
         with broker_process(Path(directory) / "data", url) as broker:
             trio.run(publish, broker.url, options.messages)
             broker.stop()
         print("published", flush=True)
-        spark = session(None, COMPILES_ONCE)  # as the command has it
+        spark = session(None, COMPILES_ONCE)  # the same options as the command
         root = f"{directory}/archive"
         if options.by_spark:
             spark.conf.set("fs.viewfs.mounttable.here.link./mnt", Path(directory).as_uri())

@@ -1,11 +1,11 @@
-"""How fast batches become durable: the commit pipeline alone, nobody taking the groups.
+"""How fast batches become durable: the commit pipeline alone, without consumers.
 
     python benchmarks/bench_commit.py [--log URL | --sqlite] [--topics N] [--lanes N]
 
-Without a URL a private MariaDB or MySQL server is started (default durability). One
-task keeps the pipeline's room filled; bodies are made beforehand, 100 random bytes and a
-random delay a message. Prints one line for each batch size: messages a second, median of
-the runs after one to warm up.
+Without a URL it starts a private MariaDB or MySQL server, with its default durability. One
+task keeps the pipeline full. Bodies are made beforehand: each message has 100 random bytes and a
+random delay. Prints one line for each batch size: messages a second, the median of the runs
+after a warm-up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from escapement.storage.state import load_state
 
 PAYLOAD_BYTES = 100
 DELAY_MS = 86_400_000
-# Batches in flight at most: what a few busy connections have.
+# The most bytes in flight: what a few busy connections have.
 WAITING_BYTES = 8 << 20
 
 
@@ -53,7 +53,7 @@ def open_database(options: argparse.Namespace) -> Iterator[Engine]:
 
 
 async def measure(engine: Engine, options: argparse.Namespace, batch: int, count: int) -> float:
-    """Messages a second through a fresh pipeline."""
+    """Return messages a second through a new pipeline."""
     clock = SystemClock()
     held = lease.acquire(engine, lease.Identity("bench", "bench"), 3_600_000, clock)
     connection = engine.connect()
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=1)
     parser.add_argument("--lanes", type=int, default=4)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="about how long a run is")
+    parser.add_argument("--seconds", type=float, default=1.0, help="approximate length of a run")
     options = parser.parse_args()
     with open_database(options) as engine:
         schema.migrate(engine)

@@ -1,8 +1,7 @@
-"""Figures of the delayed index alone: adding, checkpoints, and scans in delivery order.
+"""The speed of the delayed index alone: adding, checkpoints, and scans in delivery order.
 
 Run: ``python benchmarks/bench_index.py [--messages N]``. Payloads are random bytes, due
-times random within an hour. Everything runs in one thread; the disk is a temporary
-directory.
+times are random within an hour. Everything runs in one thread, in a temporary directory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def batch_of(count: int, low: int, high: int, rng: np.random.Generator) -> Messa
 def fill(
     index: DelayedIndex, messages: int, group: int, low: int, high: int, base: int = 0
 ) -> float:
-    """Seconds spent adding, the making of the messages excluded."""
+    """Return the seconds spent adding, without making the messages."""
     rng = np.random.default_rng(group)
     batches = [batch_of(group, low, high, rng) for _ in range(min(8, messages // group))]
     due = [rng.integers(10**12, 10**12 + SPREAD_MS, group) for _ in range(64)]
@@ -45,7 +44,7 @@ def fill(
 
 
 def scan(index: DelayedIndex) -> tuple[int, float, float]:
-    """Messages, seconds in all, and the longest step on the event loop's side (ms)."""
+    """Return the messages, the seconds in all, and the longest step on the event loop (ms)."""
     at, messages, longest = KEY_MIN, 0, 0.0
     begin = time.perf_counter()
     while at < KEY_MAX:

@@ -1,12 +1,11 @@
-"""What the timing wheel costs by itself: run it, read the table.
+"""The speed and memory of the timing wheel alone, as a table.
 
     python benchmarks/bench_timewheel.py
 
-Every figure is the median of five runs on fresh wheels. Arrays hold 1000 entries, ids
-count upward as offsets do, and times are random within the window named. How fast
-numpy sorts decides the rows that expire: on AMD Zen 4 its AVX-512 sort is several times
-slower than its AVX2 sort, which
-``NPY_DISABLE_CPU_FEATURES="AVX512_SKX X86_V4"`` brings back.
+Every figure is the median of five runs on new wheels. Arrays hold 1000 entries, ids count
+upward like offsets, and times are random within the window named. The speed of numpy's sort
+decides the "expire" rows: on AMD Zen 4 its AVX-512 sort is several times slower than its AVX2
+sort, which ``NPY_DISABLE_CPU_FEATURES="AVX512_SKX X86_V4"`` selects.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ DAY_MS = 86_400_000
 
 
 def arrays(window_ms: int, seed: int = 1) -> list[Entries]:
-    """A million entries due at random within a window, in arrays of a thousand."""
+    """Return a million entries due at random within a window, in arrays of a thousand."""
     when_ms = np.random.default_rng(seed).integers(1, window_ms + 1, ENTRIES) + START_MS
     ids = np.arange(ENTRIES)
     return [
@@ -45,7 +44,7 @@ def filled(tick_ms: int, batches: Iterable[Entries]) -> TimingWheel:
 
 
 def turn(wheel: TimingWheel, until_ms: int) -> tuple[int, float]:
-    """Advance tick by tick; returns entries given out, and the longest call in seconds."""
+    """Advance tick by tick. Return the entries expired, and the longest call in seconds."""
     count, longest = 0, 0.0
     for now_ms in range(wheel.now_ms, until_ms + wheel.tick_ms, wheel.tick_ms):
         began = time.perf_counter()
@@ -67,7 +66,7 @@ def insert(window_ms: int, tick_ms: int) -> tuple[float, str]:
 
 def insert_alone() -> tuple[float, str]:
     wheel = TimingWheel(10, START_MS)
-    count = 60_000  # below the bound of staging
+    count = 60_000  # below the limit of the staging area
 
     def work() -> None:
         for id in range(count):
@@ -86,7 +85,7 @@ def expire(window_ms: int, tick_ms: int) -> tuple[float, str]:
 
 
 def steady(tick_ms: int, per_tick: int) -> tuple[float, str]:
-    """Entries in and out at one rate, delays random up to a minute: whole cost of both."""
+    """Measure entries in and out at one rate, with random delays of up to a minute."""
     generator = np.random.default_rng(2)
     turns = 2000
     wheel = TimingWheel(tick_ms, START_MS)
@@ -104,7 +103,7 @@ def steady(tick_ms: int, per_tick: int) -> tuple[float, str]:
 
 
 def longest_turn(delay_ms: int) -> tuple[float, str]:
-    """A million entries within one second, some time away: the longest single call."""
+    """Measure the longest call for a million entries within one second, some time away."""
     batches = [Entries(b.when_ms + delay_ms, b.ids) for b in arrays(1000)]
     wheel = filled(10, batches)
     now_ms = START_MS
@@ -136,7 +135,7 @@ def bytes_an_entry(window_ms: int, tick_ms: int) -> tuple[float, str]:
 
 
 def bytes_a_wheel(far_entries: int) -> tuple[float, str]:
-    """What one of many wheels takes in all, objects included."""
+    """Measure the memory of one of many wheels, including its objects."""
     tracemalloc.start()
     wheels = []
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""The private database server that a benchmark measures on, and how much memory it has."""
+"""The private database server of a benchmark, and its memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from servers import MysqlServer, private_server
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--buffer-pool``; with the default, 128 MB, a large log comes from the disk."""
-    parser.add_argument("--buffer-pool", help="how much the database keeps in memory, such as 4G")
+    """Add ``--buffer-pool``. With the default, 128 MB, a large log is read from disk."""
+    parser.add_argument("--buffer-pool", help="memory of the database's buffer pool, such as 4G")
 
 
 def database(options: argparse.Namespace) -> AbstractContextManager[MysqlServer]:
-    """A started server, by what ``add_options`` has read, that is gone afterwards."""
+    """Start a server with the options of ``add_options``, for the duration of the context."""
     pool = options.buffer_pool
     return private_server(*([f"--innodb-buffer-pool-size={pool}"] if pool else []))

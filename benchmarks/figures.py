@@ -2,10 +2,10 @@
 
     python benchmarks/figures.py [--log URL | --sqlite] [--quick] [--only WORD] [--json FILE]
 
-Without a URL a private MariaDB or MySQL server is started, with its default durability
-(a flush to disk at each commit), and each measurement gets a database of its own there.
-``--quick`` takes a tenth of the messages, and few runs. Prints a table for each measurement
-and at the end all of them in one, ready for the document.
+Without a URL it starts a private MariaDB or MySQL server with its default durability (a flush
+to disk at each commit), and each measurement gets a database of its own there. ``--quick`` uses
+a tenth of the messages, and fewer runs. Prints a row for each measurement, and at the end all
+rows as one table, ready for the document.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 class Measurement(NamedTuple):
     name: str
-    words: str  # of `escapement bench`
+    words: str  # the arguments of `escapement bench`
     sized_by: str  # the option that --quick makes smaller
     size: int
     runs: int
@@ -94,7 +94,7 @@ MEASUREMENTS = [
 def databases(
     options: argparse.Namespace,
 ) -> Iterator[Callable[[], contextlib.AbstractContextManager[str | None]]]:
-    """Makes a context with the log for one measurement."""
+    """Yield a function that makes a context with the log for one measurement."""
     if options.sqlite or options.log:
         yield lambda: contextlib.nullcontext(options.log)
         return
@@ -116,7 +116,7 @@ def databases(
 
 
 def measure(one: Measurement, log: str | None, quick: bool) -> dict[str, Any] | None:
-    """Run `escapement bench`; None if it failed, which it has then said."""
+    """Run `escapement bench`. Return None if it failed; it has printed the reason."""
     size, runs = (one.size // 10, min(one.runs, 3)) if quick else (one.size, one.runs)
     words = [*one.words.split(), one.sized_by, str(size), "--runs", str(runs), "-o", "json"]
     environment = dict(os.environ)
@@ -130,7 +130,7 @@ def measure(one: Measurement, log: str | None, quick: bool) -> dict[str, Any] | 
 
 
 def line(name: str, found: dict[str, Any]) -> str:
-    """One line of the document's table."""
+    """Return a row of the document's table."""
     figures = []
     if "messages_per_second" in found:
         rates = [run["messages_per_second"] for run in found["runs"]]
@@ -157,11 +157,11 @@ def line(name: str, found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--log", help="a database to use instead of a private server's")
-    parser.add_argument("--sqlite", action="store_true", help="the embedded log")
+    parser.add_argument("--log", help="URL of a database to use instead of a private server")
+    parser.add_argument("--sqlite", action="store_true", help="use SQLite")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="", help="measurements with this in their names")
-    parser.add_argument("--json", type=Path, help="where to write all that was found")
+    parser.add_argument("--only", default="", help="take measurements with this in their names")
+    parser.add_argument("--json", type=Path, help="file to write all results to")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     lines = ["| what | figures | runs | load |", "|---|---|---|---|"]

@@ -1,13 +1,13 @@
-"""What keys, priorities and retries cost a burst, beside a plain one of the same minute.
+"""The cost of keys, priorities and retries in a burst, compared with a plain burst.
 
     python benchmarks/keys.py [--log URL | --sqlite] [--rounds 4] [--messages 1000000]
                               [--keys 10000,100000,1000000] [--only WORD] [--beside CHECKOUT]
 
-Each round runs every kind once, a plain burst first, so that whatever else the machine does
-befalls them alike; each run has an empty database. Ratios are to the plain burst of the same
-round. ``--beside`` runs each kind with another checkout of this repository, too, in turns.
-Without a URL a private MariaDB or MySQL server is started, with its default durability. Prints
-each run, and at the end a table with medians, and the lowest and highest beside them.
+Each round runs every kind once, a plain burst first, so that other load on the machine affects
+all of them alike. Each run has an empty database. Ratios are to the plain burst of the same
+round. ``--beside`` also runs each kind with another checkout of this repository, in turns.
+Without a URL it starts a private MariaDB or MySQL server, with its default durability. Prints
+each run, and at the end a table with the median, lowest and highest figures.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from figures import Measurement, databases, measure
 
 PLAIN = "plain"
 FAILING = "--failing-percent 10"
-# A round of one side: what was found of each kind.
+# The figures of each kind in one round of one checkout.
 Round = dict[str, dict[str, Any]]
 
 
 def kinds(key_counts: list[int]) -> dict[str, str]:
-    """The options of `escapement bench burst` for each kind, the plain one first."""
+    """Return the options of `escapement bench burst` for each kind, the plain one first."""
     found = {PLAIN: "", "priorities, a tenth fails once": f"--priorities {FAILING}"}
     for count in key_counts:
         keyed = f"{count:,} keys in order"
@@ -41,7 +41,7 @@ def kinds(key_counts: list[int]) -> dict[str, str]:
 
 
 def spread(values: list[float], digits: int = 0) -> str:
-    """Median, lowest and highest."""
+    """Return median, lowest and highest as text."""
     middle, low, high = (
         f"{value:,.{digits}f}" for value in (median(values), min(values), max(values))
     )
@@ -49,7 +49,7 @@ def spread(values: list[float], digits: int = 0) -> str:
 
 
 def row(kind: str, rounds: list[Round]) -> str:
-    """A line of the table: of those rounds in which this kind and the plain one succeeded."""
+    """Return a row of the table, from the rounds in which this kind and the plain one succeeded."""
     both = [found for found in rounds if kind in found and PLAIN in found]
     if not both:
         return f"| {kind} | failed | | |"
@@ -63,7 +63,7 @@ def row(kind: str, rounds: list[Round]) -> str:
 
 
 def run(name: str, words: str, messages: int, log: str | None, source: Path | None) -> Any:
-    """One burst, with the program of another checkout if one is named; prints what it did."""
+    """Run one burst, with the code in ``source`` if it is given, and print its figures."""
     here = os.environ.get("PYTHONPATH")
     if source is not None:
         os.environ["PYTHONPATH"] = str(source)
@@ -89,13 +89,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--log", help="a database to use instead of a private server's")
-    parser.add_argument("--sqlite", action="store_true", help="the embedded log")
+    parser.add_argument("--log", help="URL of a database to use instead of a private server")
+    parser.add_argument("--sqlite", action="store_true", help="use SQLite")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="in each burst")
-    parser.add_argument("--keys", default="10000,100000", help="how many keys there are, a list")
-    parser.add_argument("--only", default="", help="kinds with this in their names, and plain")
-    parser.add_argument("--beside", type=Path, help="another checkout, run in turns with this")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="messages in each burst")
+    parser.add_argument(
+        "--keys", default="10000,100000", help="numbers of keys, separated by commas"
+    )
+    parser.add_argument(
+        "--only", default="", help="run only the plain kind and kinds with this in their names"
+    )
+    parser.add_argument("--beside", type=Path, help="another checkout, run in turns with this one")
     options = parser.parse_args()
     counts = [int(count) for count in options.keys.split(",") if count]
     chosen = {
@@ -112,7 +116,7 @@ def main() -> None:
             for found in rounds.values():
                 found.append({})
             for kind, words in chosen.items():
-                # Each side is the first as often as the other.
+                # Alternate the order of the checkouts.
                 for side in sorted(sources, reverse=number % 2 == 0):
                     with database() as log:
                         name = kind if len(sources) == 1 else f"{kind} ({side})"

@@ -1,12 +1,12 @@
-"""How long one publish, one cancel and one reschedule take, one after the other.
+"""The latency of single publishes, cancels and reschedules, one after the other.
 
     python benchmarks/one_by_one.py [--log URL ... | --sqlite] [--beside CHECKOUT] [--each 300]
 
-Publishes batches of a thousand messages of 100 bytes that are due in a day, then lets one client
-publish single messages, cancel single messages and reschedule single messages, each after the
-answer to the one before. ``--beside`` starts a second broker, of another checkout of this
-repository, on a log of its own, and asks the two in turns, call by call, so that whatever else
-the machine does befalls both alike. Without a URL a private MariaDB or MySQL server is started.
+Publishes batches of a thousand messages of 100 bytes that are due in a day. Then one client
+publishes, cancels and reschedules single messages, each call after the answer to the one before.
+``--beside`` starts a second broker, from another checkout of this repository, on a log of its
+own. The calls then alternate between the two, so that other load on the machine affects both.
+Without a URL it starts a private MariaDB or MySQL server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHECKPOINT_S = 6
 
 
 class Side:
-    """A broker, a client of it, and what was measured."""
+    """A broker, its client, and the measured latencies."""
 
     def __init__(self, name: str, on: Host, broker: Broker) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class Side:
 
 @asynccontextmanager
 async def side(name: str, checkout: Path | None, log: str | None) -> AsyncIterator[Side]:
-    """A broker of this checkout, or of another."""
+    """Start a broker of this checkout, or of another."""
     earlier = os.environ.get("PYTHONPATH")
     with tempfile.TemporaryDirectory() as data:
         if checkout is not None:
@@ -68,7 +68,7 @@ async def side(name: str, checkout: Path | None, log: str | None) -> AsyncIterat
 
 
 async def publish(broker: Broker, messages: int) -> None:
-    """All messages, batch after batch."""
+    """Publish all messages, batch after batch."""
     batch = MessageBatch(Blobs.of([b"." * 100] * BATCH))
     async with await broker.producer(TOPIC) as producer:
         for _ in range(messages // BATCH):
@@ -78,7 +78,7 @@ async def publish(broker: Broker, messages: int) -> None:
 async def one_by_one(
     sides: list[Side], what: str, each: int, call: Callable[[Broker, int], Awaitable[object]]
 ) -> None:
-    """Call it for one number after the other, and print how long that took."""
+    """Make ``each`` calls on every side in turns, and print their latencies."""
     before_s = [one.on.cpu_seconds() or 0.0 for one in sides]
     for one in sides:
         one.took_ms.clear()
@@ -96,7 +96,7 @@ async def one_by_one(
 
 
 async def measure(checkouts: list[Path | None], logs: list[str | None], options: object) -> None:
-    """Publish, then change messages from all over the topic."""
+    """Publish, then change random messages of the topic."""
     assert isinstance(options, argparse.Namespace)
     messages, each = options.messages, options.each
     offsets = np.random.default_rng(1).permutation(messages)[: 2 * each].tolist()
@@ -107,7 +107,7 @@ async def measure(checkouts: list[Path | None], logs: list[str | None], options:
             sides.append(await stack.enter_async_context(side(name, checkout, log)))
         for one in sides:
             await publish(one.broker, messages)
-        await trio.sleep(CHECKPOINT_S)  # most of what is pending lies on disk then
+        await trio.sleep(CHECKPOINT_S)  # then most pending messages are on disk
         producers = {
             one.broker: await stack.enter_async_context(await one.broker.producer(TOPIC))
             for one in sides
@@ -131,14 +131,16 @@ async def measure(checkouts: list[Path | None], logs: list[str | None], options:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--log", help="a database to use instead of a private server's")
-    parser.add_argument("--sqlite", action="store_true", help="the embedded log")
-    parser.add_argument("--beside", type=Path, help="a checkout whose broker is asked in turns")
+    parser.add_argument("--log", help="URL of a database to use instead of a private server")
+    parser.add_argument("--sqlite", action="store_true", help="use SQLite")
+    parser.add_argument(
+        "--beside", type=Path, help="another checkout, called in turns with this one"
+    )
     parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--each", type=int, default=300, help="how many calls of each kind")
+    parser.add_argument("--each", type=int, default=300, help="number of calls of each kind")
     options = parser.parse_args()
     if options.log and options.beside:
-        parser.error("two brokers cannot share a log: leave --log out")
+        parser.error("two brokers cannot share a log: leave out --log")
     checkouts = [None] if options.beside is None else [None, options.beside.absolute()]
     with databases(options) as database, contextlib.ExitStack() as stack:
         logs = [stack.enter_context(database()) for _ in checkouts]

@@ -1,7 +1,7 @@
-"""Processor seconds of a benchmark's processes, by what they are; from Linux's ``/proc``.
+"""The processor seconds of a benchmark's processes by kind, from Linux's ``/proc``.
 
-What a process has used is counted once, also when it ends meanwhile: then its parent has it.
-Python processes that Spark starts are children of Java or of their daemon.
+The time of each process counts once. When a process ends, its time moves to its parent. Python
+processes that Spark starts are children of Java or of their daemon.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-# What a command line must contain, for each kind; the first that fits.
+# For each kind, a text that its command line contains; the first match wins.
 _PYTHON: Final = "Python workers"
 _OTHERS: Final = "what measures, and others"
 _KINDS: Final = (
@@ -25,7 +25,7 @@ _KINDS: Final = (
 
 
 def processor_time() -> dict[str, float]:
-    """Seconds that this process and all below it have used so far, by kind."""
+    """Return the seconds that this process and its descendants have used so far, by kind."""
     parents: dict[int, int] = {}
     used: dict[int, tuple[float, float]] = {}
     for path in Path("/proc").glob("[0-9]*"):
@@ -46,7 +46,7 @@ def processor_time() -> dict[str, float]:
 
 
 def spent(before: dict[str, float]) -> dict[str, float]:
-    """What was used since then; kinds with less than a twentieth of a second left out."""
+    """Return the seconds used since ``before``, without kinds below a twentieth of a second."""
     now = processor_time()
     since = {kind: round(now[kind] - before.get(kind, 0.0), 1) for kind in now}
     return {kind: seconds for kind, seconds in sorted(since.items()) if seconds >= 0.05}

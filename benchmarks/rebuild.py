@@ -1,15 +1,17 @@
-"""How fast a delayed index is rebuilt from the log, by the job and by a broker's own start.
+"""How fast a delayed index is rebuilt from the log, by the job and by the start of a broker.
 
     python benchmarks/rebuild.py [--messages 10000000] [--runs 3] [--spark]
 
-Starts a private MariaDB or MySQL server and a broker on it, publishes messages of 100 random
-bytes with random delays of up to thirty days in batches of a thousand, to one topic with one
-subscription, and stops the broker. Then the job rebuilds the index of an empty directory, some
-times; and a broker is started on another empty directory, until it accepts connections, which it
-does when its index is whole. Beside that what bounds the job: reading the same rows from the
-database and doing nothing with them, and writing as many bytes to the same disk. Prints messages
-a second by the clock, and processor seconds of this process and of the database's. With --spark
-also the job's Spark engine, on all cores of this machine, with the session begun.
+Starts a private MariaDB or MySQL server and a broker on it. Publishes messages of 100 random
+bytes, in batches of a thousand and with random delays of up to thirty days, to one topic with
+one subscription, and stops the broker. Then the job rebuilds the index in an empty directory,
+several times. At the end a broker starts on another empty directory: it accepts connections when
+its index is complete.
+
+Two more measurements show the bounds of the job: reading the same rows from the database and
+ignoring them, and writing as many bytes to the same disk. Prints messages a second by the clock,
+and the processor seconds of this process and of the database. With --spark it also measures the
+job's Spark engine, on all cores of this machine, in a session that is already started.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ from servers import MysqlServer
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100
-# Batches without a receipt yet, and how many different ones there are.
+# The batches without a receipt, and the number of different batches.
 IN_FLIGHT, VARIETY = 32, 32
-# None is due before the benchmark ends.
+# No message is due before the benchmark ends.
 FIRST_MS, LAST_MS = 3_600_000, 30 * 86_400_000
 
 
 async def publish(url: str, messages: int) -> None:
-    """All messages, some batches at a time."""
+    """Publish all messages, several batches at a time."""
     rng = np.random.default_rng(1)
     lengths = np.full(BATCH, PAYLOAD_BYTES, np.uint32)
     different = [
@@ -72,7 +74,7 @@ async def publish(url: str, messages: int) -> None:
 
 
 class Meter:
-    """Time and processors that something takes, for so many messages."""
+    """A meter of the clock and processor time of a step, for a number of messages."""
 
     def __init__(self, server: MysqlServer, messages: int) -> None:
         self._server = server
@@ -80,7 +82,7 @@ class Meter:
         self._began_s, self._used_s = time.perf_counter(), self._processor_s()
 
     def end(self, what: str) -> float:
-        """Says it; messages a second."""
+        """Print the figures, and return messages a second."""
         rate = self._messages / (time.perf_counter() - self._began_s)
         own, server = (
             now - then for now, then in zip(self._processor_s(), self._used_s, strict=True)
@@ -108,7 +110,7 @@ def read_alone(url: str) -> None:
 
 
 def write_alone(directory: Path, size_bytes: int) -> None:
-    """As many bytes as one file, in the job's way, onto the disk."""
+    """Write as many bytes to the disk as one file, in the same way as the job."""
     file, block = DirectFile(directory / "written"), np.random.default_rng(1).bytes(4 << 20)
     for _ in range(size_bytes >> 22):
         file.write(block)
@@ -119,7 +121,7 @@ def write_alone(directory: Path, size_bytes: int) -> None:
 
 
 def by_tasks(directory: Path, url: str, server: MysqlServer, options: argparse.Namespace) -> None:
-    """The Spark engine, as often."""
+    """Measure the job's Spark engine, with the same number of runs."""
     with session("benchmark", "local[*]") as spark:
         spark.range(1).count()
         for number in range(options.runs):
@@ -138,7 +140,7 @@ def main() -> None:
     parser.add_argument("--spark", action="store_true")
     options = parser.parse_args()
     if options.messages % BATCH or options.messages <= 0:
-        raise InvalidRequest(f"messages come in batches of {BATCH}")
+        raise InvalidRequest(f"--messages must be a positive multiple of {BATCH}")
     with database(options) as server, tempfile.TemporaryDirectory() as directory:
         url = server.url("log")
         with broker_process(Path(directory) / "data", url) as broker:

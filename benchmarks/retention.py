@@ -1,12 +1,12 @@
-"""How much of the log is left when one message in a thousand is due next year (P11).
+"""How much of the log remains when one message in a thousand is due next year (P11).
 
     python benchmarks/retention.py [--log URL | --sqlite] [--messages 10000000]
 
-Publishes batches of a thousand messages of 100 bytes, the last of each due in a year, and takes
-and acknowledges the others, in a namespace that retains nothing. Then waits until the broker has
-forgotten what is done, and prints the size of the log before and after. Beside that a steady
-stream goes over another topic, whose lateness shows whether relocating and forgetting disturb
-delivery. Without a URL a private MariaDB or MySQL server is started.
+Publishes batches of a thousand messages of 100 bytes, the last of each due in a year, in a
+namespace that retains nothing. Takes and acknowledges the others. Then waits until the broker has
+deleted the finished messages from the log, and prints the size of the log until then. Meanwhile a
+steady stream flows through another topic; its lateness shows whether relocation and deletion
+disturb delivery. Without a URL it starts a private MariaDB or MySQL server.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ NAMESPACE, TOPIC = "bench/retention", "bench/retention/x"
 STEADY_TOPIC = "bench/retention/steady"
 BATCH = 1_000
 YEAR_MS = 366 * 86_400_000
-# Batches without a receipt yet.
+# The most batches without a receipt.
 IN_FLIGHT = 16
-# The steady stream: a batch of so many at each beat, due so much later.
+# The steady stream: the time between batches, their size, and their delay.
 BEAT_S, BEAT_MESSAGES, BEAT_DELAY_MS = 0.02, 10, 500
 WATCH_S = 10
-# What a database may keep of its files, to be used again.
+# The free space that a database may keep in its files, for reuse.
 SPARE_BYTES = 8 * 1024 * 1024
 
 
 def log_bytes(connection: Connection) -> int:
-    """Size of all rows of the log."""
+    """Return the size of all rows of the log."""
     found = connection.execute("SELECT id, parallelism FROM generations").rows
     tables = [f"log_{id}_{shard}" for id, parallelism in found for shard in range(parallelism)]
     sizes = [f"SELECT COALESCE(SUM(size_bytes), 0) FROM {table}" for table in tables]
@@ -48,7 +48,7 @@ def log_bytes(connection: Connection) -> int:
 
 
 def file_bytes(connection: Connection, path: Path | None) -> int:
-    """What the log takes on disk: the tables of MySQL, or SQLite's file."""
+    """Return the size of the log on disk: MySQL's tables, or SQLite's file."""
     if path is not None:
         return path.stat().st_size
     found = connection.execute("SELECT id, parallelism FROM generations").rows
@@ -64,7 +64,7 @@ def file_bytes(connection: Connection, path: Path | None) -> int:
 
 
 async def publish(broker: Broker, batches: int) -> None:
-    """All messages, some batches at a time."""
+    """Publish all messages, several batches at a time."""
     batch = MessageBatch(Blobs.of([b"." * 100] * BATCH))
     delays = np.zeros(BATCH, np.int64)
     delays[-1] = YEAR_MS
@@ -80,18 +80,18 @@ async def publish(broker: Broker, batches: int) -> None:
 
 
 async def take(broker: Broker, messages: int) -> None:
-    """All that is due, acknowledged durably."""
+    """Take all messages that are due, and acknowledge them durably."""
     async with broker.consumer(TOPIC, "s", permits=100_000) as inbox:
         while messages:
             batch = await inbox.next_batch(60)
-            assert batch is not None, f"{messages} messages do not come"
+            assert batch is not None, f"{messages} messages did not arrive"
             messages -= len(batch.offsets)
             await batch.ack()
         await inbox.flush_acks()
 
 
 async def stream(broker: Broker) -> None:
-    """Publish the steady stream for ever."""
+    """Publish the steady stream forever."""
     batch = MessageBatch(Blobs.of([b"steady"] * BEAT_MESSAGES))
     delays = Times(np.full(BEAT_MESSAGES, BEAT_DELAY_MS))
     async with await broker.producer(STEADY_TOPIC) as producer, trio.open_nursery() as nursery:
@@ -103,7 +103,7 @@ async def stream(broker: Broker) -> None:
 async def lateness(
     broker: Broker, late_ms: list[np.ndarray[tuple[int], np.dtype[np.int64]]]
 ) -> None:
-    """Take the steady stream for ever, and note how late each message was."""
+    """Take the steady stream forever, and record how late each message was."""
     async with broker.consumer(STEADY_TOPIC, "s", permits=10_000) as inbox:
         async for batch in inbox.batches():
             late_ms.append(time.time_ns() // 1_000_000 - batch.due_ms)
@@ -115,9 +115,9 @@ async def watch(
     path: Path | None,
     late_ms: list[np.ndarray[tuple[int], np.dtype[np.int64]]],
 ) -> None:
-    """Print the size of the log and the lateness beside, until it has shrunk to 2 %.
+    """Print the size of the log and the lateness, until the log has shrunk to 2 %.
 
-    On disk it has, too, but for what the database keeps to spare.
+    Its files must shrink to 2 % too, plus the free space that the database may keep.
     """
     most, most_files, files, began_s, share = 0, 0, 0, trio.current_time(), 1.0
     while share >= 0.02 or files >= 0.02 * most_files + SPARE_BYTES:
@@ -165,8 +165,8 @@ async def measure(log: str | None, data: Path, messages: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--log", help="a database to use instead of a private server's")
-    parser.add_argument("--sqlite", action="store_true", help="the embedded log")
+    parser.add_argument("--log", help="URL of a database to use instead of a private server")
+    parser.add_argument("--sqlite", action="store_true", help="use SQLite")
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--data", type=Path, required=True, help="an empty directory")
     options = parser.parse_args()

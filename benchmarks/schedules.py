@@ -1,13 +1,13 @@
-"""What many schedules cost: the broker's processor time, and another client's round trip.
+"""The cost of many schedules: the broker's processor time, and another client's round trip.
 
     python benchmarks/schedules.py [--schedules 10000] [--topics 1] [--seconds 20] [--pairs 3]
         [--mysql] [--beside CHECKOUT]
 
-Each run starts a broker on an empty database that has the schedules already, all of once a second,
-spread evenly over the second and over the topics. While they run, one client publishes single
+Each run starts a broker on a database that contains only the schedules. All of them publish once
+a second, spread evenly over the second and over the topics. Meanwhile one client publishes single
 messages, each after the receipt of the one before, and another takes all occurrences of the first
-topic. Before each such run the same broker runs without schedules. ``--beside`` measures the broker
-of another checkout of this repository in turns.
+topic. Before each such run, a broker runs without schedules. ``--beside`` also measures the broker
+of another checkout of this repository, in turns.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from escapement.storage.engine.open import open_engine
 from escapement.storage.letters.schedule import Content, create_schedule
 
 SECOND_MS = 1_000
-# Until a start, and what it found missed, is over.
+# The time for a broker to start and to handle missed occurrences.
 REST_S = 4.0
-# Between two publishes of the client whose round trip is measured.
+# The pause between two publishes of the client whose round trip is measured.
 PAUSE_S = 0.02
 
 
 class Figures(NamedTuple):
-    """What one run found."""
+    """The figures of one run."""
 
-    share: float  # of a core, taken by the broker
+    share: float  # of a core, used by the broker
     trip_p50_ms: float
     trip_p99_ms: float
     late_p50_ms: float
     late_p99_ms: float
-    missing: int  # occurrences of the first topic that did not come in time
+    missing: int  # occurrences of the first topic that did not arrive in time
     taken: int
 
 
 def write_schedules(data: Path, log: str | None, count: int, topics: int) -> None:
-    """Make schedules in a database that no broker uses yet."""
+    """Create schedules in a database that no broker uses yet."""
     engine = open_engine(log, data)
     schema.migrate(engine)
     connection = engine.connect()
@@ -74,7 +74,7 @@ def write_schedules(data: Path, log: str | None, count: int, topics: int) -> Non
 
 @asynccontextmanager
 async def broker(checkout: Path | None, data: Path, log: str | None) -> AsyncIterator[Host]:
-    """A broker of this checkout, or of another."""
+    """Start a broker of this checkout, or of another."""
     own = os.environ.get("PYTHONPATH")
     if checkout is not None:
         os.environ["PYTHONPATH"] = str(checkout / "src")
@@ -91,7 +91,7 @@ async def broker(checkout: Path | None, data: Path, log: str | None) -> AsyncIte
 
 
 async def run(on: Host, count: int, topics: int, seconds: float) -> Figures:
-    """Measure a broker that runs."""
+    """Measure a running broker."""
     await trio.sleep(REST_S)
     trips_ms: list[float] = []
     late_ms: list[float] = []
@@ -167,9 +167,13 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--mysql", action="store_true", help="a private server, instead of SQLite")
-    parser.add_argument("--buffer-pool", help="how much that keeps in memory, such as 4G")
-    parser.add_argument("--beside", type=Path, help="a checkout whose broker is measured in turns")
+    parser.add_argument(
+        "--mysql", action="store_true", help="use a private server instead of SQLite"
+    )
+    parser.add_argument("--buffer-pool", help="memory of its buffer pool, such as 4G")
+    parser.add_argument(
+        "--beside", type=Path, help="another checkout, measured in turns with this one"
+    )
     trio.run(measure, parser.parse_args())
 
 

@@ -1,4 +1,4 @@
-"""How fast Spark reads a topic, beside Spark's JDBC source on a row for each message.
+"""How fast Spark reads a topic, compared with its JDBC source on a row for each message.
 
     python benchmarks/spark_read.py [--messages 10000000] [--runs 3]
         [--jdbc-messages 10000000] [--jdbc-jar FILE] [--buffer-pool 4G]
@@ -6,22 +6,22 @@
 
 Starts a private MariaDB or MySQL server and a broker on it, publishes messages of 100 random
 bytes with random delays in batches of a thousand, and stops the broker. Then Spark, with two
-tasks at a time on this machine, reads everything into nothing:
+tasks at a time on this machine, reads everything and writes nothing:
 
 - offset, time and payload;
 - all ten columns;
-- the three columns out of a data source that has them in memory, which is what Spark itself
-  takes to turn Arrow's columns into its rows: faster cannot be read by any such source;
-- and, from a table with a row for each message of the same payloads on the same server, the three
-  columns by JDBC (times as numbers, which need no conversion there), in as many partitions, some
-  thousand rows at a time. The driver is MariaDB's Connector/J (``apt-get install
-  libmariadb-java``); without its jar that part is left out.
+- the three columns from a data source that has them in memory. This measures Spark's conversion
+  of Arrow's columns to its rows, which limits every such source;
+- the three columns by JDBC, from a table on the same server with a row for each message and the
+  same payloads. It uses as many partitions, fetches some thousand rows at a time, and reads times
+  as numbers, which need no conversion. The driver is MariaDB's Connector/J (``apt-get install
+  libmariadb-java``). Without its jar, this part is left out.
 
-Prints rows a second, the median of the runs after one to warm up, the processor seconds of the
-runs by kind of process, and what the database had from its disk. Ten million messages take some
-three minutes on a quiet machine. With the server's default buffer pool (128 MB) most of the log
-comes from the disk each time; ``--buffer-pool`` gives it another, and with 4G it has the log, and
-then the table, in memory.
+Prints rows a second (the median of the runs after a warm-up), the processor seconds of the runs
+by kind of process, and how much the database read from disk. Ten million messages take some
+three minutes on an idle machine. With the server's default buffer pool (128 MB), most of the log
+is read from disk each time. With ``--buffer-pool 4G`` the log, and later the table, stay in
+memory.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from servers import MysqlServer
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100
-# Batches without a receipt yet, and how many different ones there are.
+# The batches without a receipt, and the number of different batches.
 IN_FLIGHT, VARIETY = 32, 32
 DAY_MS = 86_400_000
 JDBC_JAR = "/usr/share/java/mariadb-java-client.jar"
 THREE = "offset BIGINT NOT NULL, deliver_at TIMESTAMP NOT NULL, payload BINARY NOT NULL"
-# Rows of an Arrow batch out of memory.
+# The rows of an Arrow batch in memory.
 ARROW_ROWS = 10_000
-# Rows that the JDBC driver fetches at once.
+# The rows that the JDBC driver fetches at once.
 FETCH_ROWS = 10_000
 
 
@@ -77,7 +77,7 @@ def batches() -> list[MessageBatch]:
 
 
 async def publish(url: str, messages: int) -> None:
-    """All messages, some batches at a time."""
+    """Publish all messages, several batches at a time."""
     different, left = batches(), iter(range(messages // BATCH))
     rng = np.random.default_rng(2)
     async with escapement.connect(url) as broker:
@@ -93,7 +93,7 @@ async def publish(url: str, messages: int) -> None:
 
 
 def fill_table(engine: Engine, messages: int) -> None:
-    """The same payloads, a row for each message: those that differ, and these again and again."""
+    """Create a table with the same payloads, a row for each message, repeating the batches."""
     payloads = [one for batch in batches() for one in batch.payloads.to_list()]
     connection = engine.connect()
     connection.execute(
@@ -116,7 +116,7 @@ def fill_table(engine: Engine, messages: int) -> None:
 
 
 class Memory(DataSource):
-    """The three columns, as many rows as are asked for, out of memory."""
+    """A data source with the three columns and any number of rows, from memory."""
 
     @classmethod
     def name(cls) -> str:
@@ -131,7 +131,7 @@ class Memory(DataSource):
 
 
 class MemoryReader(DataSourceReader):
-    """Gives the same Arrow batch again and again, of as many rows as the log's have."""
+    """A reader that yields the same Arrow batch repeatedly, as large as the log's batches."""
 
     def __init__(self, rows: int, parts: int) -> None:
         self._rows = rows
@@ -171,7 +171,7 @@ def session(jar: str | None, java_options: str | None = None) -> Any:
 def measure(
     name: str, frame: Callable[[], Any], messages: int, runs: int, server: MysqlServer
 ) -> float:
-    """Read it some times, and print what the middle one did; rows a second."""
+    """Read the frame several times, print the figures, and return the median rows a second."""
     found = []
     before: dict[str, float] = {}
     read_bytes = 0
@@ -194,16 +194,20 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--jdbc-messages", type=int, help="as many as --messages, if not given")
+    parser.add_argument("--jdbc-messages", type=int, help="--messages if not given")
     parser.add_argument("--jdbc-jar", default=JDBC_JAR)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--java-options", help="of Spark's Java, such as docs/spark.md names")
+    parser.add_argument(
+        "--java-options", help="options of Spark's Java, such as those in docs/spark.md"
+    )
     add_options(parser)
     options = parser.parse_args()
     jdbc_messages = options.jdbc_messages or options.messages
     counts = (options.messages, jdbc_messages)
     if any(count % ARROW_ROWS or count <= 0 for count in counts):
-        raise InvalidRequest(f"messages come in multiples of {ARROW_ROWS}")
+        raise InvalidRequest(
+            f"--messages and --jdbc-messages must be positive multiples of {ARROW_ROWS}"
+        )
     jar = options.jdbc_jar if Path(options.jdbc_jar).is_file() else None
     with database(options) as server, tempfile.TemporaryDirectory() as directory:
         url = server.url("log")
@@ -225,9 +229,9 @@ def main() -> None:
         memory = spark.read.format("memory").option("rows", options.messages)
         memory = memory.option("parts", parts)
         best = measure("the three out of memory", memory.load, options.messages, *how)
-        print(f"the topic is read at {rate / best:.2f} of that")
+        print(f"the topic is read at {rate / best:.2f} of that rate")
         if jar is None:
-            print(f"no JDBC: there is no {options.jdbc_jar} (apt-get install libmariadb-java)")
+            print(f"no JDBC: {options.jdbc_jar} does not exist (apt-get install libmariadb-java)")
             return
         engine = open_engine(server.url("rows"), Path(directory))
         fill_table(engine, jdbc_messages)

@@ -1,16 +1,17 @@
-"""Rows a second from a DataFrame to the commit, and from there into a topic's log.
+"""Rows a second from a DataFrame to the commit, and from the commit to a topic's log.
 
     python benchmarks/spark_write.py [--rows 10000000] [--runs 2] [--rate N] [--log URL]
                                      [--json FILE]
 
-A broker, Spark with two tasks, and, without a URL, a private MariaDB or MySQL with its default
-durability, all on this machine. Spark takes the rows, 100 characters each, from Parquet; a run
-that reads them and writes nothing says what that costs, and one that hands them to Python and
-drops them there what can be had at best. Up to the commit counts from before Spark plans.
-While the broker adopts them, `escapement bench lateness` measures another topic of the same
-broker, as it did before. Prints the median, the lowest and the highest of the runs, and the
-processor seconds of a run, by kind of process. With ``--rate`` the topic has that publish rate,
-which adoptions keep to. Ten million rows twice take some three minutes.
+Runs a broker, Spark with two tasks, and (without a URL) a private MariaDB or MySQL server with
+its default durability, all on this machine. Spark reads the rows, 100 characters each, from
+Parquet. Two more runs give the bounds: one only reads the rows, and one passes them to Python and
+drops them there. The time to the commit includes Spark's planning.
+
+While the broker adopts the rows, `escapement bench lateness` measures another topic of the same
+broker, and it does so before as well. Prints the median, lowest and highest rates, and the
+processor seconds of a run by kind of process. With ``--rate`` the topic has this publish rate,
+which adoption obeys. Two runs of ten million rows take some three minutes.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from escapement.pipeline.jvm import provide_java
 
 TOPIC: Final = "bench/spark/bulk"
 TASKS: Final = 2
-# Spark has made its Java code, and its Python processes are there, after so many rows.
+# After this many rows, Spark has generated its Java code and started its Python processes.
 WARM_ROWS: Final = 20_000
-# How often is asked how far the adoption is: each time the database counts what waits.
+# The time between two requests for the progress, each of which makes the database count rows.
 POLL_S: Final = 0.25
-# How long another topic is measured: about as long as the adoption takes.
+# Sets how long another topic is measured: about as long as the adoption takes.
 LATENESS_ROWS_PER_S: Final = 500_000
 
 
@@ -65,7 +66,7 @@ def spark_session() -> Iterator[SparkSession]:
 
 
 def make(spark: SparkSession, rows: int, file: Path) -> None:
-    """Payloads of 100 hexadecimal digits, due in an hour, in Parquet."""
+    """Write rows to Parquet: payloads of 100 hexadecimal digits, due in an hour."""
     digits = F.concat(F.sha2(F.col("id").cast("string"), 256), F.sha2(F.lit("x"), 256))
     made = spark.range(rows, numPartitions=TASKS).select(
         F.substring(digits, 1, 100).alias("payload"),
@@ -85,12 +86,12 @@ def write(spark: SparkSession, file: Path, url: str) -> None:
 
 
 def read(spark: SparkSession, file: Path) -> None:
-    """Read the rows alone."""
+    """Read the rows and write nothing."""
     rows_of(spark, file).write.format("noop").mode("overwrite").save()
 
 
 def drop(spark: SparkSession, file: Path) -> None:
-    """Hand the rows to Python as a writer gets them, which drops them."""
+    """Pass the rows to Python, as to a writer, and drop them there."""
 
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = sum(batch.num_rows for batch in batches)
@@ -107,7 +108,7 @@ def seconds_of(work: Callable[[], None]) -> float:
 
 
 async def adopted(process: BrokerProcess) -> tuple[int, float]:
-    """Messages of the newest job, and how many a second came into the log."""
+    """Return the messages of the newest job, and how many a second the log adopted."""
     async with escapement.connect(process.url, settings=PATIENT) as broker:
         began: tuple[float, int] | None = None
         while True:
@@ -123,16 +124,16 @@ async def adopted(process: BrokerProcess) -> tuple[int, float]:
 
 
 async def hold_back(process: BrokerProcess, rate: int) -> None:
-    """Have the topic take no more than ``rate`` messages a second."""
+    """Limit the topic to ``rate`` messages a second."""
     async with escapement.connect(process.url, settings=PATIENT) as broker:
         await broker.admin("topics.update", topic=TOPIC, policy={"max_publish_rate": rate})
 
 
 def lateness(process: BrokerProcess, seconds: float) -> subprocess.Popen[str]:
-    """Another topic of this broker, measured in a process of its own."""
+    """Measure another topic of this broker, in a process of its own."""
     command = [sys.executable, "-m", "escapement", "bench", "lateness", "--broker", process.url]
     command += ["--rate", "5000", "--seconds", f"{seconds}", "--runs", "1", "-o", "json"]
-    # Linux shares processors out between sessions first: in Spark's it would wait for Spark.
+    # Linux divides the processors among sessions first: in Spark's session it would wait for Spark.
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -214,10 +215,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--rate", type=int, default=0, help="messages a second; 0: no bound")
+    parser.add_argument("--rate", type=int, default=0, help="messages a second; 0 for no limit")
     add_options(parser)
-    parser.add_argument("--log", help="of an empty database on MariaDB or MySQL")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--log", help="URL of an empty database on MariaDB or MySQL")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, spark_session() as spark:
 

@@ -1,12 +1,12 @@
-"""What a tick of 10 ms costs beside one of a second: idle topics, and a steady load.
+"""The cost of a tick of 10 ms compared with one of a second, idle and under a steady load.
 
     python benchmarks/tick.py [--log URL] [--topics 5000] [--rate 10000] [--seconds 20] [--pairs 5]
 
 Starts a broker and creates the topics, each with a shared subscription and a message that is due
-in an hour. Then it gives their namespace the two ticks in turns. With each it measures the share
-of a core that the broker takes while nothing is sent, and while a client sends so many messages a
-second with random delays of 0.2 to 3.2 s to one more topic and takes them. Says how late these
-messages come, too. All figures are of one broker, so the pairs compare.
+in an hour. Then it gives their namespace the two ticks in turns. With each tick it measures how
+much of a core the broker uses: first while nothing is sent, then while a client sends messages at
+the given rate, with random delays of 0.2 to 3.2 s, to one more topic and takes them. It also
+prints how late these messages are. All figures are of one broker, so the pairs are comparable.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from escapement.bench.take import take_batches
 from escapement.client.connect import connect
 
 TICKS_MS: Final = (1_000, 10)
-# A change of the tick makes each topic's wheel anew, and filling is followed by checkpoints: both
-# are over when the broker has taken no more of a core than this for so long.
+# A change of the tick rebuilds each topic's wheel, and filling is followed by checkpoints. Both
+# are finished when the broker uses no more of a core than this, for this long.
 REST_SHARE: Final = 0.1
 REST_S: Final = 6.0
-# Topics that are created at a time.
+# The number of topics created at the same time.
 AT_ONCE: Final = 50
 Shares = dict[int, list[float]]
 
@@ -51,7 +51,7 @@ async def fill(on: Stage, topics: int) -> None:
 
 
 async def share(on: Stage, seconds: float) -> float:
-    """How much of a core the broker takes in that time, while nothing is asked of it."""
+    """Return how much of a core the broker uses in that time, without requests."""
     began_s, before_s = trio.current_time(), on.host.cpu_seconds()
     await trio.sleep(seconds)
     after_s = on.host.cpu_seconds()
@@ -61,13 +61,13 @@ async def share(on: Stage, seconds: float) -> float:
 
 
 async def rest(on: Stage) -> None:
-    """Wait until the broker has nothing left to do."""
+    """Wait until the broker is idle."""
     while await share(on, REST_S) > REST_SHARE:
         pass
 
 
 async def loaded(on: Stage, steady: Steady) -> tuple[float, float, float]:
-    """The same under load, and how late messages were: the median and the 99th percentile."""
+    """Return the share of a core under load, and the median and 99th percentile of lateness."""
     topic, subscription = await on.new_subscription()
     began_s, before_s = trio.current_time(), on.host.cpu_seconds()
     run = await spell(on, steady, topic, subscription, take_batches, "load")
@@ -124,7 +124,7 @@ async def measure(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--log", help="mysql://USER:PASSWORD@HOST:PORT/DB; without it SQLite")
+    parser.add_argument("--log", help="mysql://USER:PASSWORD@HOST:PORT/DB; SQLite if not given")
     parser.add_argument("--topics", type=int, default=5_000)
     parser.add_argument("--rate", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=20.0)
