@@ -61,8 +61,8 @@ def _key_range(text: str) -> tuple[int, int] | str:
     "key_range",
     type=_key_range,
     metavar="FIRST-LAST|auto",
-    help="Get only messages whose keys hash to these slots of 0-65535, or to a share of its own "
-    "(auto), and messages without a key. For shared subscriptions.",
+    help="For shared subscriptions: only messages whose keys hash to these slots of 0-65535, or "
+    "to a share assigned by the broker (auto). Messages without a key are delivered too.",
 )
 @click.option(
     "--then",

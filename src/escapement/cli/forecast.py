@@ -33,7 +33,7 @@ from escapement.spans import Spans
 def forecast(
     topic: str, by: str, within_ms: int | None, output: str, at_broker: tuple[str, int]
 ) -> None:
-    """Show how many messages of TOPIC fall due when."""
+    """Show how many messages of TOPIC fall due in each minute, hour or day."""
     by_ms, usual_ms, pattern = LENGTHS[by]
 
     async def ask(broker: Broker) -> dict[str, Any]:

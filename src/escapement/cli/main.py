@@ -32,7 +32,7 @@ _COMMANDS: Final = {
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
     "demo": ("escapement.cli.demo", "Watch messages arrive on time although the broker is killed."),
     "dlq": ("escapement.cli.dlq", "List, redrive and purge dead letters."),
-    "forecast": ("escapement.cli.forecast", "Show how many messages fall due when."),
+    "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
     "message": ("escapement.cli.message", "Show a message and its history."),
     "pause": ("escapement.cli.pause", "Pause the deliveries of a topic or a subscription."),
     "peek": ("escapement.cli.peek", "Show the pending messages of a topic, next due first."),

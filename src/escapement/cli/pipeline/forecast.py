@@ -45,7 +45,7 @@ def forecast(
     output: str,
     **where: str | None,
 ) -> None:
-    """Count how many messages of TOPICs fall due when."""
+    """Count how many messages of TOPICs fall due in each minute, hour or day."""
     by_ms, usual_ms, pattern = LENGTHS[by]
     config = ForecastConfig(
         given(topics, **where) | {"topics": ",".join(topics)},

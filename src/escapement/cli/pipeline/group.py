@@ -15,7 +15,10 @@ _JOBS: Final = {
         "escapement.cli.pipeline.audit",
         "Count messages again and report what does not add up.",
     ),
-    "forecast": ("escapement.cli.pipeline.forecast", "Count how many messages fall due when."),
+    "forecast": (
+        "escapement.cli.pipeline.forecast",
+        "Count how many messages fall due in each hour or day.",
+    ),
     "lag": (
         "escapement.cli.pipeline.lag",
         "Show how late messages were delivered and acknowledged.",
