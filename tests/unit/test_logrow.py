@@ -82,7 +82,7 @@ def test_a_body_that_is_none_is_damage() -> None:
     with pytest.raises(LogDamaged, match="does not decode"):
         row.batch()
     row = decode_row(encode_row(1, np.zeros(2, np.int64), bodies_of([[b"one"]])))
-    with pytest.raises(LogDamaged, match="2 times, 1 messages"):
+    with pytest.raises(LogDamaged, match="2 due times for 1 messages"):
         row.batch()
 
 

@@ -1,1 +1,1 @@
-"""The journal: what each group commit did, and what that adds to the last checkpoint."""
+"""The journal: what each group commit did, as changes to the state of the last checkpoint."""

@@ -1,16 +1,16 @@
 """The journal: one row for each group commit, until a checkpoint covers it.
 
-Owns the tables ``journal`` and ``journal_trim``; the key is ``(bundle, lane, seq)``.
-Within a lane, ``seq`` counts up by one from 1 for ever, across restarts and epochs; a
-trimmed lane remembers the last position deleted, so that it can go on counting and so
-that an index which is complete up to exactly there can still be recognised.
+This module owns the tables ``journal`` and ``journal_trim``; the key is ``(bundle, lane, seq)``.
+Within a lane, ``seq`` counts up by one from 1 forever, across restarts and epochs. A trimmed lane
+stores its last deleted position. So the lane can continue the count, and an index that is complete
+up to exactly there is still recognised.
 
-**Order.** Entries of one topic must be replayed in the order they were committed. In
-one epoch a topic has one lane, so there the lane's order is enough. The number of
-lanes may change from one start to the next; as every start has an epoch of its own,
-reading goes by epoch first, then lane, then seq, and nothing of a topic is overtaken.
+**Order.** Entries of one topic must be replayed in the order of their commits. In one epoch a
+topic has one lane, so the lane's order is enough. The number of lanes may change between starts.
+As every start has its own epoch, reading goes by epoch first, then lane, then seq, which keeps the
+order of every topic.
 
-Reading goes in bounded steps. What an entry says is storage/journal/journalentry.py's.
+Reading goes in bounded steps. storage/journal/journalentry.py defines the content of an entry.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from escapement.errors import LogDamaged
 from escapement.storage.engine.base import Connection, Step
 from escapement.storage.journal.journalentry import JournalEntry, decode_entry
 
-# Rows of a lane read at once; each is some hundred bytes to some hundred kilobytes.
+# Rows of a lane to read at once; each has some hundred bytes to some hundred kilobytes.
 _ROWS_AT_ONCE: Final = 64
-# Rows of a lane deleted in one transaction, which commits have to wait for on SQLite.
+# Rows of a lane to delete in one transaction, for which commits have to wait on SQLite.
 _ROWS_TRIMMED_AT_ONCE: Final = 512
 
 
 class JournalPosition(NamedTuple):
-    """A place in a lane's journal: the entry ``seq``, whose group had that random id."""
+    """A position in a lane's journal: the entry ``seq``, and the random id of its group."""
 
     seq: int
     group_id: bytes
 
 
-# Before the first entry of a lane.
+# The position before the first entry of a lane.
 START: Final = JournalPosition(0, bytes(8))
 
 
 class JournalRow(NamedTuple):
-    """One entry as it is read back, in an order fit for replay."""
+    """One entry as read back; sorting by the first two fields gives the order of replay."""
 
     epoch: int
     lane: int
@@ -58,7 +58,7 @@ def insertion(
     created_at_ms: int,
     data: bytes,
 ) -> Step:
-    """What writes one entry."""
+    """Return the step that writes one entry."""
     return Step(
         "INSERT INTO journal (bundle_id, lane, seq, epoch, group_id, created_at_ms, data)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -69,7 +69,7 @@ def insertion(
 def read(
     connection: Connection, bundle_id: int, after: Mapping[int, int] | None = None
 ) -> Iterator[JournalRow]:
-    """The bundle's entries in order; of a lane named in ``after`` only those past that seq."""
+    """Iterate over the bundle's entries in order; in a lane of ``after`` only past that seq."""
     done = {lane: position.seq for lane, position in trims(connection, bundle_id).items()}
     for lane, seq in (after or {}).items():
         done[lane] = max(seq, done.get(lane, 0))
@@ -81,7 +81,7 @@ def read(
 
 
 def ends(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
-    """The last position of every lane that ever was; a lane goes on counting from there."""
+    """Return the last position of every lane that ever existed, where the lane goes on."""
     found = trims(connection, bundle_id)
     rows = connection.execute(
         "SELECT lane, MAX(seq) FROM journal WHERE bundle_id = ? GROUP BY lane", (bundle_id,)
@@ -94,7 +94,7 @@ def ends(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
 
 
 def trims(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
-    """Up to where each lane's entries were deleted."""
+    """Return the position up to which each lane's entries were deleted."""
     rows = connection.execute(
         "SELECT lane, seq, group_id FROM journal_trim WHERE bundle_id = ?", (bundle_id,)
     ).rows
@@ -102,7 +102,7 @@ def trims(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
 
 
 def find(connection: Connection, bundle_id: int, lane: int, seq: int) -> bytes | None:
-    """The group id of one entry, or None if it is not there."""
+    """Return the group id of an entry, or None if it does not exist."""
     rows = connection.execute(
         "SELECT group_id FROM journal WHERE bundle_id = ? AND lane = ? AND seq = ?",
         (bundle_id, lane, seq),
@@ -111,7 +111,7 @@ def find(connection: Connection, bundle_id: int, lane: int, seq: int) -> bytes |
 
 
 def touch(connection: Connection, bundle_id: int, lane: int, seq: int) -> None:
-    """Change one entry in a way that means nothing, so that a commit has to reach the disk."""
+    """Change one entry without effect on its meaning, to make a commit reach the disk."""
     connection.execute(
         "UPDATE journal SET created_at_ms = created_at_ms + 1"
         " WHERE bundle_id = ? AND lane = ? AND seq = ?",
@@ -122,7 +122,7 @@ def touch(connection: Connection, bundle_id: int, lane: int, seq: int) -> None:
 def knows(connection: Connection, bundle_id: int, lane: int, position: JournalPosition) -> bool:
     """Whether this database's lane passed through ``position`` and can go on from it.
 
-    False for another database, one restored from an older backup, and for a position
+    False for another database, for one restored from an older backup, and for a position
     that has been trimmed past.
     """
     trimmed = trims(connection, bundle_id).get(lane, START)

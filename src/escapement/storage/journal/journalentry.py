@@ -1,8 +1,8 @@
-"""What one group commit did besides its log rows' data, as bytes.
+"""A journal entry as bytes: what one group commit did, except the data of its log rows.
 
-Columns throughout: the rows it wrote to the log, the offsets that subscriptions
-acknowledged, the attempts counted, how far each producer has come, which dedup keys its
-messages had, which groups they belong to, and what the acknowledgements add to the lag. Layout,
+An entry consists of columns: the rows written to the log, the offsets that subscriptions
+acknowledged, the attempts counted, the progress of each producer, the dedup keys of messages, the
+groups of messages, and the additions that acknowledgements make to the lag. Layout,
 little-endian::
 
     version u8 | 0 u8 x3 | rows u32 | acks u32 | attempts u32 | producers u32 | crc32 u32
@@ -11,17 +11,17 @@ little-endian::
     attempts    up to version 4, 5 columns of i64: subscription, offset, attempt, next_ms, due_ms
     producers   3 columns of i64: producer, last sequence, last offset
     offsets     of each ack, end to end (storage/offsets/offsetcolumn.py)
-    size        from version 3 on: of the keys that follow, u32; 0: there are none
-    size        from version 4 on: of the groups that follow the keys, u32; 0: there are none
-    size        version 5 only: of the lags that follow the groups, u32; 0: there are none
+    size        from version 3 on: size of the following keys, u32; 0: none
+    size        from version 4 on: size of the groups after the keys, u32; 0: none
+    size        version 5 only: size of the lags after the groups, u32; 0: none
     keys        from version 2 on: topics u32, then 2 columns: topic i64, length u32, then
                 the tables of each, end to end (storage/dedupkeys.py)
     groups      from version 3 on: count u32, then 3 columns: topic i64, length of the name u32,
                 size u32; then the names, then the offsets of each (as above), end to end
     lags        from version 4 on: count u32, then 3 columns: origin i64, hour i64, length u32;
                 then the tally of each (storage/lag.py), end to end
-    attempts    version 5 only, where the head says none: count u32, then the 5 columns, end to
-                end (storage/narrowcolumn.py)
+    attempts    version 5 only, if the header has a count of 0: count u32, then the 5 columns,
+                end to end (storage/narrowcolumn.py)
 
 The checksum covers everything but itself. No I/O.
 """
@@ -45,8 +45,8 @@ from escapement.storage.narrowcolumn import decode_narrow, encode_narrow
 from escapement.storage.offsets.offsetcolumn import decode_offsets, encode_offsets
 from escapement.storage.seal import SEAL_BYTES, is_whole, sealed
 
-# The first; the others have one part more each: dedup keys, groups, lags, attempts. An entry has
-# the version of the last part that it needs.
+# Version 1 has none of the optional parts. Each later version adds one: dedup keys, groups, lags,
+# attempts. An entry has the lowest version with all the parts that it needs.
 _VERSION: Final = 1
 _KEYED: Final = 2
 _TRIED: Final = 5
@@ -55,26 +55,29 @@ _HEAD: Final = struct.Struct("<BxxxIIII")
 _START: Final = _HEAD.size + SEAL_BYTES
 _COUNT: Final = struct.Struct("<I")
 
-# No subscription has so high an id.
+# Subscription ids are lower.
 _LAPSED: Final = 1 << 62
 
 Table = npt.NDArray[np.int64]
 
 
 def cancellations_id(topic_id: int) -> int:
-    """Under which id the cancelled messages of a topic stand where acknowledgements stand."""
+    """Return the id under which a topic's cancellations are stored among the acknowledgements."""
     return -topic_id
 
 
 def lapses_id(subscription_id: int) -> int:
-    """Under which id those stand of which nobody was handed any; its own inverse."""
+    """Return the id for a subscription's lapsed offsets; its own inverse.
+
+    Lapsed offsets expired or were dropped before any delivery.
+    """
     return subscription_id ^ _LAPSED
 
 
 class Acked(NamedTuple):
     """Offsets that a subscription acknowledged; sorted when read back.
 
-    The id may be that of a topic's cancellations, which is negative, or of a subscription's lapses.
+    The id may also stand for a topic's cancellations (negative) or a subscription's lapses.
     """
 
     subscription_id: int
@@ -96,7 +99,7 @@ class AttemptColumns:
 
 
 class ProducerMark(NamedTuple):
-    """How far a producer has come: its last sequence, and the last offset given to it."""
+    """The progress of a producer: its last sequence, and the last offset assigned to it."""
 
     producer_id: int
     last_sequence: int
@@ -104,9 +107,9 @@ class ProducerMark(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """Messages that belong to a group of a topic; none: the group was forgotten.
+    """Messages that belong to a group of a topic. No offsets means that the group was forgotten.
 
-    It is forgotten behind what else the entry says of it.
+    That takes effect after the rest of the entry.
     """
 
     topic_id: int
@@ -128,7 +131,7 @@ class JournalEntry:
 
 
 def encode_entry(entry: JournalEntry) -> bytes:
-    """The bytes of one entry."""
+    """Return the bytes of one entry."""
     offsets = [encode_offsets(acked.offsets) for acked in entry.acks]
     parts = [
         _columns(entry.rows, 5),
@@ -141,7 +144,7 @@ def encode_entry(entry: JournalEntry) -> bytes:
     groups = _encode_grouped(entry.grouped) if entry.grouped else []
     lags = _encode_lags(entry.lags) if entry.lags else []
     attempts = _encode_attempts(entry.attempts) if entry.attempts is not None else []
-    # The last that there is gives the version; of those before it the size is said.
+    # The last part present determines the version. The parts before it have their sizes stored.
     tail = [keys, groups, lags, attempts]
     count = max((number for number, part in enumerate(tail, 1) if part), default=0)
     for part in tail[: max(0, count - 1)]:
@@ -153,10 +156,10 @@ def encode_entry(entry: JournalEntry) -> bytes:
 
 
 def decode_entry(data: Buffer) -> JournalEntry:
-    """The entry, after checking that it is whole.
+    """Return the entry after verifying it.
 
     Raises:
-      LogDamaged: if the bytes are not what ``encode_entry`` made.
+      LogDamaged: if ``encode_entry`` did not make the bytes.
     """
     view = memoryview(data)
     if len(view) < _START:
@@ -179,7 +182,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
     producer_table, at = _table(view, at, 3, producers)
     rest = len(view) - at - sum(lengths)
     if rest < 0 or (rest and version == _VERSION):
-        raise LogDamaged("a journal entry's offsets are not as long as it says")
+        raise LogDamaged("a journal entry's offsets have the wrong length")
     acked = []
     for subscription_id, length in zip(subscriptions[0].tolist(), lengths, strict=True):
         acked.append(Acked(subscription_id, _offsets(view[at : at + length])))
@@ -197,7 +200,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
 
 
 def _parts(view: memoryview, version: int) -> list[memoryview | None]:
-    """Where the dedup keys are said, the groups, the lags, the attempts; None: nothing is."""
+    """Return the parts with dedup keys, groups, lags and attempts; None for a missing part."""
     sizes = []
     at = _COUNT.size * max(0, version - _KEYED)
     if len(view) < at:
@@ -297,20 +300,23 @@ def _decode_attempts(view: memoryview | None) -> AttemptColumns | None:
     except ValueError as error:
         raise LogDamaged(f"a journal entry's attempts do not decode: {error}") from error
     if len(rest):
-        raise LogDamaged("a journal entry's attempts are not as long as it says")
+        raise LogDamaged("a journal entry's attempts have the wrong length")
     return AttemptColumns(*columns)
 
 
 def _split(
     view: memoryview, numbers: int, pieces: int, what: str
 ) -> tuple[list[list[int]], list[list[memoryview]]]:
-    """A part of an entry that has a count, so many columns of i64, and then pieces of bytes.
+    """Split a part of an entry into columns of i64 and columns of byte strings.
+
+    The part begins with a count, then the columns of i64.
 
     Args:
-      pieces: columns of them; their lengths, u32, come before them all.
+      numbers: how many columns of i64 there are.
+      pieces: how many columns of byte strings follow. Their lengths, u32, come before them all.
 
     Raises:
-      LogDamaged: if it is not as long as it says, or has none.
+      LogDamaged: if the part has the wrong length, or its count is 0.
     """
     count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
     lengths_at = _COUNT.size + 8 * numbers * count
@@ -320,7 +326,7 @@ def _split(
     columns = np.frombuffer(view, "<i8", numbers * count, _COUNT.size).reshape(numbers, count)
     lengths = np.frombuffer(view, "<u4", pieces * count, lengths_at).tolist()
     if len(view) - at != sum(lengths):
-        raise LogDamaged(f"a journal entry's {what} are not as long as it says")
+        raise LogDamaged(f"a journal entry's {what} have the wrong length")
     found = []
     for length in lengths:
         found.append(view[at : at + length])
@@ -329,7 +335,7 @@ def _split(
 
 
 def _columns(records: Sequence[tuple[int, ...]], width: int) -> bytes:
-    """Records as columns of i64, one after the other."""
+    """Return records as columns of i64, end to end."""
     if not records:
         return b""
     return np.array(records, "<i8").reshape(-1, width).T.tobytes()

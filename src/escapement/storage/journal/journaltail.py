@@ -1,15 +1,15 @@
-"""The journal's tail: what its rows add to the state of the last checkpoint.
+"""The journal's tail: the changes that its rows make to the state of the last checkpoint.
 
-Whoever wants to know how things stand reads the state that a checkpoint wrote
-(storage/checkpoint.py) and then takes in what is said here, in this order: which times were
-moved, what was acknowledged or cancelled, what was attempted. A broker does so for all of its
-topics when it starts, a reader beside it for one topic at a time (storage/topicstate.py).
+To know the current state, a reader loads the state that a checkpoint wrote
+(storage/checkpoint.py) and then applies the changes here in this order: rescheduled due times,
+acknowledgements and cancellations, attempts. A broker does so for all of its topics when it
+starts; a reader beside the broker does so for one topic at a time (storage/topicstate.py).
 
-All that is said here is absolute and in the order in which it was committed, so taking in what the
-state has already changes nothing, and of two statements about one message the later counts. What
-entries add to the lag is not: storage/lagtable.py tells what of it is in the state.
-Journal rows of subscriptions and topics that were deleted since may be among it: who takes it
-in leaves them out.
+All changes here are absolute and in the order of their commits. So applying a change that the
+state already has changes nothing, and of two changes to one message the later one counts. The
+additions to the lag are not absolute: storage/lagtable.py finds those that the state already has.
+The journal may have rows of subscriptions and topics that were deleted since; the reader leaves
+them out.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from escapement.storage.journal.journal import JournalRow
 from escapement.storage.journal.journalentry import Acked, ProducerMark, cancellations_id, lapses_id
 from escapement.storage.log.log import Log
 
-# Log rows read at once: a few group commits.
+# The bytes of log rows to read at once: a few group commits.
 _STEP_BYTES: Final = 4 * 1024 * 1024
 
 
 class Moved(NamedTuple):
-    """Messages of a topic that are due at ``due_ms``, as the row ``base`` says; offsets ascend."""
+    """Messages of a topic that are due at ``due_ms`` by the log row ``base``; offsets ascend."""
 
     topic_id: int
     offsets: Int64s
@@ -41,18 +41,18 @@ class Moved(NamedTuple):
 
 
 class JournalTail:
-    """See the module's docstring. ``rows`` are those of a bundle, in the order of reading."""
+    """The changes in the journal rows of a bundle, which must be in the order of reading."""
 
     def __init__(self, rows: Sequence[JournalRow]) -> None:
         self.rows = rows
 
     def next_offsets(self) -> dict[int, int]:
-        """Where the log of each topic with new messages goes on, by topic id."""
+        """Return the next offset of the log of each topic with new messages, by topic id."""
         ends: dict[int, int] = {}
         for row in self.rows:
             for key in row.entry.rows:
                 if key.base_offset < 0:
-                    continue  # it states earlier messages again
+                    continue  # the row restates earlier messages
                 end = key.base_offset + key.message_count
                 ends[key.topic_id] = max(ends.get(key.topic_id, 0), end)
         return ends
@@ -60,13 +60,13 @@ class JournalTail:
     def moved(
         self, log: Log, connection: Connection, wanted: Callable[[int], bool]
     ) -> Iterator[list[Moved]]:
-        """The times that were moved, in bounded steps; blocking.
+        """Yield the rescheduled due times, in bounded steps; blocking.
 
         Args:
-          wanted: says of a topic's id whether that topic matters, and is still there.
+          wanted: whether a topic, given by its id, matters and still exists.
 
         Raises:
-          LogDamaged: if a row that says so is not there or not as it was written.
+          LogDamaged: if a row with such times is missing or damaged.
         """
         keys = [
             key
@@ -84,29 +84,29 @@ class JournalTail:
             yield step
 
     def acknowledged(self) -> Iterator[Acked]:
-        """What subscriptions acknowledged."""
+        """Yield the offsets that subscriptions acknowledged."""
         for row in self.rows:
             for acked in row.entry.acks:
                 if 0 <= acked.subscription_id < lapses_id(acked.subscription_id):
                     yield acked
 
     def lapsed(self) -> Iterator[Acked]:
-        """What of it nobody had been handed."""
+        """Yield the acknowledged offsets that expired or were dropped before any delivery."""
         for row in self.rows:
             for acked in row.entry.acks:
                 if acked.subscription_id > (id := lapses_id(acked.subscription_id)) >= 0:
                     yield Acked(id, acked.offsets)
 
     def cancelled(self) -> Iterator[tuple[int, Int64s]]:
-        """What was cancelled: ``(topic id, offsets)``."""
+        """Yield the cancelled messages as ``(topic id, offsets)``."""
         for row in self.rows:
             for acked in row.entry.acks:
                 if acked.subscription_id < 0:
-                    # Which is its own inverse.
+                    # The function is its own inverse.
                     yield cancellations_id(acked.subscription_id), acked.offsets
 
     def attempted(self) -> Iterator[tuple[int, AttemptTable]]:
-        """What was tried: ``(subscription id, attempts)``."""
+        """Yield the attempts as ``(subscription id, attempts)``."""
         for row in self.rows:
             attempts = row.entry.attempts
             if attempts is None:
@@ -117,5 +117,5 @@ class JournalTail:
                 yield subscription_id, AttemptTable(*(column[at] for column in columns))
 
     def producers(self) -> dict[int, ProducerMark]:
-        """How far each producer has come, by its id."""
+        """Return the last sequence and offset of each producer, by its id."""
         return {mark.producer_id: mark for row in self.rows for mark in row.entry.producers}

@@ -1,1 +1,1 @@
-"""The log: generations of tables, and rows of messages in arrival order."""
+"""The log: generations of tables whose rows hold messages in arrival order."""

@@ -1,9 +1,8 @@
-"""A generation of the log: a set of tables that is begun, filled and dropped as a whole.
+"""A generation of the log: a set of tables that is created, filled and dropped as a whole.
 
-Owns the table ``generations``. A generation has ``parallelism`` tables named
-``log_<generation>_<shard>``; a topic's rows in it are in the table ``topic_id %
-parallelism``. It ends by size or by day; a change of parallelism takes effect with the
-next one.
+This module owns the table ``generations``. A generation has ``parallelism`` tables named
+``log_<generation>_<shard>``; it stores a topic's rows in the table ``topic_id % parallelism``. A
+generation ends by size or by day. A change of parallelism takes effect with the next generation.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Final
 
 from escapement.storage.engine.base import Connection, Engine
 
-# A generation ends at this size: large enough that few are walked, small enough that
-# dropping one frees room in reasonable steps.
+# A generation ends at this size: large enough that readers walk through few, small enough that
+# dropping one frees space in reasonable steps.
 GENERATION_SIZE_BYTES: Final = 8 << 30
 DAY_MS: Final = 86_400_000
 
@@ -37,7 +36,7 @@ _CREATE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One set of tables; ``size_bytes`` is as of the last checkpoint."""
+    """One set of tables; ``size_bytes`` is from the last checkpoint."""
 
     id: int
     parallelism: int
@@ -49,14 +48,14 @@ class Generation:
 
 
 def should_roll(current: Generation, now_ms: int) -> bool:
-    """Whether the next group belongs into a new generation: by size, or by (UTC) day."""
+    """Whether the next group belongs in a new generation: by size, or by (UTC) day."""
     if current.size_bytes >= GENERATION_SIZE_BYTES:
         return True
     return current.size_bytes > 0 and now_ms // DAY_MS > current.created_at_ms // DAY_MS
 
 
 def create(engine: Engine, connection: Connection, new: Generation) -> None:
-    """Make its tables; blocking, outside of a transaction, safe to repeat."""
+    """Create its tables; blocking, outside of a transaction, safe to repeat."""
     words = engine.dialect
     for shard in range(new.parallelism):
         connection.execute(
@@ -65,7 +64,7 @@ def create(engine: Engine, connection: Connection, new: Generation) -> None:
 
 
 def enter(connection: Connection, new: Generation) -> None:
-    """Have it in the catalog, inside the open transaction."""
+    """Insert it into the catalog, inside the open transaction."""
     connection.execute(
         "INSERT INTO generations (id, parallelism, created_at_ms, size_bytes) VALUES (?, ?, ?, 0)",
         (new.id, new.parallelism, new.created_at_ms),
@@ -73,7 +72,7 @@ def enter(connection: Connection, new: Generation) -> None:
 
 
 def read_generations(connection: Connection) -> list[Generation]:
-    """All that are in the catalog, also those that are going; by id."""
+    """Return all generations in the catalog by id, including those being dropped."""
     rows = connection.execute(
         "SELECT id, parallelism, created_at_ms, size_bytes FROM generations ORDER BY id"
     ).rows

@@ -1,7 +1,7 @@
-"""The generations of a log: which there are, how the next one comes, and how the oldest goes.
+"""The generations of a log: which exist, how the next one begins, and how the oldest is dropped.
 
-Which there are changes in single steps, and whoever reads meanwhile has what it began with.
-A generation that is *going* is one that nobody begins to read; its tables are dropped.
+The set changes in single steps, and a reader keeps the generations it began with. A generation
+that is *going* has no new readers; its tables are being dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Generations:
-    """Which there are; of a broker, which rows go into, and which are going."""
+    """The existing generations, the current one for new rows, and those that are going."""
 
     def __init__(self, generations: Sequence[Generation], going: Sequence[Generation] = ()) -> None:
         assert generations, "a log has a generation from its first opening on"
@@ -33,7 +33,7 @@ class Generations:
     def open(
         cls, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
     ) -> Self:
-        """As the database has them; the first owner makes the first generation."""
+        """Load the generations; the first owner of the database makes the first one."""
         generations, gone = _stored(connection)
         if not generations:
             found = gone
@@ -44,17 +44,18 @@ class Generations:
 
     @classmethod
     def look(cls, connection: Connection) -> Self:
-        """As they are now, for who only reads. Raises ``NotFound`` before it has begun."""
+        """Load the generations to read them only. Raises ``NotFound`` if the log has none."""
         generations, gone = _stored(connection)
         if not generations:
-            raise NotFound("the log has not begun: no broker has been started on this database")
+            raise NotFound("The database has no log yet. Start a broker on it first.")
         return cls(generations, gone)
 
     @classmethod
     def reading(cls, connection: Connection, read: Callable[[Self], T]) -> T:
-        """What is read of them as they are now; once more, where the oldest goes meanwhile.
+        """Return the result of ``read``; repeat it if the oldest generation is dropped meanwhile.
 
-        For who only reads, outside of a snapshot. Raises as :meth:`look` and ``read``.
+        For a reader that is not the broker, outside of a snapshot. Raises as :meth:`look` and
+        ``read``.
         """
         now = cls.look(connection)
         while True:
@@ -64,10 +65,10 @@ class Generations:
                 now = now.looked_again(connection, error)
 
     def looked_again(self, connection: Connection, error: StorageError) -> Self:
-        """As they are now, if a read has failed because the oldest has gone since.
+        """Load the generations again, if a read failed because the oldest has been dropped.
 
         Raises:
-          StorageError: that error, if it is of another kind.
+          StorageError: ``error`` itself, if it has another cause.
         """
         if type(error) is not StorageError:
             raise error
@@ -82,33 +83,33 @@ class Generations:
 
     @property
     def current(self) -> Generation:
-        """The one that new rows go into."""
+        """The generation for new rows."""
         return self._generations[-1]
 
     @property
     def going(self) -> tuple[Generation, ...]:
-        """Those that nobody reads any more, and whose tables are to be dropped."""
+        """The generations without new readers, whose tables are to be dropped."""
         return self._going
 
     def retire(self, generation: Generation) -> None:
-        """Nobody reads the oldest generation from now on; reads under way still may."""
+        """Keep new readers out of the oldest generation; reads in progress may finish."""
         assert generation.id == self._generations[0].id != self.current.id
         self._going = (*self._going, generation)
         self._generations = self._generations[1:]
 
     def forget(self, generation: Generation) -> None:
-        """A generation that was going is gone."""
+        """Remove a generation that was going and whose tables are dropped."""
         self._going = tuple(one for one in self._going if one.id != generation.id)
 
     def prepare(
         self, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
     ) -> tuple[Generation, list[Generation]]:
-        """Make the next generation; blocking, outside of a transaction.
+        """Create the next generation; blocking, outside of a transaction.
 
-        :meth:`begin` follows, in the event loop's thread, with what this returns: the new
-        generation, and those of earlier tries that were given up, which are going. While its
-        tables are made it is going as well, so that whatever a crash, or a COMMIT without a
-        reply, leaves of it is dropped as any other that nobody reads.
+        Call :meth:`begin` afterwards in the event loop's thread, with what this returns: the new
+        generation, and those of earlier failed attempts, which are going. The new generation is
+        also marked as going while its tables are created. So whatever a crash, or a COMMIT without
+        a reply, leaves of it is dropped like any other going generation.
         """
         there = read_generations(connection)
         given_up = [one for one in there if one.id > self.current.id]
@@ -118,21 +119,21 @@ class Generations:
         return generation, given_up
 
     def begin(self, generation: Generation, given_up: Sequence[Generation] = ()) -> None:
-        """From the next group on rows go there; a group under way ends in the old one."""
+        """Write to this generation from the next group on; a group in progress uses the old one."""
         assert generation.id > self.current.id
         known = {one.id for one in self._going}
         self._going = (*self._going, *(one for one in given_up if one.id not in known))
         self._generations = (*self._generations, generation)
 
     def wrote(self, size_bytes: int) -> None:
-        """Count what a group added to the current generation; a checkpoint keeps the sum."""
+        """Add the size of a group to the current generation; a checkpoint stores the sum."""
         current = self.current
         grown = replace(current, size_bytes=current.size_bytes + size_bytes)
         self._generations = (*self._generations[:-1], grown)
 
 
 def _stored(connection: Connection) -> tuple[list[Generation], list[Generation]]:
-    """Those that are there, and those that are going; by id."""
+    """Return the existing generations and those that are going, by id."""
     going = set(removal.marked(connection, "generation"))
     there: list[Generation] = []
     gone: list[Generation] = []
@@ -148,7 +149,7 @@ def _make(
     new: Generation,
     given_up: Sequence[Generation] = (),
 ) -> None:
-    """Mark it as going, make its tables, take the mark away; by the owner alone."""
+    """Mark the generation as going, create its tables, remove the mark; requires the lease."""
     with _as_owner(engine, connection, lease):
         for one in (*given_up, new):
             removal.mark(connection, "generation", one.id)

@@ -1,15 +1,15 @@
 """The log: every batch of every topic, in arrival order, in the database.
 
-It is a row of generations (storage/log/generations.py), each a set of tables
-(storage/log/logtable.py). A topic's offsets never decrease from one generation to the next, so
-reading walks them in order of their numbers. Forgetting old messages is dropping generations,
-oldest first (storage/forgetting.py).
+It is a sequence of generations (storage/log/generations.py), each a set of tables
+(storage/log/logtable.py). A topic's offsets never decrease from one generation to the next, so a
+reader goes through generations in the order of their ids. Old messages are forgotten by dropping
+the oldest generation (storage/forgetting.py).
 
-Every read is bounded in bytes and gives whole rows. Reads do not lock; they are asked
-only for what is known to be committed. A deleted topic's rows may vanish under a read or
-a scan, and are then left out; whoever names rows leaves deleted topics out himself.
+Every read is bounded in bytes and returns whole rows. Reads take no locks; a caller must ask only
+for offsets that are known to be committed. A deleted topic's rows may disappear during a read or a
+scan, which then leaves them out. A caller that names rows must itself leave out deleted topics.
 
-Does not know who calls it: the pipeline inserts, recovery and readers read.
+The pipeline inserts rows; recovery and readers read them. This module does not depend on them.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from escapement.storage.log.logtable import (
     row_from,
 )
 
-# Rows looked at by one read, wanted or not.
+# Keys that one read looks at, wanted or not.
 _KEYS_AT_MOST: Final = 4096
-# The same, where nothing but when they were accepted is asked for.
+# Rows in one query that needs no data and no due times.
 _HEADS_AT_ONCE: Final = 64
 
 
 class Log(Generations):
-    """The generations, and how to read them through a connection."""
+    """The generations, and methods to read them through a connection."""
 
     def read(
         self,
@@ -63,11 +63,11 @@ class Log(Generations):
         until_offset: int,
         max_bytes: int,
     ) -> list[LogRow]:
-        """One topic's rows in order, beginning with the one that holds ``from_offset``.
+        """Return one topic's rows in order, beginning with the one that holds ``from_offset``.
 
-        Rows that begin at or past ``until_offset`` are left out: it must not lie past
-        what is known to be committed. At least one row is given, if there is one, and
-        no more than ``max_bytes`` beyond it.
+        Rows that begin at or past ``until_offset`` are left out. It must not lie past the
+        committed end. If there are rows, at least one is returned, and up to ``max_bytes``
+        beyond it.
         """
         return self.read_due(connection, topic_id, from_offset, until_offset, 0, max_bytes)[0]
 
@@ -80,9 +80,9 @@ class Log(Generations):
         min_due_ms: int,
         max_bytes: int,
     ) -> tuple[list[LogRow], int]:
-        """As ``read``, without rows of which all messages are due before ``min_due_ms``.
+        """As ``read``, without rows whose messages are all due before ``min_due_ms``.
 
-        Returns the rows, of which there may be none, and the offset to go on from.
+        Returns the rows, possibly none, and the offset to continue from.
         """
         budget, looked = max_bytes, 0
         keys: list[RowKey] = []
@@ -105,7 +105,10 @@ class Log(Generations):
     def heads(
         self, connection: Connection, topic_id: int, from_offset: int, until_offset: int
     ) -> Iterator[RowHead]:
-        """What a topic's rows with any of ``[from_offset, until_offset)`` say, in order."""
+        """Yield in order the heads of the rows with any of ``[from_offset, until_offset)``.
+
+        A head is the row's key, its due times and when it was accepted.
+        """
         for generation, low in self._start(connection, topic_id, from_offset):
             for head in heads(connection, generation, topic_id, low, until_offset):
                 if head.key.base_offset + head.key.message_count > from_offset:
@@ -114,10 +117,10 @@ class Log(Generations):
     def first_accepted(
         self, connection: Connection, topic_id: int, at_ms: int, until_offset: int
     ) -> int:
-        """The first offset of a row accepted at ``at_ms`` or later, else ``until_offset``.
+        """Return the first offset of a row accepted at ``at_ms`` or later, else ``until_offset``.
 
-        Found by halving: where the wall clock was set back, of the places between an earlier
-        and a later row one is found, not necessarily the first.
+        This is a binary search. If the wall clock was set back, it finds a boundary between an
+        earlier and a later row that is not necessarily the first.
         """
         found = until_offset
         for generation in reversed(self._generations):
@@ -134,10 +137,10 @@ class Log(Generations):
     def read_rows(
         self, connection: Connection, keys: Iterable[RowKey], max_bytes: int
     ) -> Iterator[list[LogRow]]:
-        """The rows named, in the order named, in steps of about ``max_bytes``.
+        """Yield the rows with these keys, in their order, in steps of about ``max_bytes``.
 
         Raises:
-          LogDamaged: if a row is not there or not as it was written.
+          LogDamaged: if a row is missing or damaged.
         """
         for step in bounded(keys, max_bytes):
             rows = self.fetch_found(connection, step)
@@ -155,9 +158,9 @@ class Log(Generations):
         low: int,
         until: int,
     ) -> list[tuple[RowKey, int]]:
-        """Keys of a topic's rows in one generation, from base offset ``low`` on, in order.
+        """Return keys of a topic's rows in one generation, from base offset ``low`` on, in order.
 
-        Each with when the last of its messages is due; no more than one query gives.
+        Each comes with the row's latest due time. The list is the result of one query.
         """
         dated = dated_keys(connection, generation, topic_id, low, until)
         return list(islice(dated, KEYS_AT_ONCE))
@@ -165,23 +168,23 @@ class Log(Generations):
     def fetch(
         self, connection: Connection, keys: Sequence[RowKey], max_bytes: int
     ) -> Iterator[list[LogRow]]:
-        """The rows named that are there, in the order named, in steps of about ``max_bytes``."""
+        """Yield the existing rows with these keys, in order, in steps of about ``max_bytes``."""
         for step in bounded(keys, max_bytes):
             yield self.fetch_found(connection, step)
 
     def scan(self, connection: Connection, max_bytes: int) -> Iterator[list[LogRow]]:
-        """Every row of every topic, each topic's in order, in steps of about ``max_bytes``."""
+        """Yield every row, those of each topic in order, in steps of about ``max_bytes``."""
         for step in self.scan_keys(connection, max_bytes):
             yield self.fetch_found(connection, step)
 
     def scan_keys(self, connection: Connection, max_bytes: int) -> Iterator[list[RowKey]]:
-        """The keys of the same, for whoever reads the rows elsewhere (:meth:`fetch`)."""
+        """Yield the keys of those rows, for a caller that reads them elsewhere (:meth:`fetch`)."""
         for generation in self._generations:
             for shard in range(generation.parallelism):
                 yield from bounded(keys_of_shard(connection, generation, shard), max_bytes)
 
     def end_offset(self, connection: Connection, topic_id: int) -> int:
-        """The offset after the last one stored; 0 for a topic without rows."""
+        """Return the offset after the last one stored; 0 for a topic without rows."""
         for generation in reversed(self._generations):
             rows = connection.execute(
                 f"SELECT base_offset + message_count FROM {generation.table(topic_id)}"
@@ -193,7 +196,7 @@ class Log(Generations):
         return 0
 
     def accepted_ms(self, connection: Connection, topic_id: int, offsets: Int64s) -> Int64s:
-        """When each of these messages was accepted; 0 for those that are not here.
+        """Return when each of these messages was accepted; 0 for those that are not here.
 
         Reads no payloads. Offsets that lie close together share a query.
 
@@ -223,7 +226,7 @@ class Log(Generations):
     def holding(
         self, connection: Connection, topic_id: int, offsets: Int64s, max_bytes: int
     ) -> tuple[list[LogRow], int]:
-        """The rows that state the first of these messages for the first time.
+        """Return the rows that state the first of these messages for the first time.
 
         Offsets that lie close together share a query.
 
@@ -232,7 +235,7 @@ class Log(Generations):
           max_bytes: how much to read beyond the first row.
 
         Returns:
-          The rows, in order, and how many of the offsets have been looked for.
+          The rows, in order, and how many of the offsets have been searched.
         """
         if len(offsets) == 1:
             row = self._row_holding(connection, topic_id, int(offsets[0]))
@@ -243,7 +246,7 @@ class Log(Generations):
             begun = at
             heads = self._heads(connection, topic_id, int(offsets[at]))
             if not heads:
-                # All that there is begins behind it.
+                # All rows begin after it.
                 begin = self.first_offset(connection, topic_id)
                 at = len(offsets) if begin is None else int(offsets.searchsorted(begin))
             for key in heads:
@@ -266,7 +269,7 @@ class Log(Generations):
         return None
 
     def _heads(self, connection: Connection, topic_id: int, offset: int) -> list[RowKey]:
-        """Some rows of one generation, the last that begins at or before ``offset`` first."""
+        """Return keys of one generation, beginning with the last row that starts by ``offset``."""
         for generation in reversed(self._generations):
             heads = keys_from_last_to(connection, generation, topic_id, offset, _HEADS_AT_ONCE)
             if heads:
@@ -276,14 +279,14 @@ class Log(Generations):
     def restatements(
         self, connection: Connection, topic_id: int, bases: Sequence[int], max_bytes: int
     ) -> tuple[list[LogRow], int]:
-        """The first of a topic's restatements with these keys, as far as they are there.
+        """Return the first of a topic's restatements with these keys, if they exist.
 
         Args:
           bases: negative, each once, in any order.
           max_bytes: how much to read beyond the first row.
 
         Returns:
-          The rows, in that order, and how many of the keys have been looked for.
+          The rows, in the order of ``bases``, and how many of the keys have been searched.
         """
         keys: list[RowKey] = []
         budget = max_bytes
@@ -305,7 +308,7 @@ class Log(Generations):
         return self.fetch_found(connection, keys), len(bases)
 
     def first_offset(self, connection: Connection, topic_id: int) -> int | None:
-        """The first offset that a row states for the first time; None without any."""
+        """Return the first offset that a row states for the first time; None without such a row."""
         for generation in self._generations:
             row = row_from(connection, generation, topic_id, 0, NO_END)
             if row is not None:
@@ -313,7 +316,7 @@ class Log(Generations):
         return None
 
     def lowest_base(self, connection: Connection, topic_id: int) -> int:
-        """The key of the topic's newest restatement; 0 if it has none."""
+        """Return the key of the topic's newest restatement; 0 if it has none."""
         found = [
             connection.execute(
                 f"SELECT MIN(base_offset) FROM {generation.table(topic_id)} WHERE topic_id = ?",
@@ -324,7 +327,7 @@ class Log(Generations):
         return min((int(base) for base in found if base is not None and base < 0), default=0)
 
     def first_base(self, connection: Connection, topic_id: int) -> int:
-        """The key of the topic's oldest restatement that is there; 0 if it has none."""
+        """Return the key of the topic's oldest existing restatement; 0 if it has none."""
         for generation in self._generations:
             base = connection.execute(
                 f"SELECT MAX(base_offset) FROM {generation.table(topic_id)}"
@@ -338,9 +341,9 @@ class Log(Generations):
     def _start(
         self, connection: Connection, topic_id: int, from_offset: int
     ) -> Iterator[tuple[Generation, int]]:
-        """The generations from the one that holds ``from_offset`` on, with where to begin.
+        """Yield the generations from the one with ``from_offset`` on, and where to begin in each.
 
-        From the first there is, where the log begins later.
+        If the log begins later, these are all generations.
         """
         generations = self._generations
         for at in reversed(range(len(generations))):
@@ -361,18 +364,18 @@ class Log(Generations):
     def fetch_found(
         self, connection: Connection, keys: Sequence[RowKey], into: Landing | None = None
     ) -> list[LogRow]:
-        """The rows of ``keys``, in that order, without those that are not there.
+        """Return the existing rows of ``keys``, in that order.
 
         Args:
-          into: where their bytes may be put; rows are of no more use once it is cleared.
+          into: a buffer for their bytes; the rows become invalid when it is cleared.
         """
-        # A read that began before a generation was retired goes on to its end.
+        # A read that began before a generation was retired can still finish.
         known = (*self._generations, *self._going)
         by_id = {generation.id: generation for generation in known}
         by_table: dict[str, list[RowKey]] = {}
         for key in keys:
             if key.generation not in by_id:
-                raise LogDamaged(f"generation {key.generation} of the log is not there")
+                raise LogDamaged(f"generation {key.generation} of the log does not exist")
             by_table.setdefault(by_id[key.generation].table(key.topic_id), []).append(key)
         found: dict[tuple[int, int], Buffer] = {}
         for table, wanted in by_table.items():

@@ -1,7 +1,7 @@
 """A row of the log as bytes: the batches of one topic in one group commit.
 
-The bodies stand in it as the producers sent them, after the one column that only
-the owner knows, when each message is due. Little-endian::
+The row has a column of due times, which only the broker determines, and then the bodies as the
+producers sent them. Little-endian::
 
     version u8 | due width u8 | 0 u16 | messages u32 | bodies u32 | crc32 u32
     accepted_at_ms i64 | first_due_ms i64
@@ -12,13 +12,13 @@ the owner knows, when each message is due. Little-endian::
     lengths   u32 for each body
     bodies    end to end (message.MessageBatch.encode)
 
-Version 1 states messages for the first time, at offsets that its key says; version 3
-*restates* earlier ones, whose offsets it names, and says when they were due before, and what
-the row that first stated them said of their times. Version 2 is one of an earlier program,
-which did not say that.
+A row of version 1 states messages for the first time, at the offsets that its key gives. A row of
+version 3 *restates* earlier messages. It has their offsets, their due times before, and the due
+times and the acceptance time of the row that first stated them. Version 2 lacks the latter; an
+earlier version of the broker wrote it.
 
-The checksum covers everything but itself. Encoding copies each byte once; decoding
-copies none but the due column. No I/O.
+The checksum covers everything but itself. Encoding copies each byte once; decoding copies only the
+due column. No I/O.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _LENGTH: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<BBxxII")
 _TIMES: Final = struct.Struct("<qq")
 _START: Final = _HEAD.size + SEAL_BYTES + _TIMES.size
-# Delays of one row mostly lie within 49 days of each other, and then take half the room.
+# The due times of a row mostly lie within 49 days of each other, and then take half the space.
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<u4"), 8: np.dtype("<i8")}
 
 
 class Restating(NamedTuple):
-    """What a row says of the messages that it restates, in columns."""
+    """The columns that a restating row stores about its messages."""
 
     offsets: Int64s  # ascending
-    stale_ms: Int64s  # when they were due before
-    first_ms: Int64s  # when they were due by the row that first stated them
+    stale_ms: Int64s  # the due times before this row
+    first_ms: Int64s  # the due times in the row that first stated the messages
     published_ms: Int64s  # when that row was accepted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowContent:
-    """What :func:`decode_row` gives; ``bodies`` are views into the row."""
+    """The result of :func:`decode_row`; ``bodies`` are views into the row."""
 
     accepted_at_ms: int
     due_ms: Int64s
@@ -65,22 +65,22 @@ class RowContent:
 
     @property
     def offsets(self) -> Int64s | None:
-        """Those of messages that are restated; ascending."""
+        """The offsets of restated messages, ascending; None if the row is not a restatement."""
         return None if self.restating is None else self.restating.offsets
 
     def batch(self) -> MessageBatch:
-        """All messages of the row in one batch. Raises ``LogDamaged``."""
+        """Return all messages of the row in one batch. Raises ``LogDamaged``."""
         return MessageBatch.concat(self.batches())
 
     def batches(self) -> list[MessageBatch]:
-        """The same as they stand in the row, not copied. Raises ``LogDamaged``."""
+        """Return the batches of the row without a copy. Raises ``LogDamaged``."""
         try:
             batches = [MessageBatch.decode(body) for body in self.bodies]
         except RemoteProtocolError as error:
             raise LogDamaged(f"a log row holds a body that does not decode: {error}") from error
         count = sum(map(len, batches))
         if count != len(self.due_ms):
-            raise LogDamaged(f"a log row has {len(self.due_ms)} times, {count} messages")
+            raise LogDamaged(f"a log row has {len(self.due_ms)} due times for {count} messages")
         return batches
 
 
@@ -91,10 +91,10 @@ def encode_row(
     restating: Restating | None = None,
     into: Landing | None = None,
 ) -> Buffer:
-    """The bytes of one row; ``due_ms`` has a value for each message of all ``bodies``.
+    """Return the bytes of one row; ``due_ms`` has a value for each message of all ``bodies``.
 
     Args:
-      into: where they may be put; the row is of no more use once it is cleared.
+      into: a buffer for the bytes; the row becomes invalid when it is cleared.
     """
     assert bodies, "a log row without bodies"
     assert len(due_ms), "a log row without messages"
@@ -117,10 +117,10 @@ def encode_row(
 
 
 def decode_row(data: Buffer) -> RowContent:
-    """The content of a row, after checking that it is whole.
+    """Return the content of a row after verifying it.
 
     Raises:
-      LogDamaged: if the bytes are not what ``encode_row`` made.
+      LogDamaged: if ``encode_row`` did not make the bytes.
     """
     view = memoryview(data)
     if len(view) < _START:
@@ -129,7 +129,7 @@ def decode_row(data: Buffer) -> RowContent:
     if not is_whole(view, _HEAD.size):
         raise LogDamaged("a log row fails its checksum")
     if version not in (_FIRST, _RESTATED_BARELY, _RESTATED) or width not in (0, 4, 8):
-        raise LogDamaged(f"a log row has the unknown version {version}, width {width}")
+        raise LogDamaged(f"a log row has an unknown version or width: {version}, {width}")
     accepted_at_ms, first = _TIMES.unpack_from(view, _HEAD.size + SEAL_BYTES)
     at = _START
     if len(view) - at < count * width:
@@ -149,7 +149,7 @@ def decode_row(data: Buffer) -> RowContent:
     lengths = np.frombuffer(view, "<u4", body_count, at).tolist()
     at += 4 * body_count
     if len(view) - at != sum(lengths):
-        raise LogDamaged("a log row's bodies are not as long as it says")
+        raise LogDamaged("a log row's bodies have the wrong length")
     bodies = []
     for length in lengths:
         bodies.append(view[at : at + length])
@@ -160,7 +160,7 @@ def decode_row(data: Buffer) -> RowContent:
 def _decode_restated(
     view: memoryview, at: int, count: int, columns: int
 ) -> tuple[list[Int64s], Int64s, int]:
-    """So many columns of times, the offsets, and where the row goes on."""
+    """Return ``columns`` columns of times, the offsets, and the position after them."""
     if len(view) - at < 8 * count * columns + _LENGTH.size:
         raise LogDamaged("a log row ends before its offsets")
     table = np.frombuffer(view, "<i8", count * columns, at).reshape(columns, count)
@@ -173,5 +173,5 @@ def _decode_restated(
     except StorageError as error:
         raise LogDamaged(f"a log row's offsets do not decode: {error}") from error
     if len(offsets) != count:
-        raise LogDamaged(f"a log row has {len(offsets)} offsets, {count} messages")
+        raise LogDamaged(f"a log row has {len(offsets)} offsets for {count} messages")
     return times, offsets, at + length

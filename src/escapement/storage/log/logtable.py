@@ -1,9 +1,9 @@
-"""The rows of one generation's tables: their keys, how they are written, found and fetched.
+"""The rows of one generation's tables: their keys, and how to write, find and fetch them.
 
-One row is what one group commit wrote of one topic, key ``(topic_id, base_offset)``. A row
-with a negative base offset *restates* earlier messages, with other times: -1, -2, ..., the
-more negative the newer. Statements only; which generations there are is the log's business
-(storage/log/log.py).
+One row holds the messages that one group commit wrote to one topic; its key is ``(topic_id,
+base_offset)``. A row with a negative base offset *restates* earlier messages with other due times.
+Restatements have the keys -1, -2, ...; the lowest is the newest. This module has SQL statements
+only; storage/log/generations.py keeps the set of generations.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from escapement.storage.engine.landing import Landing
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.logrow import RowContent, decode_row
 
-# Rows whose keys and sizes are asked for at once, before their data.
+# Row keys and sizes to query at once, before the rows' data.
 KEYS_AT_ONCE: Final = 256
-# Offsets are below this.
+# Every offset is below this.
 NO_END: Final = (1 << 63) - 1
-# Ranges of one SELECT: the statement's text stays short, the server's optimizer exact.
+# Ranges in one SELECT: few enough for a short statement and an exact server optimizer.
 _RANGES_AT_ONCE: Final = 32
 # The row states messages base_offset, base_offset + 1, ... for the first time.
 CONTIGUOUS: Final = 0
-# The row states earlier messages again, whose offsets it names; its base offset is negative.
+# The row restates earlier messages and names their offsets; its base offset is negative.
 RESTATED: Final = 1
 
 
 class NewRow(NamedTuple):
-    """A row to be inserted; ``data`` is :func:`encode_row`'s."""
+    """A row to be inserted; :func:`encode_row` makes its ``data``."""
 
     generation: Generation
     topic_id: int
@@ -46,7 +46,7 @@ class NewRow(NamedTuple):
 
 
 class RowKey(NamedTuple):
-    """Where a row is, and how large; what the journal says of it."""
+    """The place and size of a row, as stored in the journal."""
 
     generation: int
     topic_id: int
@@ -56,7 +56,7 @@ class RowKey(NamedTuple):
 
 
 class RowHead(NamedTuple):
-    """What a row says of itself outside of its data."""
+    """The columns of a row beside its data."""
 
     key: RowKey
     min_due_ms: int
@@ -65,14 +65,14 @@ class RowHead(NamedTuple):
 
 
 class LogRow(NamedTuple):
-    """A row read back; of a restatement, ``end_offset`` means nothing."""
+    """A row as read back; a restatement has no meaningful ``end_offset``."""
 
     key: RowKey
     content: RowContent
 
     @property
     def offsets(self) -> Int64s:
-        """Those of its messages, ascending."""
+        """The offsets of its messages, ascending."""
         named = self.content.offsets
         return np.arange(self.key.base_offset, self.end_offset) if named is None else named
 
@@ -82,7 +82,7 @@ class LogRow(NamedTuple):
 
 
 def insertion(rows: Sequence[NewRow], epoch: int) -> list[Step]:
-    """What writes these rows: a step for each table."""
+    """Return the steps that insert these rows, one for each table."""
     by_table: dict[str, list[tuple[object, ...]]] = {}
     for row in rows:
         by_table.setdefault(row.generation.table(row.topic_id), []).append(
@@ -113,7 +113,7 @@ def insertion(rows: Sequence[NewRow], epoch: int) -> list[Step]:
 def keys_of_topic(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> Iterator[RowKey]:
-    """The keys of one topic in one generation, from base offset ``low`` on."""
+    """Yield the keys of one topic in one generation, from base offset ``low`` on."""
     for key, _ in dated_keys(connection, generation, topic_id, low, until):
         yield key
 
@@ -121,7 +121,7 @@ def keys_of_topic(
 def dated_keys(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> Iterator[tuple[RowKey, int]]:
-    """The same, each with when the last of its messages is due."""
+    """Yield the keys as ``keys_of_topic`` does, each with the row's latest due time."""
     for head in heads(connection, generation, topic_id, low, until):
         yield head.key, head.max_due_ms
 
@@ -129,7 +129,7 @@ def dated_keys(
 def heads(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> Iterator[RowHead]:
-    """The same, with all that is said of them outside of their data."""
+    """Yield the keys as ``keys_of_topic`` does, each with the row's other columns but its data."""
     while True:
         rows = connection.execute(
             "SELECT topic_id, base_offset, message_count, size_bytes,"
@@ -149,8 +149,8 @@ def heads(
 def keys_at(
     connection: Connection, generation: Generation, topic_id: int, bases: Sequence[int]
 ) -> Iterator[RowKey]:
-    """The keys of those of a topic's rows in one generation that have these base offsets."""
-    # As many terms as the next power of two, so that few statements need preparing.
+    """Yield the keys of a topic's rows in one generation that have these base offsets."""
+    # The number of terms is a power of two, so that few statements need to be prepared.
     terms = 1 << (len(bases) - 1).bit_length()
     padded = [*bases, *[bases[-1]] * (terms - len(bases))]
     rows = connection.execute(
@@ -166,7 +166,7 @@ def keys_at(
 def keys_from_last_to(
     connection: Connection, generation: Generation, topic_id: int, offset: int, most: int
 ) -> list[RowKey]:
-    """Up to ``most`` keys of a topic's rows, from the last on that begins by ``offset``."""
+    """Return up to ``most`` keys from the last row that begins at or before ``offset`` on."""
     table = generation.table(topic_id)
     rows = connection.execute(
         f"SELECT topic_id, base_offset, message_count, size_bytes FROM {table}"
@@ -181,7 +181,7 @@ def keys_from_last_to(
 def last_row_to(
     connection: Connection, generation: Generation, topic_id: int, offset: int
 ) -> LogRow | None:
-    """A topic's last row that begins by ``offset``. Raises ``LogDamaged``."""
+    """Return a topic's last row that begins at or before ``offset``. Raises ``LogDamaged``."""
     rows = connection.execute(
         "SELECT topic_id, base_offset, message_count, size_bytes, data"
         f" FROM {generation.table(topic_id)} WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?"
@@ -197,7 +197,10 @@ def last_row_to(
 def row_from(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> tuple[int, int, int] | None:
-    """A topic's first row that begins in ``[low, until)``: its ends, when it was accepted."""
+    """Return the bounds and acceptance time of a topic's first row that begins in the range.
+
+    The range is ``[low, until)``.
+    """
     rows = connection.execute(
         "SELECT base_offset, base_offset + message_count, accepted_at_ms"
         f" FROM {generation.table(topic_id)}"
@@ -209,7 +212,7 @@ def row_from(
 
 
 def keys_of_shard(connection: Connection, generation: Generation, shard: int) -> Iterator[RowKey]:
-    """The keys of all topics in one table, in their order."""
+    """Yield the keys of all topics in one table, in key order."""
     table = generation.table(shard)
     topic_id = -1
     while True:
@@ -222,7 +225,7 @@ def keys_of_shard(connection: Connection, generation: Generation, shard: int) ->
             yield RowKey(generation.id, *row)
         if len(rows) < KEYS_AT_ONCE:
             return
-        # The page ended inside a topic: its rest, then the topics after it.
+        # The page ended inside a topic: continue with its rest, then with the topics after it.
         topic_id, base_offset = rows[-1][:2]
         yield from keys_of_topic(connection, generation, topic_id, base_offset + 1, NO_END)
 
@@ -230,7 +233,7 @@ def keys_of_shard(connection: Connection, generation: Generation, shard: int) ->
 def first_accepted(
     connection: Connection, generation: Generation, topic_id: int, at_ms: int, low: int, high: int
 ) -> int | None:
-    """The first offset of a row in ``[low, high)`` accepted at ``at_ms`` or later."""
+    """Return the first offset of a row in ``[low, high)`` accepted at ``at_ms`` or later."""
     found = None
     while low < high:
         middle = (low + high) // 2
@@ -244,7 +247,7 @@ def first_accepted(
 
 
 def _ranges(keys: Sequence[RowKey]) -> list[tuple[int, int, int]]:
-    """The keys as (topic, first base, last base), neighbours in one range."""
+    """Return the keys as (topic, first base, last base), neighbours in one range."""
     ranges: list[tuple[int, int, int]] = []
     end = -1
     for key in keys:
@@ -259,11 +262,11 @@ def _ranges(keys: Sequence[RowKey]) -> list[tuple[int, int, int]]:
 def fetch(
     connection: Connection, table: str, keys: Sequence[RowKey], into: Landing | None = None
 ) -> Iterator[tuple[tuple[int, int], Buffer]]:
-    """The data of those rows of a table that are there, by (topic, base offset)."""
+    """Yield the data of those rows of a table that exist, by (topic, base offset)."""
     ranges = _ranges(keys)
     for low in range(0, len(ranges), _RANGES_AT_ONCE):
         some = ranges[low : low + _RANGES_AT_ONCE]
-        # As many terms as the next power of two, so that few statements need preparing.
+        # The number of terms is a power of two, so that few statements need to be prepared.
         terms = 1 << (len(some) - 1).bit_length()
         some += [some[-1]] * (terms - len(some))
         where = " OR ".join(["(topic_id = ? AND base_offset BETWEEN ? AND ?)"] * terms)
@@ -277,24 +280,24 @@ def fetch(
 
 
 def decoded(key: RowKey, data: Buffer) -> RowContent:
-    """The content of a row, checked against its key. Raises ``LogDamaged``."""
+    """Return the content of a row, checked against its key. Raises ``LogDamaged``."""
     try:
         content = decode_row(data)
     except LogDamaged as error:
         raise LogDamaged(f"{place(key)}: {error}") from error
     if len(content.due_ms) != key.message_count:
         count = len(content.due_ms)
-        raise LogDamaged(f"{place(key)}: {count} messages, not {key.message_count}")
+        raise LogDamaged(f"{place(key)}: has {count} messages, not {key.message_count}")
     return content
 
 
 def place(key: RowKey) -> str:
-    """Where a row is, for an error."""
+    """Describe the place of a row for an error message."""
     return f"topic {key.topic_id}, offset {key.base_offset}, generation {key.generation}"
 
 
 def bounded(keys: Iterable[RowKey], max_bytes: int) -> Iterator[list[RowKey]]:
-    """The keys in runs whose rows are about ``max_bytes`` together, at least one each."""
+    """Yield the keys in runs whose rows have about ``max_bytes`` together, at least one each."""
     step: list[RowKey] = []
     budget = max_bytes
     for key in keys:

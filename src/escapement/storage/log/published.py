@@ -1,8 +1,8 @@
-"""Messages as they were published, whichever row of the log has them now.
+"""Messages as they were published, independent of the log row that holds them now.
 
-A message is in the row that first stated it; once the log has forgotten that, in the one that
-stated it last, if it was given another time or relocated. That row knows of the first what
-there is to know, so a message reads the same from both.
+A message is in the row that first stated it. When the log has forgotten that row, the message is in
+the row that last restated it, if it was rescheduled or relocated. A restatement repeats the due and
+publish times of the first row, so a message reads the same from both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Published(NamedTuple):
 
     @classmethod
     def of(cls, row: LogRow) -> Published:
-        """All messages of a row of either kind."""
+        """Return all messages of a row, which may be a restatement."""
         content, again = row.content, row.content.restating
         if again is not None:
             return cls(again.offsets, again.first_ms, again.published_ms, content.batch())
@@ -36,7 +36,7 @@ class Published(NamedTuple):
 
     @classmethod
     def first_stated(cls, rows: Sequence[LogRow]) -> Published:
-        """All messages of rows that first state them; each row's bytes are copied once."""
+        """Return all messages of rows that first state them; copies each row's bytes once."""
         contents = [row.content for row in rows]
         accepted_ms = np.array([content.accepted_at_ms for content in contents], np.int64)
         return cls(
@@ -48,7 +48,7 @@ class Published(NamedTuple):
 
     @classmethod
     def concat(cls, parts: Sequence[Published]) -> Published:
-        """One below the other."""
+        """Concatenate the parts."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -63,23 +63,23 @@ class Published(NamedTuple):
         )
 
     def take(self, rows: Int64s) -> Published:
-        """The rows named, in that order."""
+        """Return the rows given by index, in that order."""
         batch = self.batch.take(rows)
         return Published(self.offsets[rows], self.due_ms[rows], self.published_ms[rows], batch)
 
     def part(self, low: int, high: int) -> Published:
-        """The rows ``[low, high)``, not copied."""
+        """Return the rows ``[low, high)`` without a copy."""
         some = slice(low, high)
         batch = self.batch.part(low, high)
         return Published(self.offsets[some], self.due_ms[some], self.published_ms[some], batch)
 
     def of_these(self, offsets: Int64s) -> Published:
-        """Those of some messages that are here; ``offsets`` ascend. O(log n) for each."""
+        """Return the messages at those ``offsets`` (ascending) that are here; O(log n) for each."""
         rows = self.offsets.searchsorted(offsets)
         rows[rows == len(self.offsets)] = 0
         there = self.offsets[rows] == offsets if len(self.offsets) else np.zeros(len(rows), bool)
         return self.take(rows[there])
 
     def pick(self, which: npt.NDArray[np.bool_]) -> Published:
-        """The rows marked."""
+        """Return the marked rows."""
         return self if which.all() else self.take(np.flatnonzero(which))

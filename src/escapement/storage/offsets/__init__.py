@@ -1,4 +1,4 @@
-"""Sets of offsets: what a subscription has acknowledged, holds, or shall not see."""
+"""Sets of offsets, such as those a subscription has acknowledged. Begin with ``offsets.py``."""
 
 from escapement.storage.offsets.offsetchunk import CHUNK_SIZE
 from escapement.storage.offsets.offsets import FULL_CHUNKS, OffsetSet

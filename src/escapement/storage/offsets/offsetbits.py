@@ -1,7 +1,7 @@
-"""A column of offsets together with its bitmaps, for whoever asks several sets about the same.
+"""A column of offsets together with its bitmaps, to test it against several sets.
 
-Cutting a column into chunks and making bitmaps of them takes longer than what a set then does
-with these. So they are made once, when the first set wants them. Nobody changes them.
+Cutting a column into chunks and making bitmaps takes longer than a set's own work with them. So
+they are made once, when the first set needs them. They must not be changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class OffsetBits:
     __slots__ = ("_chunks", "_is_run", "offsets")
 
     def __init__(self, offsets: Int64s, chunks: list[tuple[int, BitMap]] | None = None) -> None:
-        """``chunks`` are those of the offsets, where they are known."""
+        """``chunks`` are the bitmaps of the offsets, if they are known."""
         self.offsets = offsets
         self._chunks = chunks
         self._is_run: bool | None = None
@@ -28,14 +28,14 @@ class OffsetBits:
 
     @property
     def is_run(self) -> bool:
-        """Whether they are one unbroken run in order."""
+        """Whether the offsets are one unbroken ascending run."""
         if self._is_run is None:
             self._is_run = offsetchunk.is_run(self.offsets)
         return self._is_run
 
     @property
     def chunks(self) -> list[tuple[int, BitMap]]:
-        """The chunks that they fall into, each with a bitmap of its remainders."""
+        """The chunks of the offsets, each with a bitmap of its remainders."""
         if self._chunks is None:
             parts = offsetchunk.by_chunk(self.offsets)
             self._chunks = [(no, offsetchunk.bitmap_of(remainders)) for no, remainders in parts]
@@ -43,5 +43,5 @@ class OffsetBits:
 
 
 def bits_of(offsets: Int64s | OffsetBits) -> OffsetBits:
-    """The offsets with their bitmaps."""
+    """Return the offsets as ``OffsetBits``."""
     return offsets if isinstance(offsets, OffsetBits) else OffsetBits(offsets)

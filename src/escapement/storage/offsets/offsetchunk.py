@@ -1,9 +1,8 @@
-"""The pieces a set of offsets is made of: chunks of 2^20, and how arrays meet them.
+"""Chunks of 2^20 offsets, the pieces of a set of offsets, and functions between them and arrays.
 
-A chunk holds the low 20 bits of its offsets in a roaring bitmap. Here stands what
-knows about that: how an array or a range falls into chunks, how a bitmap is filled
-from numpy quickly and read back, how holes in it are found, and its bytes in a row.
-Nothing here has any state.
+A chunk holds the low 20 bits of its offsets in a roaring bitmap. The functions here cut an array
+or a range into chunks, convert quickly between bitmaps and numpy, find holes in a bitmap, and
+encode it as the bytes of a row. Nothing here has state.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from pyroaring import BitMap, BitMap64
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s, UInt32s
 
-# One chunk is one row when it changes: 128 KiB at worst, so a few acknowledgements
-# spread over a whole topic rewrite little, and a million neighbours are one row.
+# A changed chunk is one row, at worst 128 KiB. So a few acknowledgements spread over a whole
+# topic rewrite little, and a million neighbours are one row.
 CHUNK_BITS: Final = 20
 CHUNK_SIZE: Final = 1 << CHUNK_BITS
 
 _REMAINDER: Final = CHUNK_SIZE - 1
 _CRC_BYTES: Final = 4
-# From so many on, a flag for each place in a chunk finds members sooner than a search.
+# From this many members on, a flag for each place in a chunk finds them faster than a search.
 _MANY: Final = 2048
-# With up to so many members for each that is looked for, flags for all of them cost less than
-# a bitmap of what is looked for.
+# Up to this many members for each offset sought, flags for all members cost less than a bitmap
+# of the offsets sought.
 _SPARSE: Final = 4
 
 
@@ -39,14 +38,14 @@ _SPARSE: Final = 4
 
 
 def is_run(offsets: Int64s) -> bool:
-    """Whether ``offsets`` are one unbroken run in order."""
+    """Whether ``offsets`` are one unbroken ascending run."""
     if not len(offsets) or int(offsets[-1]) - int(offsets[0]) + 1 != len(offsets):
         return False
     return bool((offsets[1:] > offsets[:-1]).all())
 
 
 def by_chunk(offsets: Int64s) -> list[tuple[int, UInt32s]]:
-    """The chunks that ``offsets`` fall into, each with its remainders."""
+    """Return the chunks of ``offsets``, each with its remainders."""
     if not len(offsets):
         return []
     low, high = int(np.minimum.reduce(offsets)), int(np.maximum.reduce(offsets))
@@ -66,19 +65,19 @@ def remainders_of(offsets: Int64s) -> UInt32s:
 
 
 def as_array(remainders: UInt32s) -> array[int]:
-    """What a BitMap reads eight times faster than a numpy array."""
+    """Return an array that ``BitMap`` reads eight times faster than a numpy array."""
     return array("I", remainders.tobytes())
 
 
 def bitmap_of(remainders: UInt32s) -> BitMap:
-    """Sorted first, which takes a fifth of the time that it saves the bitmap."""
+    """Return a bitmap. Sorting first takes a fifth of the time that it saves."""
     ordered = remainders.copy()
     ordered.sort()
     return BitMap(as_array(ordered))
 
 
 def which_of(remainders: UInt32s, chunk: BitMap) -> npt.NDArray[np.bool_]:
-    """Which of ``remainders`` are in the chunk; bool[n]."""
+    """Return a mask of the ``remainders`` that are in the chunk; bool[n]."""
     if len(remainders) >= _MANY and len(chunk) <= _SPARSE * len(remainders):
         return _flags(chunk)[remainders]
     common = chunk & bitmap_of(remainders)
@@ -93,7 +92,7 @@ def which_of(remainders: UInt32s, chunk: BitMap) -> npt.NDArray[np.bool_]:
 
 
 def _flags(chunk: BitMap) -> npt.NDArray[np.bool_]:
-    """A flag for each place of a chunk."""
+    """Return a flag for each place of a chunk."""
     flags = np.zeros(CHUNK_SIZE, np.bool_)
     flags[np.frombuffer(chunk.to_array(), np.uint32)] = True
     return flags
@@ -115,7 +114,7 @@ def concatenate(parts: list[Int64s]) -> Int64s:
 
 
 def edges(first: int, end: int) -> list[tuple[int, int, int]]:
-    """The chunks that ``[first, end)`` covers in part: (chunk_no, low, high)."""
+    """Return the chunks that ``[first, end)`` covers in part: (chunk_no, low, high)."""
     assert first >= 0, first
     if first >= end:
         return []
@@ -128,7 +127,7 @@ def edges(first: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def whole_chunks(first: int, end: int) -> tuple[int, int]:
-    """The chunks that ``[first, end)`` covers entirely: (first chunk, end chunk)."""
+    """Return the chunks that ``[first, end)`` covers entirely: (first chunk, end chunk)."""
     return -(-first // CHUNK_SIZE), end // CHUNK_SIZE
 
 
@@ -140,8 +139,8 @@ class Bits(Protocol):
 
 
 def first_gap(bits: Bits, start: int, end: int) -> int:
-    """The smallest number in ``[start, end)`` that ``bits`` lacks, or ``end``; O(log n)."""
-    low, high = start, end  # [start, low) is all there, [start, high + 1) is not
+    """Return the smallest number in ``[start, end)`` that ``bits`` lacks, or ``end``; O(log n)."""
+    low, high = start, end  # ``bits`` has all of [start, low), and not all of [start, high + 1)
     while low < high:
         middle = (low + high) // 2
         if bits.contains_range(low, middle + 1):
@@ -152,7 +151,7 @@ def first_gap(bits: Bits, start: int, end: int) -> int:
 
 
 def runs(bits: BitMap64) -> Iterator[tuple[int, int]]:
-    """Each unbroken run of ``bits`` as (first, end)."""
+    """Yield each unbroken run of ``bits`` as (first, end)."""
     members = np.array(bits.to_array(), np.int64)
     if len(members):
         breaks = np.flatnonzero(np.diff(members) != 1)
@@ -162,7 +161,7 @@ def runs(bits: BitMap64) -> Iterator[tuple[int, int]]:
 
 
 def members(full: BitMap64, low: int, high: int) -> Iterator[int]:
-    """The full chunks that reach into ``[low, high)``."""
+    """Yield the full chunks that overlap with ``[low, high)``."""
     for chunk_no in full.iter_equal_or_larger(low >> CHUNK_BITS):
         if chunk_no << CHUNK_BITS >= high:
             return
@@ -173,7 +172,7 @@ def members(full: BitMap64, low: int, high: int) -> Iterator[int]:
 
 
 def encode_chunk(chunk: BitMap) -> bytes:
-    """A row: checksum, then the bitmap in roaring's portable form. Packs the bitmap as well."""
+    """Return a row: checksum, then the bitmap in roaring's portable form. Also packs the bitmap."""
     chunk.run_optimize()
     body: bytes = chunk.serialize()
     return crc32(body).to_bytes(_CRC_BYTES, "little") + body

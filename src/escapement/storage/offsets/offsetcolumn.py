@@ -1,7 +1,7 @@
-"""A set of offsets as bytes: small, quick to write, and checked when it is read.
+"""A set of offsets as bytes: small, fast to write, and verified when it is read.
 
-This is how acknowledged offsets stand in the journal. Two forms, whichever is
-smaller:
+The journal stores acknowledged offsets in this way. There are two forms; encoding uses the
+smaller one:
 
 - *gaps*: the distance from each offset to the next, all in one width of 1, 2, 4 or 8
   bytes. A thousand offsets scattered over a million take two bytes each.
@@ -15,8 +15,8 @@ Layout, little-endian::
     distances (count - 1 values, each one less than the distance)
     crc32 of all of the above, u32
 
-Because one less than each length and distance is stored, any bytes that fit the
-layout name a strictly increasing sequence. An empty set is no bytes at all.
+One less than each length and distance is stored. So all bytes that fit the layout mean a
+strictly increasing sequence. An empty set has no bytes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _CRC: Final = struct.Struct("<I")
 _GAPS: Final = 1
 _RUNS: Final = 2
 _WIDTHS: Final = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-# Sums of distances are checked as floats before they are trusted as integers; below
-# this a float's rounding cannot hide an overflow of int64.
+# Sums of distances are checked as floats before they are used as integers. Below this bound,
+# rounding cannot hide an overflow of int64.
 _SAFE_SUM: Final = float(2**62)
 
 
 def encode_offsets(offsets: Int64s) -> bytes:
-    """The bytes of the set ``offsets``, in any order, duplicates allowed, none negative.
+    """Return the bytes of a set, given as ``offsets`` >= 0 in any order, duplicates allowed.
 
-    O(n) if they are sorted, O(n log n) if not.
+    O(n) if they are sorted, O(n log n) otherwise.
     """
     count = len(offsets)
     if not count:
@@ -75,23 +75,23 @@ def encode_offsets(offsets: Int64s) -> bytes:
 
 
 def decode_offsets(data: Buffer) -> Int64s:
-    """The offsets in ``data``, strictly increasing; int64[n]. O(n).
+    """Return the offsets in ``data``, strictly increasing; int64[n]. O(n).
 
     Raises:
-      StorageError: if ``data`` is not what ``encode_offsets`` made.
+      StorageError: if ``encode_offsets`` did not make ``data``.
     """
     view = memoryview(data)
     if not len(view):
         return np.zeros(0, np.int64)
     if len(view) < _HEADER.size + _CRC.size:
-        raise StorageError(f"a column of offsets is cut off at {len(view)} bytes")
+        raise StorageError(f"a column of offsets is truncated to {len(view)} bytes")
     body = view[: -_CRC.size]
     if crc32(body) != _CRC.unpack(view[-_CRC.size :])[0]:
         raise StorageError("a column of offsets fails its checksum")
     form, length_width, distance_width, count, first = _HEADER.unpack_from(body)
     known = (form == _GAPS and length_width == 0) or (form == _RUNS and length_width in _WIDTHS)
     if not known or distance_width not in _WIDTHS or first < 0:
-        raise StorageError(f"a column of offsets has an unknown form ({form}) or beginning")
+        raise StorageError(f"a column of offsets has an unknown form ({form}) or a bad header")
     length_bytes = count * length_width
     if len(body) != _HEADER.size + length_bytes + (count - 1) * distance_width:
         raise StorageError(f"a column of {count} offsets cannot be {len(view)} bytes long")
@@ -106,9 +106,9 @@ def decode_offsets(data: Buffer) -> Int64s:
 
 
 def _accumulate(first: int, steps_less_one: UInt64s) -> Int64s:
-    """``first`` and every offset that the steps lead to; int64[n + 1]."""
+    """Return ``first`` and every offset that the steps lead to; int64[n + 1]."""
     if first + float(steps_less_one.sum(dtype=np.float64)) + len(steps_less_one) > _SAFE_SUM:
-        raise StorageError("a column of offsets leads past the last offset there can be")
+        raise StorageError("a column of offsets exceeds the highest possible offset")
     offsets = np.empty(len(steps_less_one) + 1, np.int64)
     offsets[0] = first
     np.cumsum(steps_less_one.astype(np.int64) + 1, out=offsets[1:])

@@ -1,7 +1,7 @@
-"""Sets of offsets: what a subscription has acknowledged, holds, or shall not see.
+"""Sets of offsets, such as those that a subscription has acknowledged.
 
 An :class:`OffsetSet` is a set of integers from 0 to 2^63 - 1, cut into chunks of 2^20.
-A chunk is in one of three states, and only the middle one costs memory:
+A chunk is in one of three states, and only the second one costs memory:
 
     =========  ==========================================  ======================
     empty      nothing is stored
@@ -9,17 +9,17 @@ A chunk is in one of three states, and only the middle one costs memory:
     full       one bit in the bitmap of full chunks        runs of them are free
     =========  ==========================================  ======================
 
-Of an old subscription nearly all chunks are full, so that one message due next year
-leaves a hole of one bit and ten billion acknowledged ones cost nothing.
+In an old subscription nearly all chunks are full. A message due next year leaves a hole of one
+bit, and ten billion acknowledged messages cost nothing.
 
-Persistence goes by rows ``(chunk_no, bytes)``: ``dirty_chunks`` gives those that
-changed, ``mark_clean`` confirms that they are durable, ``load_chunk`` takes them back
-in any order. A partial chunk has a row; an empty or full one has none; the bitmap of
-full chunks is a row of its own, ``FULL_CHUNKS``.
+A set is stored as rows ``(chunk_no, bytes)``. ``dirty_chunks`` returns those that changed,
+``mark_clean`` confirms that they are durable, and ``load_chunk`` restores them in any order. A
+partial chunk has a row; an empty or full one has none. The bitmap of full chunks is a row of its
+own, ``FULL_CHUNKS``.
 
-Invariants (``_check``): a chunk is never both partial and full; a partial one is
-neither empty nor complete; the length is the sum of all chunks. This module does no
-I/O and does not know what its offsets stand for.
+Invariants (``_check``): a chunk is never both partial and full; a partial one is neither empty
+nor complete; the length is the sum of all chunks. This module does no I/O, and its callers define
+the meaning of the offsets.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from escapement.storage.offsets.offsetbits import OffsetBits, bits_of
 from escapement.storage.offsets.offsetchunk import CHUNK_BITS, CHUNK_SIZE
 from escapement.storage.offsets.offsetcolumn import decode_offsets, encode_offsets
 
-# The number of the row that says which chunks are full.
+# The number of the row that holds the bitmap of full chunks.
 FULL_CHUNKS: Final = -1
 
 _REMAINDER: Final = CHUNK_SIZE - 1
 
 
 class OffsetSet:
-    """A mutable set of offsets; arrays in, arrays out.
+    """A mutable set of offsets; takes and returns arrays.
 
     Complexities count the offsets passed (n) and the chunks they touch, not the size
     of the set, unless stated.
@@ -59,9 +59,9 @@ class OffsetSet:
         self._chunks: dict[int, BitMap] = {}  # the partial ones
         self._full = BitMap64()
         self._length = 0
-        self.removed = 0  # grows by one, at least, for each offset that is taken out
-        self._changed: set[int] = set()  # rows that differ from what dirty_chunks last gave
-        self._unconfirmed: set[int] = set()  # rows it gave that mark_clean has not confirmed
+        self.removed = 0  # grows by at least one for each offset that is removed
+        self._changed: set[int] = set()  # rows that differ from what dirty_chunks returned last
+        self._unconfirmed: set[int] = set()  # rows it returned that mark_clean has not confirmed
 
     def __len__(self) -> int:
         return self._length
@@ -73,10 +73,10 @@ class OffsetSet:
             return chunk_no >= 0 and chunk_no in self._full
         return (offset & _REMAINDER) in chunk
 
-    # -- one by one and in columns ---------------------------------------------
+    # -- single offsets and columns --------------------------------------------
 
     def add(self, offsets: Int64s | OffsetBits) -> int:
-        """Take in ``offsets`` (any order, duplicates allowed); returns how many were new."""
+        """Add ``offsets`` (any order, duplicates allowed) and return how many were new."""
         bits = bits_of(offsets)
         column = bits.offsets
         if len(column) == 1:
@@ -93,7 +93,7 @@ class OffsetSet:
         return self._length - before
 
     def add_one(self, offset: int) -> bool:
-        """Take in one offset; returns whether it was new."""
+        """Add one offset and return whether it was new."""
         assert offset >= 0, offset
         chunk_no = offset >> CHUNK_BITS
         if chunk_no in self._full:
@@ -104,7 +104,7 @@ class OffsetSet:
         return self._settle(chunk_no, chunk, had)
 
     def discard(self, offsets: Int64s | OffsetBits) -> int:
-        """Take out ``offsets`` (any order, duplicates allowed); returns how many were in."""
+        """Remove ``offsets`` (any order, duplicates allowed) and return how many were members."""
         bits = bits_of(offsets)
         column = bits.offsets
         if len(column) == 1:
@@ -121,7 +121,7 @@ class OffsetSet:
         return before - self._length
 
     def discard_one(self, offset: int) -> bool:
-        """Take out one offset; returns whether it was in."""
+        """Remove one offset and return whether it was a member."""
         assert offset >= 0, offset
         chunk_no = offset >> CHUNK_BITS
         chunk = self._chunk_to_thin(chunk_no)
@@ -132,7 +132,7 @@ class OffsetSet:
         return self._settle(chunk_no, chunk, had)
 
     def contains(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of ``offsets`` are in the set; bool[n], in their order."""
+        """Return a mask of the ``offsets`` that are in the set; bool[n], in their order."""
         if not len(offsets):
             return np.zeros(0, np.bool_)
         numbers = offsets >> CHUNK_BITS
@@ -147,7 +147,7 @@ class OffsetSet:
         return found
 
     def new_of(self, offsets: Int64s | OffsetBits) -> OffsetBits:
-        """Those of ``offsets`` that are not in the set, sorted, each once."""
+        """Return the ``offsets`` that are not in the set, sorted, each once."""
         new = []
         for chunk_no, asked in bits_of(offsets).chunks:
             if chunk_no not in self._full:
@@ -170,7 +170,7 @@ class OffsetSet:
     # -- ranges ----------------------------------------------------------------
 
     def add_range(self, first: int, end: int) -> int:
-        """Take in ``[first, end)``; returns how many were new. O(chunks in memory)."""
+        """Add ``[first, end)`` and return how many were new. O(chunks in memory)."""
         before = self._length
         for chunk_no, low, high in offsetchunk.edges(first, end):
             if chunk_no not in self._full:
@@ -187,7 +187,7 @@ class OffsetSet:
         return self._length - before
 
     def discard_range(self, first: int, end: int) -> int:
-        """Take out ``[first, end)``; returns how many were in. O(chunks in memory)."""
+        """Remove ``[first, end)`` and return how many were members. O(chunks in memory)."""
         before = self._length
         for chunk_no, low, high in offsetchunk.edges(first, end):
             chunk = self._chunk_to_thin(chunk_no)
@@ -198,10 +198,10 @@ class OffsetSet:
         self._forget(*offsetchunk.whole_chunks(first, end))
         return before - self._length
 
-    # -- looking for holes -----------------------------------------------------
+    # -- holes and members -----------------------------------------------------
 
     def first_missing(self, start: int) -> int:
-        """The smallest offset from ``start`` on that is not in the set. O(log n) a chunk."""
+        """Return the smallest missing offset from ``start`` on. O(log n) a chunk."""
         while True:
             chunk_no, low = start >> CHUNK_BITS, start & _REMAINDER
             chunk = self._chunks.get(chunk_no)
@@ -217,7 +217,7 @@ class OffsetSet:
             start = chunk_no << CHUNK_BITS
 
     def missing(self, low: int, high: int, limit: int | None = None) -> Int64s:
-        """The first ``limit`` offsets in ``[low, high)`` that are not in the set; sorted."""
+        """Return the first ``limit`` missing offsets in ``[low, high)``, sorted."""
         left = high - low if limit is None else limit
         parts = []
         at = self.first_missing(low)
@@ -238,7 +238,7 @@ class OffsetSet:
         return offsetchunk.concatenate(parts)
 
     def count_below(self, end: int) -> int:
-        """How many of the set are below ``end``; O(chunks)."""
+        """Return how many offsets of the set are below ``end``; O(chunks)."""
         last_no, rest = end >> CHUNK_BITS, end & _REMAINDER
         count = sum(len(chunk) for chunk_no, chunk in self._chunks.items() if chunk_no < last_no)
         if last_no:
@@ -249,7 +249,7 @@ class OffsetSet:
         return count + (int(chunk.rank(rest - 1)) if rest and chunk is not None else 0)
 
     def to_array(self, low: int, high: int) -> Int64s:
-        """The offsets of the set in ``[low, high)``; int64[m], sorted."""
+        """Return the offsets of the set in ``[low, high)``; int64[m], sorted."""
         parts = []
         for chunk_no in sorted({*self._chunks, *offsetchunk.members(self._full, low, high)}):
             base = chunk_no << CHUNK_BITS
@@ -267,13 +267,15 @@ class OffsetSet:
     def left(
         self, done: OffsetSet, dropped: OffsetSet, kept: OffsetSet, highest: int | None = None
     ) -> Iterator[tuple[int, BitMap]]:
-        """What is neither done, nor dropped unless it is kept: chunks, the highest first.
+        """Yield the offsets of this set that are neither done nor dropped, highest chunk first.
+
+        A dropped offset that is also in ``kept`` counts as not dropped.
 
         Args:
-          highest: looks at no chunk beyond that of this offset.
+          highest: skip the chunks beyond the one with this offset.
 
         Yields:
-          The first offset of each chunk that has any left, and what to add to it for those.
+          The first offset of each chunk with any left, and the remainders to add to it.
         """
         for chunk_no in sorted({*self._chunks, *self._full}, reverse=True):
             if highest is not None and chunk_no > highest >> CHUNK_BITS:
@@ -292,10 +294,10 @@ class OffsetSet:
                 chunk.add_range(0, CHUNK_SIZE)
         return chunk
 
-    # -- with other sets -------------------------------------------------------
+    # -- other sets ------------------------------------------------------------
 
     def union_update(self, other: OffsetSet) -> int:
-        """Take in everything ``other`` has; returns how many were new. O(size of other)."""
+        """Add everything in ``other`` and return how many were new. O(size of other)."""
         before = self._length
         for low_no, high_no in offsetchunk.runs(other._full):
             self.add_range(low_no << CHUNK_BITS, high_no << CHUNK_BITS)
@@ -308,7 +310,7 @@ class OffsetSet:
         return self._length - before
 
     def difference_update(self, other: OffsetSet) -> int:
-        """Take out everything ``other`` has; returns how many were in. O(size of other)."""
+        """Remove everything in ``other`` and return how many were members. O(size of other)."""
         before = self._length
         for low_no, high_no in offsetchunk.runs(other._full):
             self.discard_range(low_no << CHUNK_BITS, high_no << CHUNK_BITS)
@@ -321,7 +323,7 @@ class OffsetSet:
         return before - self._length
 
     def copy(self) -> OffsetSet:
-        """The same offsets in a set of its own, all of whose rows are dirty. O(size)."""
+        """Return a copy of the set, all of whose rows are dirty. O(size)."""
         twin = OffsetSet()
         twin._chunks = {chunk_no: chunk.copy() for chunk_no, chunk in self._chunks.items()}
         twin._full = self._full.copy()
@@ -330,7 +332,7 @@ class OffsetSet:
         return twin
 
     def part(self, low: int, high: int) -> OffsetSet:
-        """Those in chunks that have any of ``[low, high)``, in a set of its own."""
+        """Return a new set with the chunks that overlap with ``[low, high)``."""
         twin = OffsetSet()
         first, end = low >> CHUNK_BITS, -(-high >> CHUNK_BITS)
         for chunk_no, chunk in self._chunks.items():
@@ -362,7 +364,7 @@ class OffsetSet:
         return {chunk_no: self._row(chunk_no, without) for chunk_no in sorted(self._unconfirmed)}
 
     def _keep_dirty(self, without: OffsetSet) -> None:
-        """Have the next ``dirty_chunks`` give the rows again that leave something out."""
+        """Make the next ``dirty_chunks`` return the rows again that leave something out."""
         left_out = {*without._chunks, *without._full}
         if FULL_CHUNKS in self._unconfirmed:
             # A full chunk without some of its offsets is partial, and so has a row.
@@ -372,24 +374,24 @@ class OffsetSet:
             self._changed.add(FULL_CHUNKS)
 
     def rows(self) -> list[tuple[int, bytes]]:
-        """All rows of the set, as ``load_chunk`` takes them back."""
+        """Return all rows of the set, in the form for ``load_chunk``."""
         full = [FULL_CHUNKS] if self._full else []
         return [(no, self._row(no, None)) for no in (*full, *sorted(self._chunks))]
 
     def mark_clean(self) -> None:
-        """Confirm that the rows ``dirty_chunks`` last gave are durable.
+        """Confirm that the rows ``dirty_chunks`` last returned are durable.
 
-        What has changed since that call stays dirty. If writing failed, do not call
-        this: the next ``dirty_chunks`` gives those rows again.
+        Changes since that call stay dirty. If writing failed, do not call this: the next
+        ``dirty_chunks`` returns those rows again.
         """
         self._unconfirmed.clear()
 
     def load_chunk(self, chunk_no: int, row: Buffer) -> None:
-        """Take back a row of ``dirty_chunks`` into a set that has only been loaded so far.
+        """Restore a row of ``dirty_chunks`` into a set that no other method has changed.
 
-        A chunk that is full may still have a row of its own, from before: rows are written
-        and deleted in several steps, and what is said of full chunks comes first. It is
-        written away (``dirty_chunks``) with the next change of the set.
+        A full chunk may still have an old row of its own, because rows are written and deleted in
+        several steps, and the row of full chunks is written first. The old row is marked dirty, so
+        a later ``dirty_chunks`` deletes it.
 
         Raises:
           LogDamaged: if the row is damaged, or contradicts one loaded before.
@@ -407,7 +409,7 @@ class OffsetSet:
             self._length += len(numbers) * CHUNK_SIZE
             return
         if chunk_no < 0 or chunk_no in self._chunks:
-            raise LogDamaged(f"chunk {chunk_no} of a set of offsets cannot have a row here")
+            raise LogDamaged(f"chunk {chunk_no} of a set of offsets has an unexpected row")
         if chunk_no in self._full:
             self._changed.add(chunk_no)
             return
@@ -416,7 +418,7 @@ class OffsetSet:
         self._length += len(chunk)
 
     def _row(self, chunk_no: int, without: OffsetSet | None) -> bytes:
-        """The bytes of a row that leaves out what ``without`` has."""
+        """Return the bytes of a row that leaves out the offsets of ``without``."""
         if chunk_no == FULL_CHUNKS:
             full = self._full
             if without is not None:
@@ -428,7 +430,7 @@ class OffsetSet:
         partial = self._chunks.get(chunk_no)
         return b"" if partial is None else offsetchunk.encode_chunk(partial)
 
-    # -- how a chunk changes its state -----------------------------------------
+    # -- states of a chunk -----------------------------------------------------
 
     def _chunk_to_fill(self, chunk_no: int) -> BitMap:
         chunk = self._chunks.get(chunk_no)
@@ -439,7 +441,7 @@ class OffsetSet:
     def _chunk_to_thin(self, chunk_no: int) -> BitMap | None:
         chunk = self._chunks.get(chunk_no)
         if chunk is None and chunk_no in self._full:
-            # What is about to go is in it, so it will be partial, or empty.
+            # A caller removes offsets from this chunk, so it becomes partial or empty.
             self._full.discard(chunk_no)
             self._changed.add(FULL_CHUNKS)
             chunk = self._chunks[chunk_no] = BitMap()
@@ -447,7 +449,7 @@ class OffsetSet:
         return chunk
 
     def _settle(self, chunk_no: int, chunk: BitMap, had: int) -> bool:
-        """Account for a chunk that had ``had`` offsets; returns whether it has changed."""
+        """Account for a chunk that had ``had`` offsets; return whether it has changed."""
         has = len(chunk)
         if has == had:
             return False
