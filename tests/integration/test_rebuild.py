@@ -340,7 +340,7 @@ def test_where_it_cannot_be_done_it_is_said(engine: Engine, tmp_path: Path) -> N
     with pytest.raises(SchemaError, match="no log in this database"):
         rebuild(engine, OWNER, tmp_path / "index", clock)
     migrate(engine)
-    with pytest.raises(NotFound, match="no broker has been started"):
+    with pytest.raises(NotFound, match="The database has no log yet"):
         rebuild(engine, OWNER, tmp_path / "index", clock)
     assert not (tmp_path / "index").exists()
 
