@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--jdbc-jar", default=JDBC_JAR)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument(
-        "--java-options", help="options of Spark's Java, such as those in docs/spark.md"
+        "--java-options", help="options of Spark's Java, such as those in docs/spark-options.md"
     )
     add_options(parser)
     options = parser.parse_args()

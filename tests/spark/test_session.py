@@ -28,7 +28,7 @@ def test_spark_finds_the_data_source_by_itself(spark: SparkSession) -> None:
 def test_a_thread_finds_the_data_source_for_a_write_once_it_has_an_active_session(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """B7: what docs/spark.md tells who writes in a thread; reading needs none of it."""
+    """B7: what docs/spark-cluster.md tells who writes in a thread; reading needs none of it."""
 
     def write() -> None:
         spark.createDataFrame([], "payload STRING")

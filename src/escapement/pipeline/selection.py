@@ -1,8 +1,8 @@
 """The selection of messages to read: ranges of offsets and times, from options and filters.
 
-Options have the names of Spark's Kafka source where that has an equivalent; docs/spark.md lists
-them. Ranges are half-open. Narrowing a range by a filter never excludes a message that passes the
-filter. It may keep messages that do not pass: Spark evaluates the filter again.
+Options have the names of Spark's Kafka source where that has an equivalent; docs/spark-options.md
+lists them. Ranges are half-open. Narrowing a range by a filter never excludes a message that passes
+the filter. It may keep messages that do not pass: Spark evaluates the filter again.
 """
 
 from __future__ import annotations
