@@ -10,10 +10,12 @@ BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 # Touched when the virtual environment matches pyproject.toml.
 INSTALLED := $(VENV)/.installed
+# Touched when it also has what the documentation site needs.
+DOCS_INSTALLED := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowest check format acceptance-long stress bench install database clean
+.PHONY: help demo test test-lowest check format acceptance-long stress bench docs install database clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +53,10 @@ stress: $(INSTALLED) database ## kills, damage and outages under load: MINUTES=5
 bench: $(INSTALLED) database ## the figures of docs/benchmarks.md, on this machine
 	$(BIN)/python benchmarks/figures.py $(ARGS)
 
+docs: $(DOCS_INSTALLED) ## the documentation site in site/; a broken link fails
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 install: $(INSTALLED) ## the virtual environment with the package and its tools
 
 $(INSTALLED): pyproject.toml
@@ -61,9 +67,13 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
 database:
 	@.ci/database
 
 clean: ## remove the virtual environment and everything built
-	rm -rf $(VENV) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -59,6 +59,7 @@ _RECONNECT_MS: Final = 300
     Examples:
       escapement demo
       escapement demo --messages 20000 --seconds 30
+      escapement demo --svg demo.svg
 
     Exits with 1 if a message was lost, early, or delivered again after its acknowledgement.
     """
@@ -77,13 +78,18 @@ _RECONNECT_MS: Final = 300
     show_default=True,
     help="Time over which the messages are due, in seconds.",
 )
-def demo(messages: int, seconds: float) -> None:
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Also write the end of the run to this file, as a picture.",
+)
+def demo(messages: int, seconds: float, svg: Path | None) -> None:
     """Schedule messages, kill the broker, restart it, and see each message arrive on time."""
     with tempfile.TemporaryDirectory(prefix="escapement-demo-") as directory:
         host = Host(Path(directory), None)
         try:
             with one_error():
-                kept = trio.run(Demo(host, messages, seconds).run)
+                kept = trio.run(Demo(host, messages, seconds, svg=svg).run)
         finally:
             host.kill()
     if not kept:
@@ -98,15 +104,22 @@ class Demo:
       messages: how many messages to schedule at first.
       seconds: the time over which they are due.
       patience_s: how long to wait at the end before overdue messages count as lost.
+      svg: the file for a picture of the end, if any.
     """
 
     def __init__(
-        self, host: Host, messages: int, seconds: float, patience_s: float = _PATIENCE_S
+        self,
+        host: Host,
+        messages: int,
+        seconds: float,
+        patience_s: float = _PATIENCE_S,
+        svg: Path | None = None,
     ) -> None:
         self._host = host
         self._messages = messages
         self._seconds = seconds
         self._patience_s = patience_s
+        self._svg = svg
         self._ledger = Ledger()
         self._screen = Screen(self._ledger)
         self._rng = np.random.default_rng()
@@ -133,6 +146,8 @@ class Demo:
                 nursery.cancel_scope.cancel()
             self._step("finished")
         self._screen.verdict(self._outage)
+        if self._svg is not None:
+            self._screen.save_svg(self._svg, self._outage)
         await self._host.stop()
         return self._ledger.kept
 

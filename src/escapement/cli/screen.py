@@ -5,8 +5,10 @@ On a terminal the picture is live. Elsewhere the steps are printed as they happe
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from datetime import datetime
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -18,6 +20,7 @@ from escapement.cli.ledger import Arrival, Ledger, Outage
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _COLUMNS: Final = 56  # with its labels, it fits a terminal of 80 columns
+_SVG_COLUMNS: Final = 80
 _LATEST: Final = 6
 _FRAMES_PER_SECOND: Final = 10
 
@@ -115,6 +118,23 @@ class Screen:
 
     def verdict(self, outage: Outage | None) -> None:
         """Print the figures, and whether every promise was kept."""
+        self._console.print(self._verdict(outage))
+
+    def save_svg(self, file: Path, outage: Outage | None) -> None:
+        """Write the last picture and the verdict of this run as an SVG."""
+        recorder = Console(
+            file=io.StringIO(),
+            record=True,
+            width=_SVG_COLUMNS,
+            force_terminal=True,
+            color_system="truecolor",
+            highlight=False,
+        )
+        recorder.print(self._picture())
+        recorder.print(self._verdict(outage))
+        recorder.save_svg(str(file), title="escapement demo")
+
+    def _verdict(self, outage: Outage | None) -> RenderableType:
         ledger = self._ledger
         p50, p99, most = ledger.lateness_ms(outage)
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -135,13 +155,11 @@ class Screen:
             table.add_row(
                 f"{len(held_up):,}", f"due while the broker was down; {_caught_up(held_up)}"
             )
-        self._console.print()
-        self._console.print(table)
-        self._console.print()
         if ledger.kept:
-            self._console.print("Every promise was kept.", style="bold green")
+            end = Text("Every promise was kept.", "bold green")
         else:
-            self._console.print("A promise was broken.", style="bold red")
+            end = Text("A promise was broken.", "bold red")
+        return Group("", table, "", end)
 
 
 def _judged(count: int) -> Text:

@@ -1,0 +1,85 @@
+"""What mkdocs cannot do by itself for this site; see mkdocs.yml.
+
+- ``*`` in the nav stands for all matching files, so that new pages appear without an entry.
+- A link to a file of the repository outside docs/ becomes plain text, because the site has no
+  such page. If the file does not exist, the build fails.
+- ``{{ policies }}`` becomes the tables of all policies, made from their rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from escapement.durations import format as duration_text
+from escapement.storage.policy import (
+    NamespacePolicy,
+    Policy,
+    SubscriptionPolicy,
+    TopicPolicy,
+    rule_of,
+)
+
+log = logging.getLogger("mkdocs.hooks")
+
+_LINK = re.compile(r"\[([^\]]*)\]\((\.\./[^)#\s]+)(#[^)]*)?\)")
+
+
+def on_config(config: Any) -> Any:
+    """Expand the ``*`` in the nav."""
+    docs = Path(config.docs_dir)
+    config.nav = list(_expanded(config.nav, docs))
+    return config
+
+
+def _expanded(entries: list[Any], docs: Path) -> Iterator[Any]:
+    for entry in entries:
+        if isinstance(entry, str) and "*" in entry:
+            yield from (str(path.relative_to(docs)) for path in sorted(docs.glob(entry)))
+        elif isinstance(entry, dict):
+            yield {
+                title: list(_expanded(below, docs)) if isinstance(below, list) else below
+                for title, below in entry.items()
+            }
+        else:
+            yield entry
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Replace links that leave docs/, and insert the tables of policies."""
+    docs = Path(config.docs_dir).resolve()
+    here = Path(page.file.abs_src_path).resolve().parent
+
+    def plain(found: re.Match[str]) -> str:
+        target = (here / found[2]).resolve()
+        if target.is_relative_to(docs):
+            return found[0]
+        if not target.exists():
+            log.warning("%s links to %s, which does not exist", page.file.src_uri, found[2])
+        return found[1]
+
+    markdown = _LINK.sub(plain, markdown)
+    if "{{ policies }}" in markdown:
+        markdown = markdown.replace("{{ policies }}", "\n".join(_policies()))
+    return markdown
+
+
+def _policies() -> Iterator[str]:
+    kinds: tuple[type[Policy], ...] = (NamespacePolicy, TopicPolicy, SubscriptionPolicy)
+    for kind in kinds:
+        yield f"\n## {kind.WHAT.capitalize()}\n"
+        yield f"Set with `escapement admin {kind.WHAT}s update`.\n"
+        yield "| option | field | default | meaning |"
+        yield "|---|---|---|---|"
+        default = kind().plain()
+        for name in kind.names():
+            rule = rule_of(kind, name)
+            option = "--" + name.removesuffix("_ms").replace("_", "-")
+            shown = rule.in_words(default[name])
+            if name.endswith("_ms") and isinstance(shown, int):
+                shown = duration_text(shown)
+            values = rule.metavar.replace("|", "\\|")
+            yield f"| `{option}` *{values}* | `{name}` | {shown} | {rule.help} |"
