@@ -1,4 +1,4 @@
-"""docs/features.md says of every promise what proves it, or what it waits for."""
+"""Every promise in docs/features.md names tests that prove it, or says why it is not built."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FEATURES = ROOT / "docs" / "features.md"
-# How many promises there are of each kind: ids are P1 to P12 and so on.
-KINDS = {"P": 12, "V": 19, "Q": 10, "N": 9, "B": 9}
+# The number of promises of each kind. Ids are P1 to P12, and so on.
+KINDS = {"P": 12, "V": 19, "Q": 10, "N": 9, "B": 18, "O": 9}
 IDS = [f"{kind}{number}" for kind, most in KINDS.items() for number in range(1, most + 1)]
 PROOF = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-ID = re.compile(r"[PVQNB]\d+")
+ID = re.compile(r"[PVQNBO]\d+")
 
 
 class Promise(NamedTuple):
@@ -41,7 +41,7 @@ def promises() -> list[Promise]:
 
 @cache
 def names_in(path: str) -> frozenset[str]:
-    """The names of a file's test functions, and of its hypothesis machines' test cases."""
+    """Return the names of a file's test functions, and of its hypothesis state machine tests."""
     found = set()
     for node in ast.parse((ROOT / path).read_text("utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
