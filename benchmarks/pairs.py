@@ -1,0 +1,127 @@
+"""Compare the working tree with another commit, in interleaved pairs on one machine.
+
+    python benchmarks/pairs.py COMMIT [--pairs 7] [--sqlite] [--only WORD]
+
+Each pair runs `escapement bench` once with the source of COMMIT and once with the working
+tree, and the order changes from pair to pair. Prints the median of both, and the median,
+lowest and highest ratio of the pairs. A ratio above 1 means that the working tree is better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from servers import MysqlServer, private_server
+
+
+class Measurement(NamedTuple):
+    name: str
+    words: str  # of `escapement bench`
+    figure: Callable[[dict[str, Any]], float]
+    higher_is_better: bool
+
+
+def rate(found: dict[str, Any]) -> float:
+    return float(found["messages_per_second"])
+
+
+def late_p99_ms(found: dict[str, Any]) -> float:
+    return float(found["lateness_ms"]["p99"])
+
+
+MEASUREMENTS = [
+    Measurement("publish, messages/s", "publish --messages 1000000", rate, True),
+    Measurement("burst, messages/s", "burst --messages 1000000", rate, True),
+    # 5,000 a second leave the two cores of a small machine time to spare.
+    Measurement(
+        "lateness at 5,000/s, p99 ms", "lateness --rate 5000 --seconds 8", late_p99_ms, False
+    ),
+]
+
+
+@contextlib.contextmanager
+def source_of(commit: str) -> Iterator[Path]:
+    """Check out the commit beside the working tree; remove the checkout afterwards."""
+    with tempfile.TemporaryDirectory(prefix="escapement-pairs-") as folder:
+        tree = Path(folder) / "tree"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            yield tree / "src"
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def measure(one: Measurement, source: Path, server: MysqlServer | None) -> float:
+    """Run `escapement bench` once with the package in ``source``, on an empty database."""
+    environment = dict(os.environ, PYTHONPATH=str(source))
+    environment.pop("ESCAPEMENT_LOG", None)
+    database = "escapement_pairs"
+    if server is not None:
+        environment["ESCAPEMENT_LOG"] = server.url(database)
+    command = [sys.executable, "-m", "escapement", "bench", *one.words.split()]
+    try:
+        done = subprocess.run(
+            [*command, "--runs", "1", "-o", "json"],
+            stdout=subprocess.PIPE,
+            env=environment,
+            cwd=source.parent,
+            check=True,
+        )
+    finally:
+        if server is not None:
+            server.admin(f"DROP DATABASE IF EXISTS {database}")
+    return one.figure(json.loads(done.stdout))
+
+
+def compare(one: Measurement, before: Path, pairs: int, server: MysqlServer | None) -> str:
+    """Take all pairs of one measurement. Returns a row of the table."""
+    sources = {"before": before, "now": ROOT / "src"}
+    figures: dict[str, list[float]] = {"before": [], "now": []}
+    for pair in range(pairs):
+        order = ["before", "now"] if pair % 2 == 0 else ["now", "before"]
+        for name in order:
+            figures[name].append(measure(one, sources[name], server))
+        print(f"  {one.name}: pair {pair + 1} of {pairs}", file=sys.stderr, flush=True)
+    ratios = [now / then for then, now in zip(figures["before"], figures["now"], strict=True)]
+    if not one.higher_is_better:
+        ratios = [1 / ratio for ratio in ratios]
+    then, now = (statistics.median(figures[name]) for name in ("before", "now"))
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return f"| {one.name} | {then:,.0f} | {now:,.0f} | {statistics.median(ratios):.2f} ({spread}) |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("commit", help="the commit to compare with")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--sqlite", action="store_true", help="use SQLite instead of MariaDB")
+    parser.add_argument("--only", default="", help="take measurements with this in their names")
+    options = parser.parse_args()
+    chosen = [one for one in MEASUREMENTS if options.only in one.name]
+    with contextlib.ExitStack() as stack:
+        before = stack.enter_context(source_of(options.commit))
+        server = None if options.sqlite else stack.enter_context(private_server())
+        rows = [compare(one, before, options.pairs, server) for one in chosen]
+    print(
+        f"| {options.pairs} pairs | {options.commit} | now | ratio |", "|---|---|---|---|", sep="\n"
+    )
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
